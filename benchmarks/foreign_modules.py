@@ -1,9 +1,10 @@
 """Private training of LightningModules and networks of others, unchanged, on made-up records; and its speed.
 
-Each is trained for two steps at a stated ε by ``PrivateTraining``, or refused with a reason. Its sum of clipped
-gradients is held against a literal loop: for each record a deep copy of the untrained module, ``training_step`` on a
-batch of one, the gradient, clipped in double precision. Random numbers in both follow from a record's index. Packages
-that are not dependencies (lightly, peft, torchgeo, transformers) are looked for; a row says where one is missing.
+Each is trained for two steps at a stated ε by ``PrivateTraining``, or refused with a reason; a row says whether its
+step was traced, and the guarantee that noise of the operating system would have. Its sum of clipped gradients is held
+against a literal loop: for each record a deep copy of the untrained module, ``training_step`` on a batch of one, the
+gradient, clipped in double precision. Random numbers in both follow from a record's index. Packages that are not
+dependencies (lightly, peft, torchgeo, transformers) are looked for; a row says where one is missing.
 
 Speed is a ratio of examples per processor second of one thread; both sides take turns within one run. Hooks are those
 of Opacus 1.6 (``GradSampleModule``) with the same clipping. Peak memory is what a process of its own takes beyond
@@ -43,7 +44,8 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import clip_factors
 from pl_privknn.testing import clipped_sum
 from pl_privknn.training import NoisySGD, PrivateTraining, tanh_cnn
-from pl_privknn.training.gradients import IsolatedGradients, replace_batch_norms
+from pl_privknn.training.clipped_sums import ClippedSum
+from pl_privknn.training.gradients import RecordGradients, replace_batch_norms
 from pl_privknn.training.private_data import PrivateData
 
 EPSILON, DELTA, RECORDS, BATCH, CLASSES, SIDE = 4.0, 1e-3, 8, 4, 3, 32
@@ -165,6 +167,188 @@ def _boring() -> tuple[Any, Any]:
     return BoringModel(), BoringDataModule()
 
 
+class _Own(Classifier):
+    """A module with a loss of its own."""
+
+    def __init__(self, network: nn.Module, loss: Callable[..., Tensor], schedule: bool = False) -> None:
+        super().__init__(network)
+        self.own_loss, self.schedule = loss, schedule
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss."""
+        return self.own_loss(self, batch)
+
+    def configure_optimizers(self) -> Any:
+        """Adam, with a schedule of one cycle where that is asked for."""
+        optimizer = super().configure_optimizers()
+        if not self.schedule:
+            return optimizer
+        cycle = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 1e-2, total_steps=self.trainer.estimated_stepping_batches
+        )
+        return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+
+def _of_pixels(loss: Callable[..., Tensor], network: nn.Module | None = None, **own: Any) -> tuple[Any, Any]:
+    small = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, CLASSES)
+    )
+    return _Own(small if network is None else network, loss, **own), _images()
+
+
+def _loss(module: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(module.network(batch[0]), batch[1])
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.words, self.layer, self.out = (
+            nn.Embedding(50, 8),
+            kind(8, 16, batch_first=True),
+            nn.Linear(16, CLASSES),
+        )
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Logits."""
+        return self.out(self.layer(self.words(words))[0][:, -1])
+
+
+class _Packed(_Recurrent):
+    def forward(self, words: Tensor) -> Tensor:
+        """Logits, of as many words as there are before the first zero."""
+        lengths = (words > 0).sum(1).clamp(min=1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.words(words), lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.out(self.layer(packed)[1][0][-1])
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.attention = nn.Embedding(50, 16), nn.MultiheadAttention(16, 4, batch_first=True)
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Logits."""
+        x = self.words(words)
+        return self.out(self.attention(x, x, x)[0].mean(1))
+
+
+class _Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.out = nn.EmbeddingBag(50, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Logits."""
+        flat = words.flatten()
+        return self.out(self.bags(flat, torch.arange(0, len(flat), words.shape[1])))
+
+
+class _UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.below = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, 2, 1)
+        self.up, self.out = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, CLASSES, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of each pixel."""
+        wide = self.down(images).relu()
+        return self.out(torch.cat([wide, self.up(self.below(wide).relu())], 1))
+
+
+def _segmentation(network: nn.Module) -> tuple[Any, Any]:
+    def loss(module: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(module.network(batch[0]), batch[1], ignore_index=0)
+
+    masks = lambda g, label: (_image(g), torch.randint(CLASSES, (SIDE, SIDE), generator=g))  # noqa: E731
+    return _Own(network, loss), _loaded(masks)
+
+
+def _gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+
+def _language(module: Any, batch: Any) -> Tensor:
+    return module.network(input_ids=batch[0], labels=batch[0]).loss
+
+
+def _weight_norm() -> nn.Module:
+    normed = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(
+        normed(nn.Conv2d(3, 8, 3, 2)), nn.ReLU(), nn.Flatten(), normed(nn.Linear(1800, CLASSES))
+    )
+
+
+def _sizes() -> tuple[Any, Any]:
+    pooled = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES)
+    )
+    return Classifier(pooled), _loaded(lambda g, label: (_image(g, 16 + 4 * (label % 2)), label))
+
+
+def _dicts() -> tuple[Any, Any]:
+    def loss(module: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(module.network(batch["image"]), batch["label"])
+
+    made = _of_pixels(loss)[0]
+    return made, _loaded(lambda g, label: {"image": _image(g), "label": label, "file": f"{label}.png"})
+
+
+def _item(module: Any, batch: Any) -> Tensor:
+    loss = _loss(module, batch)
+    module.log("loss", loss.item())
+    return loss
+
+
+def _metrics() -> tuple[Any, Any]:
+    from torchmetrics.classification import MulticlassAccuracy
+
+    def loss(module: Any, batch: Any) -> Tensor:
+        logits = module.network(batch[0])
+        module.accuracy(logits, batch[1])
+        module.log("accuracy", module.accuracy)
+        return F.cross_entropy(logits, batch[1])
+
+    module, data = _of_pixels(loss)
+    module.accuracy = MulticlassAccuracy(CLASSES)
+    return module, data
+
+
+def _checkpointed(module: Any, batch: Any) -> Tensor:
+    from torch.utils.checkpoint import checkpoint
+
+    return F.cross_entropy(checkpoint(module.network, batch[0], use_reentrant=False), batch[1])
+
+
+def _auxiliary() -> tuple[Any, Any]:
+    module, data = _of_pixels(_loss)
+    module.auxiliary = nn.Linear(8, 2)
+    return module, data
+
+
+def _bias_alone() -> tuple[Any, Any]:
+    module, data = _of_pixels(_loss)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    return module, data
+
+
+def _mixup(module: Any, batch: Any) -> Tensor:
+    share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002
+    return share * _loss(module, batch) + (1 - share) * _loss(module, [batch[0].flip(0), batch[1].flip(0)])
+
+
+def _branch(module: Any, batch: Any) -> Tensor:
+    loss = _loss(module, batch)
+    return loss if loss > 1 else 2 * loss
+
+
 _REFUSED = "torchvision, ResNet-18 with batch normalisation"
 _SWIN = {"img_size": SIDE, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 _FCN = {"model": "fcn", "num_filters": 8, "num_classes": CLASSES}
@@ -192,6 +376,31 @@ CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "peft, LoRA of BERT": lambda: _on_words(_Tuned(_lora())),
     "pytorch_lightning, BoringModel and BoringDataModule": _boring,
     _REFUSED: _resnet,
+    "transformers, GPT-2 with tied head": lambda: (
+        _Own(_gpt2(), _language),
+        _loaded(lambda g, label: (torch.randint(50, (12,), generator=g), label)),
+    ),
+    "torch, GRU": lambda: _on_words(_Recurrent(nn.GRU)),
+    "torch, LSTM": lambda: _on_words(_Recurrent(nn.LSTM)),
+    "torch, multi-head attention": lambda: _on_words(_Attention()),
+    "torch, EmbeddingBag": lambda: _on_words(_Bags()),
+    "torch, weight norm": lambda: _of_pixels(_loss, _weight_norm()),
+    "torch, segmentation with ignore_index": lambda: _segmentation(nn.Conv2d(3, CLASSES, 3, padding=1)),
+    "torch, U-Net": lambda: _segmentation(_UNet()),
+    "torch, images of several sizes": _sizes,
+    "torch, dicts with words": _dicts,
+    "torch, loss.item()": lambda: _of_pixels(_item),
+    "torch, torchmetrics in the step": _metrics,
+    "torch, OneCycleLR": lambda: _of_pixels(_loss, schedule=True),
+    "torch, gradient checkpointing": lambda: _of_pixels(_checkpointed),
+    "torch, a network of torch.compile": lambda: _of_pixels(
+        _loss, torch.compile(nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE**2, CLASSES)), backend="eager")
+    ),
+    "torch, an auxiliary head out of the loss": _auxiliary,
+    "torch, frozen weights beside trained biases": _bias_alone,
+    "torch, mixup by numpy": lambda: _of_pixels(_mixup),
+    "torch, a branch on the loss": lambda: _of_pixels(_branch),
+    "torch, packed sequences": lambda: _on_words(_Packed(nn.LSTM)),
 }
 
 
@@ -231,7 +440,8 @@ def _told(name: str) -> dict[str, Any]:
 def _trial(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
     module, data = CASES[name]()
-    replaced, watched, untrained = name != _REFUSED, _Way(), copy.deepcopy(module)
+    replaced, watched, untrained = name != _REFUSED, _Way(), CASES[name]()[0]
+    untrained.load_state_dict(module.state_dict())
     private: dict[str, Any] = {"expected_batch_size": BATCH, "expected_records": RECORDS}
     training = PrivateTraining(
         EPSILON, DELTA, replace_batch_norm=replaced, noise_source=SeededNoise(0), **private
@@ -251,11 +461,17 @@ def _trial(name: str) -> dict[str, Any]:
             return {"outcome": "refused", "reason": str(error)}
     if replaced:
         replace_batch_norms(untrained)
+    for part in untrained.modules():  # eager attention and its graph drop different values
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
     data = CASES[name]()[1]  # one that no trainer has
     ours, literal = clipped_sum(untrained, data, list(range(COMPARED))), _literal(untrained, data)
     return {
         "outcome": "trained",
         "way": watched.way,
+        "step": training.way,
+        "level": "conditional" if training.condition else "unconditional",
+        "condition": training.condition or "",
         "epsilon": training.epsilon,
         **stated(SEEDED),
         "steps": trainer.global_step,
@@ -302,9 +518,10 @@ def _seed(seed: int) -> None:
 # -- speed -------------------------------------------------------------------------------------------------
 
 
-def _gradients(module: Any, data: Any) -> IsolatedGradients:
-    made = IsolatedGradients(module, PrivateData(data), 1.0, expected_batch_size=1024)
-    made.choose_way()
+def _gradients(module: Any, data: Any) -> RecordGradients:
+    layers = module.private_training.layers_of(module) if isinstance(module, NoisySGD) else None
+    made = RecordGradients(module, PrivateData(data), 1.0, expected_batch_size=1024, layers=layers)
+    made.choose()
     return made
 
 
@@ -354,8 +571,27 @@ def _peak(made: Callable[[], Callable[[], Any]]) -> int:
     return found
 
 
+def _looped(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
+    """The clipped sum by a plain loop over records."""
+    parameters = list(network.parameters())
+
+    def work() -> Tensor:
+        total = ClippedSum([p.numel() for p in parameters], 1.0, torch.device("cpu"))
+        for image, label in data:
+            loss = F.cross_entropy(network(image[None]), label[None])
+            total.add_one(torch.autograd.grad(loss, parameters))
+        return total.finish()
+
+    return work
+
+
 def _compared(
-    repeat: int, network: nn.Module, rows: TensorDataset, module: Any, data: Any = None
+    repeat: int,
+    network: nn.Module,
+    rows: TensorDataset,
+    module: Any,
+    data: Any = None,
+    summed: Callable[[nn.Module, TensorDataset], Callable[[], Tensor]] = _summed,
 ) -> dict[str, Any]:
     """Ours beside another way, each from its beginning; memory comes first, before there is any to use again."""
     few, count = _pictures(2, 1, 2), len(rows)
@@ -364,7 +600,7 @@ def _compared(
         _gradients(Classifier(small), few).sum([0])
         _summed(small, few)()
     data = rows if data is None else data
-    other = functools.partial(_summed, network, rows)
+    other = functools.partial(summed, network, rows)
     peaks = _peak(lambda: functools.partial(_gradients(module, data).sum, range(count))), _peak(other)
     made, beside = _gradients(module, data), other()
     ours = functools.partial(made.sum, range(count))
@@ -398,7 +634,15 @@ def _vit(repeat: int) -> dict[str, Any]:
     return _compared(repeat, network, _pictures(256, 3, SIDE), Classifier(copy.deepcopy(network)))
 
 
-def _proven(repeat: int) -> dict[str, Any]:
+def _wide(repeat: int) -> dict[str, Any]:
+    module, _ = _resnet()
+    module.network.fc = nn.Linear(512, 10)
+    replace_batch_norms(module)
+    network = copy.deepcopy(module.network)
+    return _compared(repeat, network, _pictures(16, 3, SIDE), module, summed=_looped)
+
+
+def _layers(repeat: int) -> dict[str, Any]:
     count, data, network = 512, _pictures(560, 1, 28), tanh_cnn(10, 1, 28)
     tables = dealt(*data.tensors, count, 24, num_classes=10)
     tables.setup("fit")
@@ -409,9 +653,10 @@ def _proven(repeat: int) -> dict[str, Any]:
 
 
 SPEEDS = {
-    "speed: CNN, 28 x 28, isolated beside Opacus": _cnn,
-    "speed: ViT, 32 x 32, isolated beside Opacus": _vit,
-    "speed: CNN, 28 x 28, proven network beside Opacus": _proven,
+    "speed: CNN, 28 x 28, traced beside Opacus": _cnn,
+    "speed: ViT, 32 x 32, traced beside Opacus": _vit,
+    "speed: ResNet-18, 32 x 32, traced beside a plain loop": _wide,
+    "speed: CNN, 28 x 28, layers of NoisySGD beside Opacus": _layers,
 }
 
 
@@ -419,20 +664,29 @@ SPEEDS = {
 
 
 def table() -> str:
-    """Foreign modules by what became of them; those that were refused with the reason."""
-    trained: dict[str, list[tuple[str, float]]] = {}
+    """Foreign modules by what became of them; with the reason of what is conditional or was refused."""
+    trained: dict[tuple[str, str, str], list[tuple[str, float]]] = {}
     refused = []
     for name, entry in entries("foreign_modules").items():
         found = entry["results"]
         if found.get("outcome") == "trained":
-            trained.setdefault(found["way"], []).append((name, found["difference"]))
+            key = found["step"], found["level"], found["condition"]
+            trained.setdefault(key, []).append((name, found["difference"]))
         elif "outcome" in found:
-            refused.append([name, found["outcome"], "–", found["reason"]])
+            refused.append(["1", name, found["outcome"], "–", "–", found["reason"]])
     rows = [
-        ["; ".join(name for name, _ in here), "trained", way, f"{max(size for _, size in here):.0e}"]
-        for way, here in trained.items()
+        [
+            str(len(here)),
+            "; ".join(n for n, _ in here),
+            step,
+            level,
+            f"{max(d for _, d in here):.0e}",
+            why or "–",
+        ]
+        for (step, level, why), here in trained.items()
     ]
-    return markdown(("module", "outcome", "way", "largest difference, or reason"), [*rows, *refused])
+    names = ("", "module", "step", "guarantee", "largest difference", "condition, or reason")
+    return markdown(names, [*rows, *refused])
 
 
 def speed_table() -> str:

@@ -29,7 +29,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages, LabeledImages
 from pl_privknn.labelers.canaries import Evidence, SampledEvidence
 from pl_privknn.planning import made_data, made_training, private_trainings
-from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.redaction import silenced
 from pl_privknn.training.clipped_sums import ClippedSum
@@ -185,6 +185,8 @@ class _Planting(pl.Callback):
         self._gradients.sum, self._owner.release = self._summed, self._released  # type: ignore[method-assign]
         run = self._owner.run
         assert isinstance(run, TrainingRun)
+        if not isinstance(run.mechanism, Gaussian):
+            raise ValueError("epsilon=inf: a training without noise has nothing to audit; state an epsilon")
         self.statement = [Charge(run.mechanism, run.planned)], run.plan.delta
         self.evidence = SampledEvidence(self._count, run.mechanism)
 

@@ -10,13 +10,17 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_positive, check_rate
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.ledger import ChargesLedger
-from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoNoise
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import persons_of, records_drawn
 
 # A hair: rounding in float32 must not let a clipped gradient be longer than the bound.
 _SLACK = 1e-5
+
+
+#: What draws the noise of a training's steps.
+StepMechanism = Gaussian | NoNoise
 
 
 def step_mechanism(noise_multiplier: float, max_grad_norm: float, sampling_rate: float) -> Gaussian:
@@ -39,13 +43,15 @@ def steps_per_epoch(sampling_rate: float) -> int:
 
 
 def noise_for_steps(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """The least noise multiplier with which ``steps`` steps cost at most ``epsilon``.
+    """The least noise multiplier with which ``steps`` steps cost at most ``epsilon``; 0 for an infinite one.
 
     Raises:
         ValueError: for arguments out of range; :class:`~pl_privknn.privacy.accounting.calibration.CalibrationError`
             where the target can't be met.
     """
     rate, count = check_rate("sampling_rate", sampling_rate), check_int("steps", steps)
+    if epsilon == math.inf:
+        return 0.0
     parameter = Parameter("noise_multiplier", start=max(0.5, 20 * rate), low=1e-2, high=1e6, rising=False)
     return calibrate(
         lambda multiplier: [Charge(step_mechanism(multiplier, 1.0, rate), count)],
@@ -57,7 +63,7 @@ def noise_for_steps(epsilon: float, delta: float, sampling_rate: float, steps: i
 
 
 def steps_within(
-    mechanism: Gaussian, most: int, epsilon: float, delta: float, others: list[Charge] | None = None
+    mechanism: StepMechanism, most: int, epsilon: float, delta: float, others: list[Charge] | None = None
 ) -> int:
     """Number of steps, ``most`` at most, that stay within ``epsilon`` together with earlier grants.
 
@@ -92,7 +98,7 @@ def noise_aware_lr(
         steps: number of steps.
         batch_size: what the noisy sums are divided by.
     """
-    if noise_limit is None:
+    if noise_limit is None or noise_multiplier == 0:
         return lr
     noise = noise_multiplier * math.sqrt(steps) / batch_size
     return lr * min(1.0, check_positive("noise_limit", noise_limit) / noise)
@@ -157,7 +163,7 @@ class PaidSteps:
     def __init__(
         self,
         ledger: ChargesLedger,
-        mechanism: Gaussian,
+        mechanism: StepMechanism,
         steps: int,
         steps_per_charge: int,
         unit: Unit = "record",

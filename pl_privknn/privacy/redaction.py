@@ -248,7 +248,7 @@ _MADE_OF: dict[Where, dict[str, str]] = {
     # Keys of summary.json.
     "summary": {
         _PUBLIC: "delta adjacency unit max_epsilon queried labeler epochs student data versions seconds released run "
-        "sampling_rate expected_batch_size max_grad_norm",
+        "sampling_rate expected_batch_size max_grad_norm step constants",
         _PLAN: "epsilon epsilon_rdp epsilon_rdp_classic epsilon_pld epsilon_exact guarantee reason conditional "
         "tpr_at_fpr_0.001 tpr_at_fpr_0.01 tpr_at_fpr_0.1 advantage gaussian_dp_mu "
         "noise_multiplier steps_planned epsilon_of_groups rate_of_groups",

@@ -28,7 +28,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "weights": (
         "running time, memory and profiles of the training: strangers must not measure them", _FLOATS,
         "weights that the training began with, taken to be independent of the private records",
-        "what the code of the network and its callbacks wrote elsewhere while it saw private records",
+        "what reading a record does: a record is one index of the data set, taken to be read by itself",
     ),
 }  # fmt: skip
 _SEVERAL = "several records of one person together, see the unit above (unit: person protects them all)"

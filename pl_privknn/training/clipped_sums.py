@@ -32,12 +32,19 @@ def _squares(rows: Any, norms: Any) -> None:
 
 
 @compiled(fastmath={"reassoc", "contract"})
-def _add_four(total: Any, a: Any, b: Any, c: Any, d: Any, factors: Any) -> None:
+def _add_four(total: Any, a: Any, b: Any, c: Any, d: Any, f: float, g: float, h: float, k: float) -> None:
     """Add four rows, each by its factor, in float64."""
-    f, g, h, k = factors[0], factors[1], factors[2], factors[3]
     for j in range(total.shape[0]):
         first = f * numba.float64(a[j]) + g * numba.float64(b[j])
         total[j] += first + (h * numba.float64(c[j]) + k * numba.float64(d[j]))
+
+
+@compiled()
+def _add_rows(total: Any, rows: Any, places: Any, factors: Any) -> None:
+    """Add the rows in some places, each by its factor, in float64; the factor of those that fill a four is 0."""
+    for i in range(0, len(places) - 3, 4):
+        a, b, c, d = rows[places[i]], rows[places[i + 1]], rows[places[i + 2]], rows[places[i + 3]]
+        _add_four(total, a, b, c, d, factors[i], factors[i + 1], factors[i + 2], factors[i + 3])
 
 
 class ClippedSum:
@@ -61,15 +68,16 @@ class ClippedSum:
         self._waiting: list[list[Tensor]] = []
         self._together = max(1, min(_TOGETHER, _BYTES // (4 * max(1, len(self.total)))))
 
-    def add(self, gradients: Sequence[Tensor], used: int | None = None) -> None:
+    def add(self, gradients: Sequence[Tensor]) -> None:
         """Clip and add.
 
         Args:
             gradients: one tensor a parameter, shape ``(b, …)``.
-            used: how many of the ``b`` records count; all if None.
         """
-        rows = [part.detach().reshape(len(part), -1)[:used] for part in gradients]
-        self.add_by(rows, clip_factors(self.norms(rows), self.max_grad_norm, SLACK))
+        rows = [part.detach().reshape(len(part), -1) for part in gradients]
+        factors = clip_factors(self.norms(rows), self.max_grad_norm, SLACK)
+        for part, total in zip(rows, self.total.split(self.sizes), strict=True):
+            self.add_rows(total, part, factors)
 
     def add_one(self, gradient: Sequence[Tensor]) -> None:
         """Clip and add one record's gradient.
@@ -94,21 +102,11 @@ class ClippedSum:
         """L2 norms over all parts together, float64 ``(b,)``; what is not finite stays so."""
         squares = torch.zeros(len(rows[0]), dtype=torch.float64, device=self.device)
         for part in rows:
-            if part.device.type == "cpu" and part.dtype in (torch.float32, torch.float64):
+            if _is_plain(part):
                 _squares(part.contiguous().numpy(), squares.numpy())
             else:
                 squares += part.double().square().sum(dim=1)
         return squares.sqrt()
-
-    def add_by(self, rows: Sequence[Tensor], factors: Tensor) -> None:
-        """Add rows by given factors; those of factor 0 may hold anything.
-
-        Args:
-            rows: one tensor a parameter, ``(b, size)``.
-            factors: float64 ``(b,)``.
-        """
-        for part, total in zip(rows, self.total.split(self.sizes), strict=True):
-            self.add_rows(total, part, factors)
 
     @staticmethod
     def add_rows(total: Tensor, rows: Sequence[Tensor] | Tensor, factors: Tensor) -> None:
@@ -116,18 +114,26 @@ class ClippedSum:
 
         Args:
             total: float64 ``(size,)``, changed in place.
-            rows: of shape ``(size,)`` each; those of factor 0 may hold anything.
+            rows: ``(b, size)``, or ``b`` of shape ``(size,)``; those of factor 0 may hold anything.
             factors: float64 ``(b,)``.
         """
-        chosen = [(rows[i], factor) for i, factor in enumerate(factors.tolist()) if factor != 0.0]
-        if total.device.type != "cpu" or not all(
-            row.dtype in (torch.float32, torch.float64) for row, _ in chosen
-        ):
-            for row, factor in chosen:
-                total.add_(row.double(), alpha=factor)
+        places = torch.nonzero(factors).flatten().cpu()
+        if len(places) == 0:
             return
-        for start in range(0, len(chosen), 4):
-            four = chosen[start : start + 4]
-            four += [(four[0][0], 0.0)] * (4 - len(four))  # a finite one
-            given = [row.contiguous().numpy() for row, _ in four]
-            _add_four(total.numpy(), *given, np.array([factor for _, factor in four]))
+        if not all(_is_plain(part) for part in ([rows] if isinstance(rows, Tensor) else rows)):
+            for place in places.tolist():
+                total.add_(rows[place].double(), alpha=float(factors[place]))
+            return
+        # A finite row fills the last four.
+        filled = np.append(places.numpy(), np.repeat(places[:1].numpy(), -len(places) % 4))
+        weights = np.append(factors[places].numpy(), np.zeros(-len(places) % 4))
+        if isinstance(rows, Tensor):
+            _add_rows(total.numpy(), rows.contiguous().numpy(), filled, weights)
+            return
+        for start in range(0, len(filled), 4):
+            four = [rows[place].contiguous().numpy() for place in filled[start : start + 4]]
+            _add_four(total.numpy(), *four, *weights[start : start + 4])
+
+
+def _is_plain(part: Tensor) -> bool:
+    return part.device.type == "cpu" and part.dtype in (torch.float32, torch.float64)

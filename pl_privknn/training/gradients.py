@@ -1,9 +1,8 @@
-"""Sums of clipped per-record gradients of a module's own training_step, each record by itself."""
+"""Sums of clipped per-record gradients of a module's own training_step."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import operator
 import time
@@ -14,57 +13,41 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.utils import _pytree as pytree
-from torchmetrics import Metric
 
 from pl_privknn._checks import check_positive
 from pl_privknn.privacy.redaction import shows_private_errors
 from pl_privknn.training.clipped_sums import ClippedSum
-from pl_privknn.training.fast_paths import LayerGradients, NotSupportedError, losses_of, proven_network
-from pl_privknn.training.isolation import (
-    Copier,
-    Memo,
-    PrivateRandomness,
-    PublicTrainer,
-    Surroundings,
-    cloned,
-    identity,
-    in_own_context,
-    moved,
-    noticing_interrupts,
-    telling_nobody,
-    was_interrupted,
-    writing_nowhere,
-)
-from pl_privknn.training.private_data import PrivateData, signature, stacked, unstacked, views_of
+from pl_privknn.training.layer_gradients import LayerGradients, NotSupportedError, losses_of
+from pl_privknn.training.private_data import PrivateData
+from pl_privknn.training.private_randomness import PrivateRandomness
+from pl_privknn.training.traced_step import RecordStep, TracedStep, UntraceableError, tensors_of, with_tensors
 
 CLIPPING = ("flat", "ghost")
+STEPS = ("auto", "traced")
 #: Why the guarantee of a foreign module's ghost clipping is conditional.
-DECLARED = (
-    "the user declares that losses are per example (clipping='ghost' runs a foreign training_step on batches)"
-)
+DECLARED = "losses are per example (clipping='ghost' runs training_step on batches)"
 
-_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # Bytes that the gradients of one chunk may take, and those of the few records that make a chunk worth its while.
-_BYTES, _FEW, _BYTES_OF_FEW = 1 << 26, 8, 1 << 28
+_BYTES, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 1 << 28
+# Relative differences of gradients that should be the same.
 _CLOSE = 1e-3
-# As they are outside of private steps, in which clocks stand still.
-_PROCESSOR, _WALL = time.process_time, time.perf_counter
 
 
-class IsolatedGradients:
+class RecordGradients:
     """Clipped gradients of ``training_step``, one record alone at a time.
 
-    Each record goes through the data module's ``collate_fn`` and batch hooks and through ``training_step`` as a batch
-    of one, on copies of everything it could write to (:mod:`~pl_privknn.training.isolation`): a loop over records, or
-    ``vmap`` over chunks of them, whichever is faster on made-up records. A record whose step fails, or whose gradient
-    is not finite, counts as zero, silently.
+    The step is traced (:mod:`~pl_privknn.training.traced_step`) and the graph runs on chunks of records by ``vmap``,
+    or on one after another, whichever is faster on made-up records. A step that can't be traced runs on batches of
+    one and fresh copies of the module. A record whose step fails, or whose gradient is not finite, counts as zero.
 
     Args:
         module: a LightningModule.
         data: its private records.
-        max_grad_norm: bound of each record's gradient.
+        max_grad_norm: L2 bound of each record's gradient.
+        step: ``"auto"``, or ``"traced"``, which refuses a step that can't be traced.
         clipping: ``"flat"``, or ``"ghost"``: the module's step runs on batches, and norms come without gradients.
+        layers: a network whose records share a forward pass, and what makes its inputs; see
+            :func:`~pl_privknn.training.layer_gradients.separable`.
         physical_batch_size: records at once; by what memory and ``expected_batch_size`` allow if None.
         expected_batch_size: public; chunks are small beside it.
         augment: see :class:`~pl_privknn.training.private_training.PrivateTraining`.
@@ -75,8 +58,10 @@ class IsolatedGradients:
 
     Attributes:
         parameters: what is trained.
-        logged: names that the step logs, which reach nobody.
-        isolated: whether no record can meet another one before its gradient is clipped.
+        way: ``"layers"``, ``"vmap"``, ``"loop"`` (both of a graph), ``"copies"`` (not traced) or ``"ghost"``.
+        condition: what keeps records apart only if it is true; None where they are by construction.
+        traced: the graph of a made-up record; None where there is none.
+        seconds: time that it took to trace it.
     """
 
     def __init__(
@@ -85,7 +70,9 @@ class IsolatedGradients:
         data: PrivateData,
         max_grad_norm: float,
         *,
+        step: str = "auto",
         clipping: str = "flat",
+        layers: tuple[nn.Module, Callable[[Tensor], Tensor]] | None = None,
         physical_batch_size: int | None = None,
         expected_batch_size: int = 512,
         augment: Callable[[Tensor], Tensor] | None = None,
@@ -95,34 +82,25 @@ class IsolatedGradients:
         seed: Callable[[], int] | None = None,
     ) -> None:
         self.module, self.data, self.max_grad_norm = module, data, max_grad_norm
-        self.names, self.parameters = trained_parameters(module)
+        self._mode, self._clipping, self._layers = step, clipping, layers
+        self._physical, self._expected = physical_batch_size, expected_batch_size
+        self._step = RecordStep(module, datamodule, trainer, data.dataset, augment, views)
+        self._randomness = PrivateRandomness(seed)
+        self.condition: str | None = None
+        self.traced: TracedStep | None = None
+        self.way = ""
+        self.seconds = 0.0
+        self._graphs: dict[Any, TracedStep | None] = {}
+        self._number = 0
+        self._take_parameters()
+
+    def _take_parameters(self) -> None:
+        self.names, self.parameters = trained_parameters(self.module)
         self.device = self.parameters[0].device
         self._sizes = [parameter.numel() for parameter in self.parameters]
-        self._augment, self._views, self._trainer = augment, views, trainer
         bytes_of_one = 4 * sum(self._sizes)
         held = max(_BYTES // bytes_of_one, min(_FEW, _BYTES_OF_FEW // bytes_of_one), 1)
-        self._chunk = physical_batch_size or min(
-            max(16, min(128, expected_batch_size // 8)), 1 << held.bit_length() - 1
-        )
-        self._hooks = {name: _hook_owner(name, module, datamodule) for name in _TRANSFERS}
-        self._randomness = PrivateRandomness(seed)
-        self._surroundings = Surroundings(
-            Copier(lambda: PublicTrainer(trainer, self.device), self._randomness.for_copy)
-        )
-        self._read = data.reader(self._randomness)
-        self._muted = False
-        self.logged: set[str] = set()
-        structure = proven_network(module) if augment is None and not self._has_hooks else None
-        self.isolated = clipping != "ghost" or structure is not None
-        self._fast = self._way_of_layers(structure, clipping)
-        self._way: Callable[[Sequence[int], int], Tensor] = self._fast or self._in_turn
-
-    @property
-    def way(self) -> str:
-        """Way in which sums are formed: ``"layers"``, ``"vmap"`` or ``"loop"``."""
-        if self._way == self._in_turn:
-            return "loop"
-        return "vmap" if self._way == self._vectorized else "layers"
+        self._chunk = self._physical or min(max(16, min(128, self._expected // 8)), held)
 
     def sum(self, places: Sequence[int], batch_idx: int = 0, persons: Sequence[int] | None = None) -> Tensor:
         """The sum of the clipped gradients of some records, float64 ``(size,)``; private.
@@ -132,19 +110,58 @@ class IsolatedGradients:
             batch_idx: number of the step.
             persons: the person of each, person by person: the mean of a person's gradients is clipped then.
         """
-        with self._private():
+        if self._number != batch_idx and self.traced is not None and self.traced.changing:
+            self._graphs.clear()
+        self._number = batch_idx
+        total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
+        with self._randomness():
             if persons is not None:
-                return self._by_person(places, persons, batch_idx)
-            return self._way([int(place) for place in places], batch_idx)
+                pairs = zip(places, persons, strict=True)
+                for _, own in itertools.groupby(pairs, key=operator.itemgetter(1)):
+                    with _silently():  # a person with a record that fails counts as zero
+                        found = [self._gradient(self._read(place)) for place, _ in own]
+                        total.add_one(
+                            [torch.stack(parts).double().mean(0) for parts in zip(*found, strict=True)]
+                        )
+            elif self.way == "copies":
+                for place in places:
+                    with _silently():
+                        total.add_one(self._gradient(self._read(place)))
+            else:
+                for batch, stack in self._chunks(places):
+                    self._add(total, batch, stack)
+            return total.finish()
+
+    @property
+    def logged(self) -> frozenset[str]:
+        """Names that the step logs, where it was traced."""
+        return frozenset() if self.traced is None else self.traced.logged
+
+    def in_words(self) -> str:
+        """How records go through the step, for the log."""
+        if self.condition is not None:
+            return f"the guarantee is conditional: {self.condition}"
+        if self.traced is None:
+            return "gradients of its layers"
+        constants = [f"{name} {shape}" for name, shape in self.traced.constants.items()]
+        holds = f"; its graph holds {', '.join(constants)}" if constants else ""
+        changing = ", ".join(self.traced.changing)
+        often = (
+            f"; it is traced at every step ({self.seconds:.1f} s) because of {changing}" if changing else ""
+        )
+        return f"training_step sees no private value: log in validation_step, on public data{holds}{often}"
 
     def replayable(self, places: Sequence[int]) -> Tensor:
         """:meth:`sum`, in which a record's random numbers follow from its place alone; for tests of modules."""
-        chosen = [int(place) for place in places]
-        with self._private(), self._randomness.of_the_system():
-            self._randomness.watch()
-            total = self._way(chosen, 0)
-            if self._randomness.drew():
-                total = self._in_turn(chosen, 0, by_place=True)
+        self._randomness.drew = False
+        total = self.sum(places)
+        if self._randomness.drew:
+            kept, total = self._randomness.seed, torch.zeros_like(total)
+            for place in places:
+                self._randomness.seed = lambda place=place: 1 + place  # type: ignore[misc]
+                total += self.sum([place])
+            self._randomness.seed = kept
+        self._randomness.drew = None
         return total
 
     def made_up_sum(self, count: int) -> Tensor:
@@ -153,11 +170,10 @@ class IsolatedGradients:
         Args:
             count: of records.
         """
-        total = self._new_sum()
-        if (batch := self._working()) is not None:
-            with self._private():
-                for _ in range(count):
-                    total.add_one(self._gradient(batch, 0))
+        total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
+        with self._randomness():
+            for batch in self.data.made_up()[:1] * count:
+                total.add_one(self._gradient(batch))
         return total.finish()
 
     def surrogate(self, gradient: Tensor) -> Tensor:
@@ -176,276 +192,140 @@ class IsolatedGradients:
             ).sum()
             return loss - loss.detach()
 
-    def choose_way(self, timed: bool = True) -> None:
-        """Try made-up records, and take the faster way of those that give the same; before anything is paid.
+    # ------------------------------------------------------------------ the choice
+
+    def choose(self, timed: bool = True) -> None:
+        """Trace the step, try it on made-up records, and take the faster way; before anything is paid.
 
         Args:
             timed: whether the clock decides; else ``vmap`` where it gives the same.
 
         Raises:
-            ValueError: where the step fails on them, with its reason.
+            ValueError: where the step fails on made-up records, or keeps something of one, with its reason.
         """
-        warm = self._new_sum()
-        for dtype in (torch.float32, torch.float64):  # the compiled loops are made ready, which writes files
-            warm.add_one([torch.zeros(size, dtype=dtype, device=self.device) for size in self._sizes])
-            warm.finish()
-        if self._fast is not None and self.isolated:
-            return
-        if (batch := self._working()) is None:
-            return
-        with self._private():
-            if self._fast is not None:
-                self._try_layers(batch)
-            elif signature(batch) is not None:
-                self._compare(batch, timed)
-
-    # ------------------------------------------------------------------ ways
-
-    @contextlib.contextmanager
-    def _shadow(self) -> Iterator[tuple[Any, list[nn.Parameter]]]:
-        """A copy of the module and its trained parameters, in a world of its own."""
-        leaves = [nn.Parameter(cloned(parameter)) for parameter in self.parameters]
-        memo: Memo = {identity(p): leaf for p, leaf in zip(self.parameters, leaves, strict=True)}
-        self._randomness.begin()
-        with self._surroundings.alone(memo, self.module) as (shadow,):
-            if self._muted:
-                _mute(shadow)
-            yield shadow, leaves
-
-    def _in_turn(self, places: Sequence[int], batch_idx: int, by_place: bool = False) -> Tensor:
-        """A loop over records, each on copies of its own."""
-        total = self._new_sum()
-        for place in places:
-            if by_place:
-                self._randomness.seed = lambda place=place: 1 + place  # type: ignore[misc]
-            self._add_alone(total, lambda place=place: self._batch(place), batch_idx)  # type: ignore[misc]
-        return total.finish()
-
-    def _by_person(self, places: Sequence[int], persons: Sequence[int], batch_idx: int) -> Tensor:
-        """The mean gradient of each person's records, clipped; a person with a record that fails counts as zero."""
-        total = self._new_sum()
-        for _, pairs in itertools.groupby(zip(places, persons, strict=True), key=operator.itemgetter(1)):
-            own = [place for place, _ in pairs]
-            mean = None
-            with _silently():
-                found = [self._gradient(self._batch(place), batch_idx) for place in own]
-                mean = [torch.stack(parts).double().mean(0) for parts in zip(*found, strict=True)]
-            if mean is not None:
-                total.add_one(mean)
-        return total.finish()
-
-    def _add_alone(self, total: ClippedSum, batch: Callable[[], Any], batch_idx: int) -> None:
-        found = None
-        with _silently():
-            found = self._gradient(batch(), batch_idx)
-        if found is not None:
-            total.add_one(found)
-
-    @in_own_context
-    def _gradient(self, batch: Any, batch_idx: int, made_up: bool = False) -> list[Tensor]:
-        """The gradient of one batch of one."""
-        with self._shadow() as (shadow, leaves):
-            if made_up:
-                shadow.log = lambda name, *args, **kwargs: self.logged.add(name)
-                shadow.log_dict = lambda names, *args, **kwargs: self.logged.update(names)
-            found = torch.autograd.grad(_loss_of(shadow, batch, batch_idx), leaves, allow_unused=True)
-        return [
-            torch.zeros_like(leaf) if part is None else part for part, leaf in zip(found, leaves, strict=True)
-        ]
-
-    def _vectorized(self, places: Sequence[int], batch_idx: int) -> Tensor:
-        """Chunks of records by ``vmap``; those that don't stack, or fail so, in turn."""
-        total = self._new_sum()
-        alone: list[Any] = []
-        for stack, count in self._chunks(places, alone):
-            try:
-                rows = self._rows(stack, batch_idx)
-            except BaseException as error:
-                if _is_from_the_user(error):
-                    raise
-                alone += [unstacked(stack, place) for place in range(count)]
-            else:
-                total.add(rows, count)
-                del rows  # before the next chunk has its own
-        for batch in alone:
-            self._add_alone(total, lambda batch=batch: batch, batch_idx)  # type: ignore[misc]
-        return total.finish()
-
-    def _chunks(self, places: Sequence[int], alone: list[Any]) -> Iterator[tuple[Any, int]]:
-        """Stacks of a chunk of batches of one signature, and how many of them count; others go to ``alone``."""
-        if self.data.has_rows and not self._has_hooks and self._augment is None:
-            for part in torch.tensor(places, dtype=torch.int64).split(self._chunk) if places else ():
-                rows = torch.cat([part, part[-1:].expand(self._chunk - len(part))])
-                yield _to(self.data.rows(rows), self.device), len(part)
-            return
-        waiting: dict[Any, list[Any]] = {}
-        for place in places:
-            full = None
-            with _silently():
-                batch = self._batch(place)
-                if (key := signature(batch)) is None:
-                    alone.append(batch)
-                else:
-                    waiting.setdefault(key, []).append(batch)
-                    if len(waiting[key]) == self._chunk:
-                        full = waiting.pop(key)
-            if full is not None:
-                yield stacked(full), len(full)
-        for batches in waiting.values():
-            yield stacked(batches + batches[-1:] * (self._chunk - len(batches))), len(batches)
-
-    @in_own_context
-    def _rows(self, batch: Any, batch_idx: int) -> list[Tensor]:
-        """Gradients ``(b, …)`` of a stack of batches of one; every chunk has copies of its own."""
-        with self._shadow() as (shadow, _):
-            step = _Step(shadow, batch_idx)
-            given = {f"shadow.{name}": cloned(p) for name, p in zip(self.names, self.parameters, strict=True)}
-
-            def loss(parameters: dict[str, Tensor], one: Any) -> Tensor:
-                return torch.func.functional_call(step, parameters, (one,))
-
-            gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")
-            found = gradients(given, batch)
-        return [found[name] for name in given]
-
-    # ------------------------------------------------------------------ ways by layers
-
-    def _way_of_layers(self, structure: Any, clipping: str) -> Callable[[Sequence[int], int], Tensor] | None:
-        if structure is None and clipping != "ghost":
-            return None
-        if structure is not None:
-            network, inputs = structure
-            layers = LayerGradients(network, self.parameters)
-
-            def of_tables(places: Sequence[int], batch_idx: int) -> Tensor:
-                total = self._new_sum()
-                for stack, count in self._chunks(places, []):
-                    made, targets = (part.squeeze(1).contiguous() for part in stack)
-                    made = made if self.data.has_vectors else inputs(made)
-                    layers.add(
-                        total, layers.seen(lambda x, y: losses_of(network(x), y), made, targets), count
-                    )
-                return total.finish()
-
-            return of_tables
-
-        def of_batches(places: Sequence[int], batch_idx: int) -> Tensor:
-            total = self._new_sum()
-            alone: list[Any] = []
-            chunks = [
-                (pytree.tree_map(lambda leaf: leaf[:count].flatten(0, 1), stack), count)  # noqa: B023
-                for stack, count in self._chunks(places, alone)
-            ]
-            for joined, count in [*chunks, *((batch, 1) for batch in alone)]:
-                found = None
-                with _silently():
-                    found = self._seen(joined, count, batch_idx)
-                if found is not None:
-                    found[0].add(total, found[1], count)
-            return total.finish()
-
-        return of_batches
-
-    @in_own_context
-    def _seen(self, joined: Any, count: int, batch_idx: int) -> tuple[LayerGradients, Any]:
-        """Inputs of layers for a joined batch, whose loss is taken for the mean of examples'."""
-        with self._shadow() as (shadow, leaves):
-            layers = LayerGradients(shadow, leaves)
-            return layers, layers.seen(lambda: count * _loss_of(shadow, joined, batch_idx))
-
-    def _try_layers(self, batch: Any) -> None:
-        try:
-            self._seen(batch, 1, 0)
-        except NotSupportedError as error:
-            raise ValueError(f'clipping="ghost": {error}; use clipping="flat"') from None
-
-    # ------------------------------------------------------------------ records
-
-    @property
-    def _has_hooks(self) -> bool:
-        return any(owner is not None for owner in self._hooks.values())
-
-    def _batch(self, place: int) -> Any:
-        """Batch of one record for the step: read, transferred and augmented by itself."""
-        return self._transferred(self._read(place))
-
-    @in_own_context
-    def _transferred(self, batch: Any) -> Any:
-        if not self._has_hooks and self._augment is None:
-            return _to(batch, self.device)
-        self._randomness.begin()
-        with self._surroundings.alone({}, *self._hooks.values(), self._augment) as (*owners, augment):
-            for name, owner in zip(self._hooks, owners, strict=True):
-                if name == "transfer_batch_to_device":
-                    on_device = _to if owner is None else owner.transfer_batch_to_device
-                    batch = on_device(batch, self.device, 0)
-                elif owner is not None:
-                    batch = getattr(owner, name)(batch, 0)
-            return batch if augment is None else views_of(batch, augment, self._views)
-
-    # ------------------------------------------------------------------ the choice
-
-    def _working(self) -> Any:
-        """The first made-up batch with which the step runs; all fail as the first does. None without records.
-
-        The step runs twice: as anywhere, so that what is compiled is ready, and as a private step.
-        """
-        first: BaseException | None = None
-        with self._private(writes=True):
-            batches = self.data.made_up(self._randomness)
-            for batch in batches:
+        self._randomness.drew = False
+        with self._randomness():
+            batches = self.data.made_up()
+            if not batches:
+                self.way = "loop"
+            elif self._layers is not None and not self._step.has_hooks:
+                self.way = "layers"
+            elif self._clipping == "ghost":
+                self.way, self.condition = "ghost", DECLARED
                 try:
-                    ready = self._transferred(batch)
-                    self._gradient(ready, 0, made_up=True)
-                    with writing_nowhere():
-                        self._gradient(self._transferred(batch), 0)
-                except BaseException as error:
-                    if _is_from_the_user(error):
-                        raise
-                    first = first or error
-                else:
-                    return ready
-        if first is None or shows_private_errors():
-            if first is None:
-                return None
+                    self._seen(self._first_working(batches), 1)
+                except NotSupportedError as error:
+                    raise ValueError(f'clipping="ghost": {error}; use clipping="flat"') from None
+            else:
+                self._try(batches, timed)
+        self._randomness.drew = None
+
+    def refresh(self) -> None:
+        """Trace anew, with the parameters that are trained now.
+
+        Raises:
+            ValueError: where the step can't be traced any more.
+        """
+        self._graphs.clear()
+        self._take_parameters()
+        if self.traced is None or not (batches := self.data.made_up()):
+            return
+        with self._randomness():
+            self.traced = self._step.trace(batches[0], self._number)
+        self._graphs[tensors_of(batches[0], self.device)[1]] = self.traced
+
+    def _try(self, batches: list[Any], timed: bool) -> None:
+        reason = None
+        for batch in batches:
+            try:
+                start = time.perf_counter()
+                traced = self._step.trace(batch)
+                self.seconds = time.perf_counter() - start
+                differs = self._differs(traced, batch)
+            except UntraceableError as error:
+                reason = reason or str(error)
+                continue
+            if not differs:
+                self.traced, self.way = traced, "loop"
+                self._graphs[tensors_of(batch, self.device)[1]] = traced
+                stack = [torch.stack([part] * self._chunk) for part in tensors_of(batch, self.device)[0]]
+                self._randomness.begin()
+                with contextlib.suppress(Exception):
+                    rows = traced.rows(stack)
+                    alone = traced.gradient([part[0] for part in stack])
+                    same = self._randomness.drawn() or _close([row[0] for row in rows], alone)
+                    del rows
+                    if same and (not timed or self._is_faster(traced, stack)):
+                        self.way = "vmap"
+                return
+            reason = "its graph has another gradient than the step"
+        batch = self._first_working(batches)
+        if self._mode == "traced":
+            raise ValueError(
+                f"training_step: can't be traced ({reason}); change it so, or use step='auto', whose guarantee is "
+                "conditional"
+            )
+        self.way = "copies"
+        self.condition = (
+            f"training_step can't be traced ({reason}), and keeps nothing of a record outside of its module"
+        )
+        self._check_keeps_nothing(batch)
+
+    def _differs(self, traced: TracedStep, batch: Any) -> bool:
+        """Whether the graph's gradient is another one than the step's, where neither draws."""
+        self._randomness.begin()
+        tensors, _ = tensors_of(batch, self.device)
+        try:
+            found = traced.gradient(tensors)
+        except Exception as error:
+            raise UntraceableError(f"its graph fails: {type(error).__name__}") from None
+        if traced.changing or self._randomness.drawn():
+            return False
+        try:
+            return not _close(found, self._step.run(batch))
+        except Exception:
+            return False  # a step that made-up values fail is judged by its graph
+
+    def _first_working(self, batches: list[Any]) -> Any:
+        first: Exception | None = None
+        for batch in batches:
+            try:
+                self._step.run(batch)
+            except Exception as error:
+                first = first or error
+            else:
+                return batch
+        assert first is not None
+        if shows_private_errors():
             raise first
         raise ValueError(
             f"{type(self.module).__name__}.training_step: fails on a made-up record of the private ones' shapes "
             f"({type(first).__name__}: {' '.join(str(first).split())[:300]}); let it take batches of a single record"
         )
 
-    def _compare(self, batch: Any, timed: bool) -> None:
-        self._randomness.watch()
-        one = self._gradient(batch, 0)
-        draws = self._randomness.drew()
-        several = stacked([batch] * self._chunk)
-        for muted in (False, True) if not draws and _metrics_of(self.module) else (False,):
-            self._muted = muted
-            try:
-                rows = self._rows(several, 0)
-                scale = max(float(part.norm()) for part in one) + 1e-12
-                if not draws and any(
-                    float((part[0] - alone).norm()) > _CLOSE * scale
-                    for part, alone in zip(rows, one, strict=True)
-                ):
-                    continue
-            except Exception:
-                continue
-            del rows
-            if not timed or self._is_faster(several, batch):
-                self._way = self._vectorized
-                return
-        self._muted = False
+    def _check_keeps_nothing(self, batch: Any) -> None:
+        """Refuse a step that gives a record another gradient after other records: it keeps something of them."""
+        found: list[list[Tensor]] = []
+        for one in (batch, *self.data.made_up(), batch):
+            self._randomness.begin(7)
+            with contextlib.suppress(Exception):
+                found.append(self._step.run(one))
+        if not _close(found[0], found[-1], 1e-6):
+            raise ValueError(
+                f"{type(self.module).__name__}.training_step: can't be traced, and keeps something of a record "
+                "outside of the module: a made-up record has another gradient after a second one; keep it in the "
+                "module, or leave it out"
+            )
 
-    def _is_faster(self, several: Any, batch: Any) -> bool:
+    def _is_faster(self, traced: TracedStep, stack: list[Tensor]) -> bool:
         """Whether a chunk takes less of the processor than its records do one by one: the least of some turns."""
-        total = self._new_sum()
-        many = self._clocked(lambda: total.add(self._rows(several, 0)))
-        one = self._clocked(lambda: self._add_alone(total, lambda: batch, 0))
+        total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
+        many = self._clocked(lambda: total.add(traced.rows(stack)))
+        one = self._clocked(lambda: total.add_one(traced.gradient([part[0] for part in stack])))
         return many < one * self._chunk
 
     def _clocked(self, work: Callable[[], Any]) -> float:
-        clock = _PROCESSOR if self.device.type == "cpu" else _WALL
+        clock = time.process_time if self.device.type == "cpu" else time.perf_counter
         times: list[float] = []
         while len(times) < 5 or (len(times) < 30 and sum(times) < 0.2):
             start = clock()
@@ -453,23 +333,112 @@ class IsolatedGradients:
             times.append(clock() - start)
         return min(times)
 
-    # ------------------------------------------------------------------ surroundings
+    # ------------------------------------------------------------------ records
 
-    def _new_sum(self) -> ClippedSum:
-        return ClippedSum(self._sizes, self.max_grad_norm, self.device)
+    def _read(self, place: int) -> Any:
+        self._randomness.begin()
+        batch = self.data.batch(place)
+        self._randomness.begin()
+        return batch
 
-    @contextlib.contextmanager
-    def _private(self, writes: bool = False) -> Iterator[None]:
-        plugin = getattr(self._trainer, "precision_plugin", None)
-        with (
-            noticing_interrupts(),
-            telling_nobody() if writes else writing_nowhere(),
-            self._randomness(),
-            torch.enable_grad(),
-            contextlib.nullcontext() if plugin is None else plugin.train_step_context(),
-        ):
-            self._randomness.begin()
-            yield
+    def _gradient(self, batch: Any) -> list[Tensor]:
+        """The gradient of one batch of one, a tensor a trained parameter."""
+        if self.way in ("copies", "ghost"):
+            return self._step.run(batch, self._number)
+        tensors, key = tensors_of(batch, self.device)
+        return self._graph(batch, key).gradient(tensors)
+
+    def _graph(self, batch: Any, key: Any) -> TracedStep:
+        """The graph for batches of a key; a shape that can't be traced fails, and its records count as zero."""
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = self._step.trace(batch, self._number)
+            except Exception:
+                self._graphs[key] = None
+        graph = self._graphs[key]
+        if graph is None:
+            raise UntraceableError("this shape")
+        return graph
+
+    def _chunks(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Tensor]]]:
+        """A batch of one, and tensors of a chunk of such batches ``(b, 1, …)``."""
+        if self.data.has_rows:
+            for part in torch.tensor(places, dtype=torch.int64).split(self._chunk) if places else ():
+                stack = [tensor.to(self.device) for tensor in self.data.rows(part)]
+                self._randomness.begin()
+                yield [tensor[0] for tensor in stack], stack
+            return
+        waiting: dict[Any, list[Any]] = {}
+        for place in places:
+            full = None
+            with _silently():
+                batch = self._read(place)
+                tensors, key = tensors_of(batch, self.device)
+                waiting.setdefault(key, []).append((batch, tensors))
+                if len(waiting[key]) == self._chunk:
+                    full = waiting.pop(key)
+            if full is not None:
+                yield _stacked(full)
+        for some in waiting.values():
+            yield _stacked(some)
+
+    def _add(self, total: ClippedSum, batch: Any, stack: list[Tensor]) -> None:
+        """Clip and add the gradients of a chunk of records."""
+        count = len(stack[0])
+        if self.way == "layers":
+            assert self._layers is not None
+            network, inputs = self._layers
+            layers = LayerGradients(network, self.parameters)
+            made, targets = (part.squeeze(1).contiguous() for part in stack)
+            made = made if self.data.has_vectors else inputs(made)
+            layers.add(total, layers.seen(lambda x, y: losses_of(network(x), y), made, targets))
+            return
+        if self.way == "ghost":
+            with _silently():
+                joined = [part.flatten(0, 1) for part in stack]
+                layers, seen = self._seen(with_tensors(batch, iter(joined)), count)
+                layers.add(total, seen)
+            return
+        graph = None
+        with _silently():
+            graph = self._graph(batch, tensors_of(batch, self.device)[1])
+        if graph is None:
+            return
+        if self.way == "vmap":
+            with contextlib.suppress(Exception):
+                total.add(graph.rows(stack))
+                return
+        for place in range(count):
+            with _silently():
+                total.add_one(graph.gradient([part[place] for part in stack]))
+
+    def _seen(self, joined: Any, count: int) -> tuple[LayerGradients, Any]:
+        """Inputs of layers for a joined batch, whose loss is taken for the mean of examples'."""
+        return self._step.on_copy(
+            lambda step, leaves: (
+                (layers := LayerGradients(step, leaves)),
+                layers.seen(lambda: count * step(joined, self._number)),
+            )
+        )
+
+
+def _stacked(some: list[tuple[Any, list[Tensor]]]) -> tuple[Any, list[Tensor]]:
+    return some[0][0], [torch.stack(parts) for parts in zip(*(tensors for _, tensors in some), strict=True)]
+
+
+def _close(found: Sequence[Tensor], wanted: Sequence[Tensor], close: float = _CLOSE) -> bool:
+    scale = max(float(part.norm()) for part in wanted) + 1e-12
+    return all(float((a - b).norm()) <= close * scale for a, b in zip(found, wanted, strict=True))
+
+
+@contextlib.contextmanager
+def _silently() -> Iterator[None]:
+    """A record that fails counts as zero: an error would tell that it was there."""
+    try:
+        yield
+    except (Exception, SystemExit):
+        if shows_private_errors():
+            raise
 
 
 def clipped_sum(module: Any, data: Any, records: Sequence[int], max_grad_norm: float = 1.0) -> Tensor:
@@ -512,37 +481,9 @@ def clipped_sum(module: Any, data: Any, records: Sequence[int], max_grad_norm: f
     source = data if own else data.train_dataloader()
     check_layers(module, "replace_batch_norm=True in PrivateTraining")
     norm = check_positive("max_grad_norm", max_grad_norm)
-    gradients = IsolatedGradients(module, PrivateData(source), norm, datamodule=datamodule, seed=lambda: 0)
-    gradients.choose_way(timed=False)
-    return gradients.replayable(records)
-
-
-class _Step(nn.Module):
-    def __init__(self, shadow: Any, batch_idx: int) -> None:
-        super().__init__()
-        self.shadow, self.batch_idx = shadow, batch_idx
-
-    def forward(self, batch: Any) -> Tensor:
-        return _loss_of(self.shadow, batch, self.batch_idx)
-
-
-def _loss_of(module: Any, batch: Any, batch_idx: int) -> Tensor:
-    """The loss that ``training_step`` returns for a batch; 0 where it skips the batch."""
-    given = (batch, batch_idx) if len(arguments_of(module.training_step)) > 1 else (batch,)
-    output = module.training_step(*given)
-    loss = output.get("loss") if isinstance(output, dict) else output
-    if loss is None:
-        return torch.stack([p.sum() for p in module.parameters() if p.requires_grad]).sum() * 0.0
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise ValueError(
-            "training_step must return the loss, a tensor with one value, or a dict with it as 'loss'"
-        )
-    return loss.reshape(())
-
-
-def arguments_of(step: Callable[..., Any]) -> list[str]:
-    """Names of the arguments of a module's step."""
-    return list(inspect.signature(step).parameters)
+    gradients = RecordGradients(module, PrivateData(source), norm, datamodule=datamodule, seed=lambda: 0)
+    gradients.choose(timed=False)
+    return gradients.replayable([int(place) for place in records])
 
 
 def trained_parameters(module: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
@@ -589,45 +530,3 @@ def replace_batch_norms(module: nn.Module) -> None:
                 for parameter in layer.parameters():
                     made.to(parameter.device)
                 setattr(parent, name, made)
-
-
-def _hook_owner(name: str, module: Any, datamodule: Any) -> Any:
-    """Owner of a batch hook, as Lightning selects it: the data module before the module; None for nobody."""
-    for owner in (datamodule, module):
-        if owner is None:
-            continue
-        own = getattr(type(owner), name, None)
-        room = getattr(own, "__module__", "") or ""
-        if name in vars(owner) or not room.startswith(("pytorch_lightning.core", "lightning.pytorch.core")):
-            return owner
-    return None
-
-
-def _to(batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
-    return batch if device.type == "cpu" else moved(batch, device)
-
-
-def _metrics_of(module: nn.Module) -> list[Metric]:
-    return [one for one in module.modules() if isinstance(one, Metric)]
-
-
-def _mute(shadow: nn.Module) -> None:
-    """Let metrics of a copy compute nothing: their values reach nobody."""
-    for metric in _metrics_of(shadow):
-        nothing = torch.zeros(())
-        for name in ("forward", "update", "compute"):
-            metric.__dict__[name] = lambda *args, **kwargs: nothing  # noqa: B023
-
-
-@contextlib.contextmanager
-def _silently() -> Iterator[None]:
-    """A record that fails counts as zero: an error would tell that it was there."""
-    try:
-        yield
-    except BaseException as error:
-        if shows_private_errors() or _is_from_the_user(error):
-            raise
-
-
-def _is_from_the_user(error: BaseException) -> bool:
-    return isinstance(error, KeyboardInterrupt) and was_interrupted()

@@ -19,8 +19,8 @@ from pl_privknn.networks.base import Optimization, image_shape, output_size
 from pl_privknn.privacy.noisy_steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.training.fast_paths import losses_of
 from pl_privknn.training.gradients import replace_batch_norms
+from pl_privknn.training.layer_gradients import losses_of, separable
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.private_training import PrivateTraining
 
@@ -342,3 +342,12 @@ class _OfClassifier(PrivateTraining):
         module._takes_vectors = module.extractor is not None and self.private is not None
         if module._takes_vectors:
             redacted(data.prepare, module.inputs)
+
+    def layers_of(self, module: Any) -> Any:
+        """The network, where its layers keep records apart; see the base."""
+        if type(module) is not NoisySGD or "training_step" in vars(module) or not separable(module.network):
+            return None
+        own = {id(parameter) for parameter in module.network.parameters()}
+        if any(parameter.requires_grad and id(parameter) not in own for parameter in module.parameters()):
+            return None
+        return module.network, module.inputs

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from pl_privknn._checks import shown
 from pl_privknn.privacy.persons import check_owners, persons_of
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.training.isolation import Copier, PrivateRandomness, Surroundings, in_own_context, reading
+from pl_privknn.training.traced_step import mapped
 
 _READ_TOGETHER = 256
 _REMEDY = (
@@ -25,8 +24,8 @@ _REMEDY = (
 class PrivateData:
     """Map-style private records with the loader's own ``collate_fn``.
 
-    Each record is read by a fresh copy of the dataset object, so that what one item leaves there no other sees;
-    tables that the dataset holds are not copied. Its random numbers come from secret seeds.
+    A record is one index of the data set: ``dataset[index]``, by itself through ``collate_fn``. What reading it
+    returns is the record, so reading one must not use another.
 
     Args:
         source: a :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule` (its private part), a DataLoader, or
@@ -35,6 +34,7 @@ class PrivateData:
 
     Attributes:
         images: the private part of one of this package's data modules, else None.
+        dataset: the records.
 
     Raises:
         ValueError: for records that can't be drawn one by one.
@@ -64,7 +64,7 @@ class PrivateData:
             )
         if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
             raise ValueError(f"train_dataloader: {type(source).__name__} holds no records{_REMEDY}")
-        self._dataset: Any = source
+        self.dataset: Any = source
         total = redacted(len, source)
         self._rows = torch.arange(total)[share[0] :: share[1]]
         self._all = total
@@ -129,11 +129,11 @@ class PrivateData:
 
     @property
     def has_rows(self) -> bool:
-        """Whether records are rows of tensors, to read which runs nobody's code."""
+        """Whether records are rows of tensors, so that reading them runs no code of the user's."""
         return self._collate is default_collate and (self.images is not None or self._table is not None)
 
     def rows(self, places: Tensor) -> Any:
-        """**Private.** Batches of one in some places of this process's records, stacked: tensors ``(b, 1, …)``."""
+        """**Private.** Batches of one of some of this process's records, stacked: tensors ``(b, 1, …)``."""
         rows = self._rows[places]
         if self._table is not None:
             index, tensors = self._table
@@ -141,39 +141,33 @@ class PrivateData:
         first = self.images.store.read(rows) if self._vectors is None else self._vectors[places]
         return first.unsqueeze(1), self.images.labels[rows].unsqueeze(1)
 
-    # ------------------------------------------------------------------ single records, on copies
+    # ------------------------------------------------------------------ single records
 
-    def reader(self, randomness: PrivateRandomness) -> Callable[[int], Any]:
-        """Gives the batch of one that a record makes, by its place among this process's records."""
+    def batch(self, place: int) -> Any:
+        """**Private.** The batch of one that a record makes, by its place among this process's records."""
         if self.has_rows:
-            return lambda place: unstacked(self.rows(torch.tensor([place])), 0)
-        copier = Copier(lambda: None, randomness.for_copy, opens=True)
-        surroundings = Surroundings(copier)
+            return [part[0] for part in self.rows(torch.tensor([place]))]
+        row, read = int(self._rows[place]), getattr(self.dataset, "__getitems__", None)
+        return self._collate(read([row]) if read is not None else [self.dataset[row]])
 
-        @in_own_context
-        def read(place: int) -> Any:
-            randomness.begin()
-            with reading(), surroundings.alone({}, self._dataset, self._collate) as (dataset, collate):
-                row = int(self._rows[place])
-                items = dataset.__getitems__([row]) if hasattr(dataset, "__getitems__") else [dataset[row]]
-                return collate(items)
+    def made_up(self) -> list[Any]:
+        """Batches of one with the shapes of the private ones, and nothing of their values; none without records.
 
-        return read
-
-    def made_up(self, randomness: PrivateRandomness) -> list[Any]:
-        """Batches of one with the shapes of the private ones, and nothing of their values; none without records."""
+        Raises:
+            Exception: what reading raises, where none of the first records can be read.
+        """
         if self.images is not None and self.has_rows:
             shape = self.images.image_shape if self._vectors is None else self._vectors.shape[1:]
             first, labels = torch.rand(1, *shape), self.images.labels.shape[1:]
-            return [(first, torch.full((1, *labels), number)) for number in (1, 0)]
-        read, last = self.reader(randomness), None
+            return [[first, torch.full((1, *labels), number)] for number in (1, 0)]
+        last = None
         for place in range(min(len(self), 10)):
             try:
-                batch = read(place)
+                batch = self.batch(place)
             except Exception as error:
                 last = error
                 continue
-            return [_made_up(batch, number) for number in (1, 0)]
+            return [mapped(batch, functools.partial(_made_up, number)) for number in (1, 0)]
         if last is not None:
             raise last
         return []
@@ -197,43 +191,14 @@ class PrivateData:
         self._vectors = torch.cat(made) if made else torch.zeros(0, 1)
 
 
-def _made_up(batch: Any, number: int) -> Any:
-    """The same structure, with random floats, ``number`` for whole numbers and words that mean nothing."""
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return dataclasses.replace(
-            batch,
-            **{f.name: _made_up(getattr(batch, f.name), number) for f in dataclasses.fields(batch) if f.init},
-        )
-
-    def leaf(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if value.is_floating_point() or value.is_complex():
-                return torch.rand(value.shape).to(value.dtype)
-            return torch.full_like(value, number)
-        if isinstance(value, bool | int | float):
-            return type(value)(number)
-        return "made up" if isinstance(value, str) else value
-
-    leaves, structure = pytree.tree_flatten(batch)
-    return pytree.tree_unflatten([leaf(value) for value in leaves], structure)
-
-
-def signature(batch: Any) -> tuple[Any, ...] | None:
-    """Structure, shapes and dtypes that batches must share to be stacked; None where they hold more than tensors."""
-    leaves, structure = pytree.tree_flatten(batch)
-    if not leaves or not all(isinstance(leaf, Tensor) and leaf.layout is torch.strided for leaf in leaves):
-        return None
-    return structure, *((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
-
-
-def stacked(batches: Sequence[Any]) -> Any:
-    """Batches of one signature with a dimension before all others: the record's."""
-    return pytree.tree_map(lambda *leaves: torch.stack(leaves), batches[0], *batches[1:])
-
-
-def unstacked(stack: Any, place: int) -> Any:
-    """One batch of a stack of them."""
-    return pytree.tree_map(lambda leaf: leaf[place], stack)
+def _made_up(number: int, path: str, leaf: Any) -> Any:
+    """A random float, ``number`` for whole numbers, and a word that means nothing."""
+    if isinstance(leaf, Tensor):
+        floats = leaf.is_floating_point() or leaf.is_complex()
+        return torch.rand(leaf.shape).to(leaf.dtype) if floats else torch.full_like(leaf, number)
+    if isinstance(leaf, bool | int | float):
+        return type(leaf)(number)
+    return "made up" if isinstance(leaf, str) else leaf
 
 
 def _table_of(dataset: Any) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
@@ -273,26 +238,3 @@ class Steps(Dataset[Any]):
 
 def _as_it_is(item: Any) -> Any:
     return item
-
-
-def views_of(batch: Any, augment: Callable[[Tensor], Tensor], views: int) -> Any:
-    """The batch of ``views`` rows that an augmentation makes of a batch of one.
-
-    Args:
-        batch: images, labels and whatever else, in a tuple or list.
-        augment: maps views ``(views, …)`` of one image to so many.
-        views: how many.
-    """
-    if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor):
-        raise ValueError(
-            "augment: works on batches (images, labels, …), and the data gives others; leave it out"
-        )
-    images = batch[0]
-    made = augment(images.expand(views, *images.shape[1:]).clone())
-    if made.shape != (views, *images.shape[1:]):
-        raise ValueError(
-            f"augment: of {(views, *images.shape[1:])} it makes {tuple(made.shape)}; let it keep the shape of "
-            "the views of one image"
-        )
-    rest = [part.repeat_interleave(views, dim=0) if isinstance(part, Tensor) else part for part in batch[1:]]
-    return type(batch)([made, *rest])

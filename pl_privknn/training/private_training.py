@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.config import HasInitArguments, as_group
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import check_unit, guarantee_rank
 from pl_privknn.privacy.noise import NoiseSource, default_noise
@@ -22,26 +23,22 @@ from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.gradients import (
     CLIPPING,
-    DECLARED,
-    IsolatedGradients,
-    arguments_of,
+    STEPS,
+    RecordGradients,
     check_layers,
     replace_batch_norms,
     trained_parameters,
 )
 from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.private_data import PrivateData, Steps
+from pl_privknn.training.requirements import check_module, check_optimizers, check_readers, check_trainer
 from pl_privknn.training.session import PrivateSession
+from pl_privknn.training.traced_step import TRANSFERS, hook_owner, replace_method
 
 _KEY = "private_training"
 # What a module carries that was trained privately: the run's id and its ledger.
 _MARK = "private_training_run"
-# By name, since there are two packages of Lightning.
-_TRIALS = ("BatchSizeFinder", "GradientAccumulationScheduler", "LearningRateFinder")
-_QUIET = (
-    "PrivateTraining: what training_step logs, prints or writes reaches nobody, since it is made of private records; "
-    "log in validation_step, on public data"
-)
+_REMEDY = "replace_batch_norm=True"
 
 
 def leave_report(trainer: Any) -> None:
@@ -57,11 +54,11 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     """Trains any LightningModule on private records by noisy SGD (Abadi et al. 2016), by its own training_step.
 
     At each step every private record is drawn with probability ``expected_batch_size / expected_records``,
-    independently. Each drawn record goes through the loader's ``collate_fn``, the batch hooks and ``training_step``
-    alone, as a batch of one, on copies of everything that it could write to: whatever the loss does, no record enters
-    the gradient of another. Its gradient is clipped to ``max_grad_norm``; noise is added once a step to their sum,
-    which is then divided by ``expected_batch_size``. That is the gradient which the module's own optimizer and
-    schedulers see. Parameters that need no gradient stay as they are, so that frozen backbones and adapters work.
+    independently. The batch hooks and ``training_step`` are traced on fake tensors, and each drawn record goes
+    through their graph alone, as a batch of one: whatever the loss does, no record enters the gradient of another.
+    Its gradient is clipped to ``max_grad_norm``; noise is added once a step to their sum, which is then divided by
+    ``expected_batch_size``. That is the gradient which the module's own optimizer and schedulers see. Parameters
+    that need no gradient stay as they are, so that frozen backbones and adapters work.
 
     The records are those of a :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`'s private part, or of the
     training loader of any data module, module or DataLoader over a map-style dataset, whose sampler is replaced.
@@ -70,18 +67,23 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     before the first one; they are stated as a plan in a ledger, which pays for every few steps before their noise is
     drawn. A resumed run continues its plan: ε stays what it was. With ``fast_dev_run`` no private record is touched.
 
-    What ``training_step`` logs, prints or keeps reaches nobody; ``privacy/…`` is logged at every step. A record whose
-    step fails counts as zero. See ``docs/guides/private_training.md`` for all that is refused.
+    ``training_step`` sees no private value, so what it logs, prints or keeps is nothing of the records;
+    ``privacy/…`` is logged at every step. A record whose step fails counts as zero. See
+    ``docs/guides/private_training.md`` for all that is refused.
 
     Args:
         epsilon: ε that the whole training may cost. Without ``noise_multiplier`` the least noise with which all steps
-            stay within it is found; with it, training ends before the step that would pass it.
+            stay within it is found; with it, training ends before the step that would pass it. ``math.inf`` trains
+            without noise, as a baseline whose guarantee is ``"none"``.
         delta: δ of the guarantee.
         max_grad_norm: L2 bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by, a public constant.
         expected_records: about how many private records there are, a public constant that takes the place of their
             number, which is private.
         noise_multiplier: deviation of the noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
+        step: ``"auto"``; or ``"traced"``, which refuses a module whose step can't be traced. With ``"auto"`` such a
+            step runs on one record after another, each with a fresh copy of the module, and the guarantee is
+            conditional: the step must keep nothing of a record outside of the module.
         clipping: ``"flat"``, or ``"ghost"``: ``training_step`` runs on batches and norms come without gradients,
             which needs less memory. The guarantee is then conditional: you declare that losses are means of examples.
         augment: makes views of one image, given as ``views`` copies ``(views, channels, height, width)``, at random
@@ -129,6 +131,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         expected_batch_size: int,
         expected_records: int,
         noise_multiplier: float | None = None,
+        step: str = "auto",
         clipping: str = "flat",
         augment: Callable[[Tensor], Tensor] | None = None,
         views: int = 1,
@@ -150,8 +153,12 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 "epsilon=None, noise_multiplier=None: give epsilon, which finds the noise, or noise_multiplier, or "
                 "both to train until epsilon is spent"
             )
+        if epsilon == math.inf and (noise_multiplier is not None or groups is not None):
+            raise ValueError(
+                "epsilon=inf: trains without noise, and noise_multiplier or groups ask for some; leave them out"
+            )
         for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier)):
-            if value is not None:
+            if value not in (None, math.inf):
                 check_positive(name, value)
         check_int("expected_batch_size", expected_batch_size)
         if check_int("expected_records", expected_records) < expected_batch_size:
@@ -159,8 +166,13 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 f"expected_batch_size={expected_batch_size} is more than expected_records={expected_records}; "
                 "lower it"
             )
+        self.step = check_choice("step", step, STEPS)
         self.clipping = check_choice("clipping", clipping, CLIPPING)
         self.augment, self.views = augment, check_int("views", views)
+        if step == "traced" and clipping == "ghost":
+            raise ValueError(
+                'step="traced": clipping="ghost" runs the module on batches; use clipping="flat"'
+            )
         if views > 1 and augment is None:
             raise ValueError(
                 f"views={views}: without augment they would all be the same; give augment, or views=1"
@@ -194,10 +206,14 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.noise_source = noise_source if noise_source is not None else default_noise()
         self.files = as_group("files", files, RunFiles()).within(run_dir)
         self.run_dir = self.files.paths[0]
-        self._gradients: IsolatedGradients | None = None
-        self._undo: list[Callable[[], None]] = []
-        self._made_up: PrivateData | None = None
-        self._logged: tuple[int, dict[str, float]] = (-1, {})
+        self._constants: dict[str, list[int]] = {}
+        self.__dict__.update(_outside_fits())
+
+    _gradients: RecordGradients | None
+    _undo: list[Callable[[], None]]
+    _made_up: PrivateData | None
+    _logged: tuple[int, dict[str, float]]  # the last row of the ledger, and its figures
+    _asked: bool  # whether the optimizer asked for this step's gradient
 
     # ------------------------------------------------------------------ what it costs
 
@@ -217,6 +233,21 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         return 0.0 if self.run is None else self.run.reports()[1].epsilon
 
     @property
+    def guarantee(self) -> str:
+        """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; unconditional before the fit."""
+        return "unconditional" if self.run is None else self.run.reports()[0].guarantee
+
+    def report(self) -> PrivacyReport:
+        """The guarantee of the run, with the ε of each way of accounting.
+
+        Raises:
+            RuntimeError: before the fit.
+        """
+        if self.run is None:
+            raise RuntimeError("report: there is none before trainer.fit")
+        return self.run.reports(exact=True)[0]
+
+    @property
     def ledger(self) -> Ledger | None:
         """The ledger, once the fit has started."""
         return None if self.run is None else self.run.ledger
@@ -233,7 +264,8 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
 
     def privacy_summary(self) -> dict[str, Any] | None:
         """Privacy figures of the run for a summary, in plain types; None before the fit."""
-        return None if self.run is None else self.run.summary()
+        found = None if self.run is None else self.run.summary()
+        return found if found is None or not self._constants else {**found, "constants": self._constants}
 
     def privacy_metrics(self) -> dict[str, float]:
         """Logged privacy figures: declared names and values; nothing before the fit."""
@@ -255,13 +287,13 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             return
         self._leave()  # what a training that an error ended may have left
         self.run = None
-        check_trainer(trainer, self, self.clipping)
+        check_trainer(trainer, self)
         check_module(pl_module)
         leave_report(trainer)
         if self.replace_batch_norm:
             replace_batch_norms(pl_module)
         trained_parameters(pl_module)
-        source = trainer.fit_loop._data_source
+        source = trainer.fit_loop._data_source  # Lightning has no public name for where batches come from
         records = _records_of(trainer, source)
         if trainer.fast_dev_run:
             pl.rank_zero_info("fast_dev_run: no private record is touched; the steps are of made-up ones")
@@ -283,18 +315,20 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             checkpoint[_KEY] = self.run.state()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Try the module on made-up records, then state the plan and take the place of its training_step."""
+        """Trace the step and try it on made-up records, then state the plan and replace training_step."""
         check_optimizers(trainer)
-        check_layers(pl_module, "replace_batch_norm=True")
+        check_layers(pl_module, _REMEDY)
         data = self.private if self.private is not None else self._made_up
         assert data is not None
         self._before_gradients(pl_module, data)
         gradients = redacted(
-            lambda: IsolatedGradients(
+            lambda: RecordGradients(
                 pl_module,
                 data,
                 self.max_grad_norm,
+                step=self.step,
                 clipping=self.clipping,
+                layers=self.layers_of(pl_module),
                 physical_batch_size=self.physical_batch_size,
                 expected_batch_size=self.expected_batch_size,
                 augment=self.augment,
@@ -303,21 +337,29 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 datamodule=trainer.datamodule,
             )
         )
-        redacted(gradients.choose_way)
+        redacted(gradients.choose)
         check_readers(trainer, gradients.logged)
-        self.condition = None if gradients.isolated else DECLARED
+        pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
+        self.condition = gradients.condition
+        self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)
         self.open(trainer)
         if (run := self.run) is not None:
             ledger = None if run.ledger is None else str(run.ledger.path.resolve())
             setattr(pl_module, _MARK, (getattr(run, "run_id", ""), ledger))
         self._gradients, self._logged = gradients, (-1, {})
-        self._stand_before(trainer, pl_module)
-        if run is not None:
-            pl.rank_zero_warn(_QUIET)
+        if gradients.traced is not None:
+            self._constants = {name: list(shape) for name, shape in gradients.traced.constants.items()}
+        self._replace_step(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Trace the step anew, as the module now is."""
+        if self._gradients is not None and self._asked:  # not in the first epoch
+            self._trace_anew(pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """End the training where the plan ends."""
+        self._asked = False
         if self.ended(trainer):
             trainer.fit_loop.epoch_loop.batch_progress.increment_processed()
             raise StopIteration
@@ -347,7 +389,11 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in a fit."""
-        return {**super().__getstate__(), "_gradients": None, "_undo": [], "_made_up": None}
+        return {**super().__getstate__(), **_outside_fits()}
+
+    def layers_of(self, module: Any) -> Any:
+        """A network whose layers give the gradients, and what makes its inputs; see the gradients."""
+        return None
 
     def _before_gradients(self, module: Any, data: PrivateData) -> None:
         """Preparation of the private records before the first step."""
@@ -372,44 +418,36 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 f"files=RunFiles(ledger_path={known[1]!r}), or train a new module"
             )
 
-    def _stand_before(self, trainer: Any, module: Any) -> None:
-        """Let the trainer's step be the noisy one; nobody beside it gets a batch, or what comes of it."""
-        loop = trainer.fit_loop.epoch_loop.automatic_optimization
-        run, call_batch_hook = type(loop).run, module._call_batch_hook
+    def _replace_step(self, trainer: Any, module: Any) -> None:
+        """Replace ``training_step`` by the noisy one. Batch hooks leave the empty batches of the training alone."""
 
-        def step(optimizer: Any, batch_idx: int, kwargs: Any) -> None:
-            asked: list[bool] = []
+        def training_step(batch: Any, batch_idx: int) -> Tensor:
+            if self._asked:
+                raise RuntimeError(
+                    f"{type(trainer.optimizers[0]).__name__}: asks for the gradient several times a step, and ε is "
+                    "stated for one; use an optimizer that does so once"
+                )
+            self._asked = True
+            return self._noisy_loss(module, batch_idx)
 
-            def training_step(kwargs: Any) -> Any:
-                if asked:
-                    raise RuntimeError(
-                        f"{type(optimizer).__name__}: asks for the gradient several times a step, and ε is stated "
-                        "for one; use an optimizer that does so once"
-                    )
-                asked.append(True)
-                return loop.output_result_cls.from_training_step_output(self._step(module, batch_idx))
+        self._undo.append(replace_method(module, "training_step", training_step))
+        for name in TRANSFERS:
+            if (owner := hook_owner(name, module, trainer.datamodule)) is not None:
+                self._undo.append(
+                    replace_method(owner, name, _outside_training(trainer, getattr(owner, name)))
+                )
 
-            loop._training_step = training_step
-            run(loop, optimizer, batch_idx, kwargs)
+    def _trace_anew(self, module: Any) -> None:
+        check_layers(module, _REMEDY)
+        assert self._gradients is not None
+        redacted(self._gradients.refresh)
 
-        def batch_hook(name: str, batch: Any, *args: Any) -> Any:
-            # The batch in training is an empty one, which no hook of the user's has to know.
-            return batch if trainer.training else call_batch_hook(name, batch, *args)
-
-        loop.run = step
-        module.__dict__["_call_batch_hook"] = batch_hook
-        for place, names in ((loop, ("run", "_training_step")), (module, ("_call_batch_hook",))):
-            self._undo.append(functools.partial(_without, place, names))
-
-    def _step(self, module: Any, batch_idx: int) -> Tensor:
+    def _noisy_loss(self, module: Any, batch_idx: int) -> Tensor:
         """One noisy step: a loss of value 0 that has the noisy gradient, and nothing else in it."""
         gradients = self._gradients
         assert gradients is not None
         if [id(p) for p in module.parameters() if p.requires_grad] != [id(p) for p in gradients.parameters]:
-            raise ValueError(
-                "requires_grad: other parameters are trained now than when the fit began; freeze before trainer.fit, "
-                "and leave callbacks out that unfreeze"
-            )
+            self._trace_anew(module)
         if self.run is None:
             count = min(2, self.expected_batch_size)
             return gradients.surrogate(redacted(gradients.made_up_sum, count))
@@ -421,9 +459,12 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         return gradients.surrogate(self.release(total))
 
 
-def _without(place: Any, names: Sequence[str]) -> None:
-    for name in names:
-        place.__dict__.pop(name, None)
+def _outside_fits() -> dict[str, Any]:
+    return {"_gradients": None, "_undo": [], "_made_up": None, "_logged": (-1, {}), "_asked": False}
+
+
+def _outside_training(trainer: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda batch, *args: batch if trainer.training else hook(batch, *args)
 
 
 def _records_of(trainer: Any, source: Any) -> Any:
@@ -440,115 +481,3 @@ def _made_up_records(data: Any) -> Any:
         return data
     labels = (2, data.num_classes) if data.task == "multilabel" else (2,)
     return TensorDataset(torch.rand(2, *data.image_shape), torch.zeros(labels, dtype=torch.int64))
-
-
-def check_module(module: Any) -> None:
-    """Raise ``ValueError`` for a module that takes its steps itself.
-
-    Args:
-        module: what is trained.
-    """
-    name = type(module).__name__
-    if not module.automatic_optimization:
-        raise ValueError(
-            f"{name}: automatic_optimization=False, and steps that it takes by itself would have no noise; leave the "
-            "step to the trainer and return the loss from training_step"
-        )
-    if "dataloader_iter" in arguments_of(module.training_step):
-        raise ValueError(
-            f"{name}: training_step(dataloader_iter) draws batches by itself; let it take (batch, batch_idx)"
-        )
-
-
-def check_optimizers(trainer: Any) -> None:
-    """Raise ``ValueError`` for optimizers that step otherwise than once on one gradient.
-
-    Args:
-        trainer: with its optimizers set up.
-    """
-    optimizers = [one for one in trainer.optimizers if type(one).__name__ != "_MockOptimizer"]
-    if len(optimizers) != 1:
-        raise ValueError(
-            f"configure_optimizers: {len(optimizers)} optimizers, and ε is stated for one noisy "
-            "gradient a step; return one optimizer, with parameter groups where rates differ"
-        )
-    if isinstance(optimizers[0], torch.optim.LBFGS):
-        raise ValueError("configure_optimizers: LBFGS looks at a batch several times a step; use SGD or Adam")
-
-
-def check_readers(trainer: Any, logged: set[str]) -> None:
-    """Raise ``ValueError`` for whatever waits for a private figure, which never comes.
-
-    Args:
-        trainer: with its optimizers set up.
-        logged: names that ``training_step`` logs.
-    """
-    waiting = [(type(one).__name__, getattr(one, "monitor", None)) for one in trainer.callbacks]
-    waiting += [(type(c.scheduler).__name__, c.monitor) for c in trainer.strategy.lr_scheduler_configs]
-    private = logged | {f"{name}_{axis}" for name in logged for axis in ("step", "epoch")}
-    for who, monitor in waiting:
-        if monitor in private:
-            raise ValueError(
-                f"{who}: monitor={monitor!r} is a figure of private records, which training_step may not log; "
-                "monitor one of validation"
-            )
-
-
-def check_trainer(trainer: Any, training: Any, clipping: str) -> None:
-    """Raise ``ValueError`` for settings that break the accounting of noisy SGD, and say what to do.
-
-    Args:
-        trainer: of the training.
-        training: the callback.
-        clipping: its way.
-    """
-    if trainer.accumulate_grad_batches != 1:
-        raise ValueError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches} would add up several Poisson batches, "
-            "which is not what ε is stated for; set expected_batch_size instead (physical_batch_size bounds memory)"
-        )
-    if trainer.gradient_clip_val:
-        raise ValueError(
-            f"gradient_clip_val={trainer.gradient_clip_val} has no part in noisy SGD, which clips each record's "
-            "gradient; set max_grad_norm instead"
-        )
-    if trainer.overfit_batches:
-        raise ValueError(
-            f"overfit_batches={trainer.overfit_batches} replaces the Poisson sampler; use limit_train_batches"
-        )
-    if trainer.world_size > 1 and type(trainer.strategy).__name__ != "DDPStrategy":
-        raise ValueError(
-            f"strategy={type(trainer.strategy).__name__}: gradients of the whole network are clipped in each "
-            'process; use strategy="ddp", or devices=1'
-        )
-    if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        raise ValueError(
-            f"precision={trainer.precision!r} scales the loss, and clipping would see scaled gradients; use "
-            '"32-true" or "bf16-mixed"'
-        )
-    if clipping == "ghost" and "16" in str(trainer.precision):
-        raise ValueError(
-            f'clipping="ghost": norms are made in 16 bits under precision={trainer.precision!r}, and rounding would '
-            'let gradients pass the bound; use clipping="flat", or precision="32-true"'
-        )
-    if type(trainer.profiler).__name__ != "PassThroughProfiler":
-        raise ValueError(
-            f"profiler={type(trainer.profiler).__name__}: times of single steps tell how many records were drawn, "
-            "which is private; leave the profiler out"
-        )
-    if any(hasattr(part, "_wandb_hook_names") for part in trainer.lightning_module.modules()):
-        raise ValueError(
-            "wandb.watch: its hooks run at every pass of the network, and how many there are tells how many records "
-            "were drawn, which is private; call unwatch() before the training"
-        )
-    for callback in trainer.callbacks:
-        name = type(callback).__name__
-        if name in _TRIALS:
-            raise ValueError(f"{name}: it tries steps, or adds them up, and each costs privacy; leave it out")
-        if isinstance(callback, PrivateTraining) and callback is not training:
-            raise ValueError(f"{name}: there are two of them; one training has one ε; leave one out")
-        if getattr(callback, "labeler", None) is not None:
-            raise ValueError(
-                f"labeler: {type(training).__name__} learns from the private records themselves and asks no teacher; "
-                "leave the labeler out, or train a student with it"
-            )

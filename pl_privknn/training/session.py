@@ -18,7 +18,6 @@ from pl_privknn.privacy.noisy_steps import (
     noise_for_steps,
     poisson_persons,
     poisson_sample,
-    step_mechanism,
     steps_within,
 )
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
@@ -28,7 +27,7 @@ from pl_privknn.privacy.store import trainers_folder
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.processes import FollowedRun, Processes
-from pl_privknn.training.training_run import TrainingPlan, TrainingRun, guarantee_of, run_folder
+from pl_privknn.training.training_run import TrainingPlan, TrainingRun, guarantee_of, mechanism_of, run_folder
 
 # Of a fit alone: a copy holds none of them.
 _OF_A_FIT = dict.fromkeys(("run", "private", "_processes", "_groups", "_owners"))
@@ -58,6 +57,7 @@ class PrivateSession:
         run: the training in its folder, once the fit has started; in all processes but the first, what they are told.
         private: the records, during the fit; None in a ``fast_dev_run``.
         condition: what the guarantee rests on, or None.
+        way: how records go through the module, once that is known.
         loaded: what a checkpoint that is being resumed says of its run, until the fit starts.
     """
 
@@ -78,6 +78,7 @@ class PrivateSession:
 
     def __init__(self) -> None:
         self.condition: str | None = None
+        self.way = "traced"
         self.loaded: dict[str, Any] | None = None
         self.__dict__.update(_OF_A_FIT)
         self._told_row = 0  # the last row that other processes were told of
@@ -144,7 +145,16 @@ class PrivateSession:
             name = type(trainer.lightning_module).__name__
             default = trainers_folder(trainer, place, name) if new else place
             folder = run_folder(self.run_dir, resumed, trainer.ckpt_path, default)
-            run = TrainingRun(folder, plan, self, resumed)
+            run = TrainingRun(
+                folder,
+                plan,
+                resumed,
+                kind=self.kind,
+                files=self.files,
+                limit=self.limit,
+                noise=self.noise_source,
+                steps_per_charge=self.steps_per_charge,
+            )
             opened.append(run)
             rank_zero_info(f"run: {run.folder}")
             if self.groups is not None:
@@ -186,7 +196,7 @@ class PrivateSession:
         noise, rate = self.noise_for(steps), self.sampling_rate
         if self.groups is not None:
             rate = max(self.groups.rates(noise, self.delta, steps))
-        step = step_mechanism(noise, 1.0, rate)
+        step = mechanism_of(noise, 1.0, rate)
         charges = [Charge(step, steps)]
         limit = self.limit if self.groups is None else None
         if limit is not None and epsilon_for_delta(charges, self.delta) > limit:
@@ -285,9 +295,10 @@ class PrivateSession:
             expected_batch_size=self.expected_batch_size,
             max_grad_norm=self.max_grad_norm,
             delta=self.delta,
-            noise_multiplier=noise,
-            target_epsilon=target if noise is None else None,
+            noise_multiplier=0.0 if target == math.inf else noise,
+            target_epsilon=target if noise is None and target != math.inf else None,
             rates=rates,
+            step=self.way,
             condition=self.condition,
             unit=self.unit,
             records_per_person=self.records_per_person if self.unit == "person" else None,

@@ -7,22 +7,26 @@ import json
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
-from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms import Charge, NoNoise
 from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import PaidSteps, noise_for_steps, step_mechanism, steps_within
+from pl_privknn.privacy.noisy_steps import (
+    PaidSteps,
+    StepMechanism,
+    noise_for_steps,
+    step_mechanism,
+    steps_within,
+)
 from pl_privknn.privacy.record_groups import group_costs
+from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.privacy.store import FolderLock, HeadFile, resumed_folder
 from pl_privknn.training.processes import FollowedRun, FollowedSteps
-
-if TYPE_CHECKING:
-    from pl_privknn.training.session import PrivateSession
 
 _FILE = "private_training.json"
 
@@ -37,9 +41,10 @@ class TrainingPlan:
         expected_batch_size: what the noisy sum of gradients is divided by.
         max_grad_norm: bound of each record's gradient.
         delta: δ of the guarantee.
-        noise_multiplier: noise over ``max_grad_norm``, or None where ``target_epsilon`` decides.
+        noise_multiplier: noise over ``max_grad_norm``, 0 for none; None where ``target_epsilon`` decides.
         target_epsilon: ε that all steps together may cost, or None.
         rates: of groups of records, the largest of which is ``sampling_rate``; None where all have that one.
+        step: how records go through the module: ``"traced"``, ``"copies"``, ``"ghost"`` or ``"layers"``.
         condition: what the guarantee rests on, or None.
         unit: unit of privacy.
         records_per_person: most records of a person in a step, where the unit is a person.
@@ -53,6 +58,7 @@ class TrainingPlan:
     noise_multiplier: float | None
     target_epsilon: float | None
     rates: list[float] | None = None
+    step: str = "traced"
     condition: str | None = None
     unit: Unit = "record"
     records_per_person: int | None = None
@@ -102,8 +108,12 @@ class TrainingRun:
     Args:
         folder: the run's folder.
         plan: what is asked for.
-        session: what trains, with its budget, its files, and the source that will draw.
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
+        kind: what trains, for messages and the ledger: a class's name.
+        files: where the ledger is.
+        limit: budget of the ledger; without groups, training ends before it is passed.
+        noise: the source that will draw.
+        steps_per_charge: steps paid by one row of the ledger.
 
     Raises:
         BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
@@ -115,21 +125,30 @@ class TrainingRun:
     """
 
     def __init__(
-        self, folder: Path, plan: TrainingPlan, session: PrivateSession, checkpoint: dict[str, Any] | None
+        self,
+        folder: Path,
+        plan: TrainingPlan,
+        checkpoint: dict[str, Any] | None,
+        *,
+        kind: str,
+        files: RunFiles,
+        limit: float | None,
+        noise: NoiseSource,
+        steps_per_charge: int,
     ) -> None:
-        self.folder, self.plan, self.kind = folder, plan, session.kind
+        self.folder, self.plan, self.kind = folder, plan, kind
         self._file = folder / _FILE
-        self._mark = guarantee_of(plan.condition, session.noise_source)
+        self._mark = guarantee_of(plan.condition, noise)
         self._lock = FolderLock(folder)
         try:
-            self._open(session, checkpoint)
+            self._open(files, limit, checkpoint)
             before = self.charged
             self._check_progress(checkpoint, before)
         except BaseException:
             self.close()
             raise
         left = max(0, self.planned - before)
-        self.steps = PaidSteps(self._run, self.mechanism, left, session.steps_per_charge, plan.unit)
+        self.steps = PaidSteps(self._run, self.mechanism, left, steps_per_charge, plan.unit)
         #: Steps that were paid for and are not in the weights that training starts from.
         self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
@@ -137,8 +156,8 @@ class TrainingRun:
         """Let another run use the folder; the ledger stays readable for reports."""
         self._lock.release()
 
-    def _open(self, session: PrivateSession, checkpoint: dict[str, Any] | None) -> None:
-        folder, plan, files = self.folder, self.plan, session.files
+    def _open(self, files: RunFiles, limit: float | None, checkpoint: dict[str, Any] | None) -> None:
+        folder, plan = self.folder, self.plan
         found = self._read(checkpoint)
         path = Path(files.ledger_path or folder / "ledger.sqlite")
         self._stated = bool(found.get("stated"))
@@ -149,13 +168,11 @@ class TrainingRun:
             )
         self.run_id: str = found.get("run_id") or uuid.uuid4().hex
         self.noise_multiplier: float = found.get("noise_multiplier") or self._noise()
-        self.mechanism: Gaussian = step_mechanism(
-            self.noise_multiplier, plan.max_grad_norm, plan.sampling_rate
-        )
+        self.mechanism = mechanism_of(self.noise_multiplier, plan.max_grad_norm, plan.sampling_rate)
         self.ledger = Ledger(
             path,
             delta=plan.delta,
-            max_epsilon=session.limit,
+            max_epsilon=limit,
             head_path=files.ledger_head_path,
             unit=plan.unit,
         )
@@ -164,7 +181,7 @@ class TrainingRun:
             self.ledger.check_head(noted.head, str(noted.path))
         self.ledger.witness(noted.note)
         if not found:
-            self.planned = self._steps_within(session.limit is not None and session.groups is None)
+            self.planned = self._steps_within(limit is not None and plan.rates is None)
             # The run has its name on disk before it is in the ledger: a kill in between states no second plan.
             self._write()
         else:
@@ -225,6 +242,7 @@ class TrainingRun:
             "expected_batch_size": self.plan.expected_batch_size,
             "noise_multiplier": self.noise_multiplier,
             "max_grad_norm": self.plan.max_grad_norm,
+            "step": self.plan.step,
             **self._of_groups(report.guaranteed, self.planned),
             "ledger_head": report.head,
             "run": self.run_id,
@@ -308,6 +326,13 @@ class TrainingRun:
                 "checkpoint continues it. Resume from its checkpoint, or choose another folder for a new "
                 "training, which costs anew"
             )
+
+
+def mechanism_of(noise_multiplier: float, max_grad_norm: float, sampling_rate: float) -> StepMechanism:
+    """The release of one step; without noise where the multiplier is 0, which an infinite ε asks for."""
+    if noise_multiplier == 0:
+        return NoNoise()
+    return step_mechanism(noise_multiplier, max_grad_norm, sampling_rate)
 
 
 def guarantee_of(condition: str | None, noise: NoiseSource) -> Guarantee:

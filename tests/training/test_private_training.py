@@ -1,22 +1,26 @@
 """PrivateTraining on a module that nobody shaped for it: its update, its ε, what it logs and leaves."""
 
 import contextlib
+import json
 import math
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from noisy_sgd_setup import PRIVATE, NoNoise, charged, make, make_data, make_trainer
-from pytorch_lightning.callbacks import EMAWeightAveraging
+from pytorch_lightning.callbacks import BackboneFinetuning, EMAWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from refusals import refusals
+from torch import nn
 from torch.utils.data import DataLoader
 from training_setup import Lit, Silent, fit, literal_update, training, weights
 
 from pl_privknn import PrivateTraining
 from pl_privknn.callbacks.loggers import run_settings
+from pl_privknn.cli.main import main
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.settings import RunFiles
@@ -110,15 +114,14 @@ def test_only_epsilon_and_validation_are_logged_and_epsilon_at_every_step(tmp_pa
     class Names(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             names.update(trainer.callback_metrics, trainer.progress_bar_metrics, trainer.logged_metrics)
-            assert outputs is None
+            assert outputs == {"loss": 0.0}
             assert batch == []
 
     module = Lit()
-    with pytest.warns(UserWarning, match="reaches nobody"):
-        _, trainer = fit(
-            module, tmp_path, training(steps_per_charge=2), 2, callbacks=[Names()],
-            logger=CSVLogger(tmp_path, "", ""), log_every_n_steps=1,
-        )  # fmt: skip
+    _, trainer = fit(
+        module, tmp_path, training(steps_per_charge=2), 2, callbacks=[Names()],
+        logger=CSVLogger(tmp_path, "", ""), log_every_n_steps=1,
+    )  # fmt: skip
     privacy = {"privacy/epsilon", "privacy/epsilon_spent", "privacy/delta", "privacy/guarantee"}
     assert names | set(trainer.callback_metrics) == {*privacy, "val_loss"}
     header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
@@ -205,17 +208,48 @@ def test_an_optimizer_that_looks_twice_at_a_batch_is_stopped(tmp_path):
         fit(Module(), tmp_path)
 
 
-def test_parameters_that_thaw_later_are_refused(tmp_path):
-    class Thaw(pl.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            pl_module.net[1].requires_grad_(trainer.current_epoch == 1)
+def test_layers_that_a_callback_thaws_are_trained_from_then_on_at_the_same_epsilon(tmp_path):
+    class Backbone(Lit):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head, self.net = self.net[:3], self.net[3], nn.Identity()
 
+        def forward(self, x):
+            return self.head(self.backbone(x))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=self.lr)
+
+    module, seen = Backbone(), []
+
+    class Watch(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            seen.append(module.backbone[1].weight.clone())
+
+    start = module.backbone[1].weight.clone()
+    thaw = BackboneFinetuning(unfreeze_backbone_at_epoch=1)
+    callback, _ = fit(module, tmp_path / "a", callbacks=[thaw, Watch()])
+    assert torch.equal(seen[0], start)
+    assert not torch.equal(seen[1], start)
+    assert callback.epsilon == fit(Lit(), tmp_path / "b")[0].epsilon
+
+
+def test_an_infinite_epsilon_trains_without_noise_and_guarantees_nothing(tmp_path, capsys):
+    expected = literal_update(Lit(), make_data(), 0.1, 60)
     module = Lit()
-    module.net[1].requires_grad_(False)
-    frozen = module.net[1].weight.clone()
-    with pytest.raises(ValueError, match="requires_grad: other parameters"):
-        fit(module, tmp_path, callbacks=[Thaw()])
-    assert torch.equal(module.net[1].weight, frozen)
+    callback = training(
+        epsilon=math.inf, noise_source=None, max_grad_norm=0.1, expected_batch_size=60, expected_records=60
+    )
+    fit(module, tmp_path, callback, epochs=1)
+    torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
+    assert (callback.epsilon, callback.epsilon_spent, callback.guarantee) == (math.inf, math.inf, "none")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["guarantee"], summary["epsilon"]) == ("none", math.inf)
+    assert "no noise was added" in summary["reason"]
+    (row,) = Ledger.open_readonly(tmp_path / "ledger.sqlite").report().charged
+    assert row.guarantee.level == "none"
+    assert main(["audit", str(tmp_path / "ledger.sqlite")]) == 0
+    assert "none" in capsys.readouterr().out
 
 
 def test_records_whose_step_fails_count_as_none_without_a_word(tmp_path, capsys):
@@ -289,6 +323,9 @@ test_bad_arguments_are_named = refusals(
         "views=2: without augment": lambda: training(views=2),
         "augment: clipping=": lambda: training(augment=torch.flip, clipping="ghost"),
         "steps_per_charge=0": lambda: training(steps_per_charge=0),
+        "step=": lambda: training(step="eager"),
+        'step="traced": clipping="ghost"': lambda: training(step="traced", clipping="ghost"),
+        "epsilon=inf: trains without noise": lambda: training(epsilon=math.inf, noise_multiplier=1.0),
     }
 )
 

@@ -18,7 +18,7 @@ from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
 from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
-from pl_privknn.privacy.mechanisms.stated import Conditional, GaussianDPStream, PureDP
+from pl_privknn.privacy.mechanisms.stated import Conditional, GaussianDPStream, NoNoise, PureDP
 
 __all__ = [
     "ADJACENCIES",
@@ -33,6 +33,7 @@ __all__ = [
     "Laplace",
     "Mechanism",
     "NegativeBinomial",
+    "NoNoise",
     "NoisyScreening",
     "PureDP",
     "RandomizedResponse",

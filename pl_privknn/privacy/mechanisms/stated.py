@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,9 @@ from pl_privknn.privacy.mechanisms.base import (
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
+
+    from pl_privknn.privacy.noise import NoiseSource
 
 
 Floats = NDArray[np.float64]
@@ -139,6 +143,36 @@ class Conditional(Mechanism):
     def to_record(self) -> dict[str, Any]:
         """The mechanism as JSON, with the record of ``inner`` inside."""
         return {"mechanism": self.kind, "inner": self.inner.to_record(), "condition": self.condition}
+
+
+@dataclasses.dataclass(frozen=True)
+class NoNoise(Mechanism):
+    """A release without noise: the baseline of a private training, whose ε is infinite.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, account
+        >>> from pl_privknn.privacy.mechanisms import NoNoise
+        >>> report = account([Charge(NoNoise(), 10)], delta=1e-5)
+        >>> report.epsilon, report.guarantee
+        (inf, 'none')
+    """
+
+    kind: ClassVar[str] = "no_noise"
+    guarantee: ClassVar[Level] = "none"
+    reason: ClassVar[str] = "no noise was added (epsilon=inf)"
+
+    def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
+        """Return ``values`` as float64; nothing is drawn."""
+        return values.double()
+
+    def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:
+        """Infinite at every order."""
+        return np.full(len(orders), math.inf)
+
+    def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
+        """All mass at an infinite loss."""
+        losses = pld.LossMeasure(np.array([math.inf]), np.array([1.0]), np.array([0.0]))
+        return pld.to_distribution(losses, None, discretization)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Per-record gradients from what each layer saw: Opacus' samplers, and norms of linear layers without gradients.
 
-Records share one forward pass here, so isolation needs a proof by structure: :func:`proven_network` gives it for this
-package's own classifiers of short-listed layers. For any other module the guarantee is conditional.
+Records share one forward pass here. They stay apart where the network is :func:`separable`; for any other one the
+guarantee is conditional.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pl_privknn.privacy.noisy_steps import clip_factors
 from pl_privknn.training.clipped_sums import SLACK, ClippedSum
 
 # Layers whose output for a record depends on that record alone, whatever their arguments.
-_PROVEN = frozenset(
+_SEPARABLE = frozenset(
     {
         *(
             nn.Sequential,
@@ -50,27 +50,17 @@ def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, targets, reduction="none")
 
 
-def proven_network(module: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]] | None:
-    """The network of a classifier whose forward pass and loss are this package's, and what makes its inputs.
+def separable(network: nn.Module) -> bool:
+    """Whether a network's output for a record depends on that record alone, by its structure.
 
     Args:
-        module: any LightningModule.
-
-    Returns:
-        None where isolation does not follow from the structure.
+        network: of layers of a short list, without hooks or other forward passes of their own.
     """
-    from pl_privknn.training.noisy_sgd import NoisySGD
-
-    if type(module) is not NoisySGD or "training_step" in vars(module):
-        return None
-    for layer in module.network.modules():
-        plain = type(layer) in _PROVEN and "forward" not in vars(layer) and not _has_hooks(layer)
+    for layer in network.modules():
+        plain = type(layer) in _SEPARABLE and "forward" not in vars(layer) and not _has_hooks(layer)
         if not plain or (isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros"):
-            return None
-    own = {id(parameter) for parameter in module.network.parameters()}
-    if any(parameter.requires_grad and id(parameter) not in own for parameter in module.parameters()):
-        return None
-    return module.network, module.inputs
+            return False
+    return True
 
 
 def _has_hooks(layer: nn.Module) -> bool:
@@ -130,13 +120,12 @@ class LayerGradients:
         found = torch.autograd.grad(loss, [edge for *_, edge in calls], allow_unused=True)
         return [(c[0], c[1], g) for c, g in zip(calls, found, strict=True) if g is not None]
 
-    def add(self, total: ClippedSum, calls: Sequence[Seen], used: int) -> None:
-        """Clip and add the gradients of the first ``used`` records of a batch.
+    def add(self, total: ClippedSum, calls: Sequence[Seen]) -> None:
+        """Clip and add the gradients of the records of a batch.
 
         Args:
             total: of the same parameters.
             calls: what :meth:`seen` gave.
-            used: how many records count.
         """
         uses: dict[int, int] = {}
         for layer, *_ in calls:
@@ -144,11 +133,11 @@ class LayerGradients:
                 uses[id(parameter)] = uses.get(id(parameter), 0) + 1
         rows: dict[int, Tensor] = {}
         products: list[tuple[Any, Tensor, Tensor]] = []
-        squares = torch.zeros(used, dtype=torch.float64, device=total.device)
+        squares = torch.zeros(len(calls[0][1]), dtype=torch.float64, device=total.device)
         for layer, inputs, gradients in calls:
             once = all(uses[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
             if type(layer) is nn.Linear and inputs.ndim == 2 and once:
-                a, g = inputs[:used].double(), gradients[:used].double()
+                a, g = inputs.double(), gradients.double()
                 products.append((layer, a, g))
                 # An outer product's norm is the product of the norms: nothing cancels in it.
                 ones = float(layer.bias is not None and layer.bias.requires_grad)
@@ -157,7 +146,7 @@ class LayerGradients:
                 continue
             for place, part in self._sampled(layer, inputs, gradients):
                 rows[place] = part if place not in rows else rows[place] + part
-        kept = [rows[place].reshape(len(rows[place]), -1)[:used] for place in rows]
+        kept = [rows[place].reshape(len(rows[place]), -1) for place in rows]
         if kept:
             squares += total.norms(kept).square()
         factors = clip_factors(squares.sqrt(), total.max_grad_norm, SLACK)

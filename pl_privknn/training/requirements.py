@@ -1,0 +1,124 @@
+"""What private training asks of a module, its optimizer and the trainer, checked before anything is paid."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import torch
+
+from pl_privknn.training.traced_step import arguments_of
+
+# By name, since there are two packages of Lightning.
+_TRIALS = ("BatchSizeFinder", "GradientAccumulationScheduler", "LearningRateFinder")
+
+
+def check_module(module: Any) -> None:
+    """Raise ``ValueError`` for a module that takes its steps itself.
+
+    Args:
+        module: what is trained.
+    """
+    name = type(module).__name__
+    if not module.automatic_optimization:
+        raise ValueError(
+            f"{name}: automatic_optimization=False, and steps that it takes by itself would have no noise; leave the "
+            "step to the trainer and return the loss from training_step"
+        )
+    if "dataloader_iter" in arguments_of(module.training_step):
+        raise ValueError(
+            f"{name}: training_step(dataloader_iter) draws batches by itself; let it take (batch, batch_idx)"
+        )
+
+
+def check_optimizers(trainer: Any) -> None:
+    """Raise ``ValueError`` for optimizers that step otherwise than once on one gradient.
+
+    Args:
+        trainer: with its optimizers set up.
+    """
+    optimizers = [one for one in trainer.optimizers if type(one).__name__ != "_MockOptimizer"]
+    if len(optimizers) != 1:
+        raise ValueError(
+            f"configure_optimizers: {len(optimizers)} optimizers, and ε is stated for one noisy "
+            "gradient a step; return one optimizer, with parameter groups where rates differ"
+        )
+    if isinstance(optimizers[0], torch.optim.LBFGS):
+        raise ValueError("configure_optimizers: LBFGS looks at a batch several times a step; use SGD or Adam")
+
+
+def check_readers(trainer: Any, logged: Set[str]) -> None:
+    """Raise ``ValueError`` for whatever waits for a private figure, which never comes.
+
+    Args:
+        trainer: with its optimizers set up.
+        logged: names that ``training_step`` logs.
+    """
+    waiting = [(type(one).__name__, getattr(one, "monitor", None)) for one in trainer.callbacks]
+    waiting += [(type(c.scheduler).__name__, c.monitor) for c in trainer.strategy.lr_scheduler_configs]
+    private = logged | {f"{name}_{axis}" for name in logged for axis in ("step", "epoch")}
+    for who, monitor in waiting:
+        if monitor in private:
+            raise ValueError(
+                f"{who}: monitor={monitor!r} is a figure of private records, which training_step may not log; "
+                "monitor one of validation"
+            )
+
+
+def check_trainer(trainer: Any, training: Any) -> None:
+    """Raise ``ValueError`` for settings that break the accounting of noisy SGD, and say what to do.
+
+    Args:
+        trainer: of the training.
+        training: the callback.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} would add up several Poisson batches, "
+            "which is not what ε is stated for; set expected_batch_size instead (physical_batch_size bounds memory)"
+        )
+    if trainer.gradient_clip_val:
+        raise ValueError(
+            f"gradient_clip_val={trainer.gradient_clip_val} has no part in noisy SGD, which clips each record's "
+            "gradient; set max_grad_norm instead"
+        )
+    if trainer.overfit_batches:
+        raise ValueError(
+            f"overfit_batches={trainer.overfit_batches} replaces the Poisson sampler; use limit_train_batches"
+        )
+    if trainer.world_size > 1 and type(trainer.strategy).__name__ != "DDPStrategy":
+        raise ValueError(
+            f"strategy={type(trainer.strategy).__name__}: gradients of the whole network are clipped in each "
+            'process; use strategy="ddp", or devices=1'
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise ValueError(
+            f"precision={trainer.precision!r} scales the loss, and clipping would see scaled gradients; use "
+            '"32-true" or "bf16-mixed"'
+        )
+    if training.clipping == "ghost" and "16" in str(trainer.precision):
+        raise ValueError(
+            f'clipping="ghost": norms are made in 16 bits under precision={trainer.precision!r}, and rounding would '
+            'let gradients pass the bound; use clipping="flat", or precision="32-true"'
+        )
+    if type(trainer.profiler).__name__ != "PassThroughProfiler":
+        raise ValueError(
+            f"profiler={type(trainer.profiler).__name__}: times of single steps tell how many records were drawn, "
+            "which is private; leave the profiler out"
+        )
+    if any(hasattr(part, "_wandb_hook_names") for part in trainer.lightning_module.modules()):
+        raise ValueError(
+            "wandb.watch: its hooks run at every pass of the network, and how many there are tells how many records "
+            "were drawn, which is private; call unwatch() before the training"
+        )
+    for callback in trainer.callbacks:
+        name = type(callback).__name__
+        if name in _TRIALS:
+            raise ValueError(f"{name}: it tries steps, or adds them up, and each costs privacy; leave it out")
+        if hasattr(callback, "expected_batch_size") and callback is not training:
+            raise ValueError(f"{name}: there are two of them; one training has one ε; leave one out")
+        if getattr(callback, "labeler", None) is not None:
+            raise ValueError(
+                f"labeler: {type(training).__name__} learns from the private records themselves and asks no teacher; "
+                "leave the labeler out, or train a student with it"
+            )

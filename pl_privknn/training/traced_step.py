@@ -1,0 +1,852 @@
+"""A LightningModule's training step as a graph of tensor operations.
+
+The step, with the batch hooks before it, runs once on fake tensors, which have shapes and no values. What it computes
+is recorded as a pure function ``(trained, other, tensors) -> loss``, and private records go through that function
+alone. No line of the module's Python sees a private value, so nothing that it keeps can carry one record into the
+gradient of another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import inspect
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Metric, MetricCollection
+
+from pl_privknn.training.private_randomness import generator_states
+
+Result = TypeVar("Result")
+
+_ATEN = torch.ops.aten
+# Operators with a probability stay whole, so that vmap can draw differently for each record.
+_DECOMPOSITIONS = {
+    operator: rule
+    for operator, rule in core_aten_decompositions().items()
+    if not any(word in str(operator) for word in ("dropout", "bernoulli"))
+}
+# Largest constant (values) that a step may hold beside its parameters and buffers.
+_LARGEST = 1 << 20
+#: Batch hooks, in the order of their calls.
+TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_VALUES = ("numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "__dlpack__")
+_SCALARS = ("__bool__", "item", "__int__", "__float__", "__index__")
+_NUMBERS = (bool, int, float)
+_TRACKERS = ("wandb", "mlflow", "comet_ml", "neptune")
+
+
+class UntraceableError(ValueError):
+    """A step that is no graph of tensor operations; the text says why in a few words."""
+
+
+class _NoFactError(UntraceableError, AttributeError):
+    """Lets ``getattr`` with a default, and ``hasattr``, work."""
+
+
+# ------------------------------------------------------------------ batches
+
+
+def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "batch") -> Any:
+    """Apply a function to all leaves of a batch.
+
+    Args:
+        value: mappings, lists, tuples and dataclasses, nested; everything else is a leaf.
+        change: takes the path of a leaf, such as ``"batch['image']"``, and the leaf.
+        path: of ``value``.
+
+    Returns:
+        The same structure with other leaves.
+
+    Example:
+        >>> mapped({"x": [1, 2], "name": "a"}, lambda path, leaf: path)
+        {'x': ["batch['x'][0]", "batch['x'][1]"], 'name': "batch['name']"}
+    """
+    if isinstance(value, Mapping):
+        made = {key: mapped(each, change, f"{path}[{key!r}]") for key, each in value.items()}
+        if type(value) is dict or not hasattr(value, "__setitem__"):
+            return made
+        same: Any = copy.copy(value)
+        for key, each in made.items():
+            same[key] = each
+        return same
+    if isinstance(value, list | tuple):
+        parts = [mapped(each, change, f"{path}[{place}]") for place, each in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        same = copy.copy(value)
+        for field in dataclasses.fields(value):
+            part = mapped(getattr(value, field.name), change, f"{path}.{field.name}")
+            object.__setattr__(same, field.name, part)
+        return same
+    return change(path, value)
+
+
+def tensors_of(batch: Any, device: torch.device) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """Tensors of a batch, numbers among them, and what batches must share to go through one graph.
+
+    Args:
+        batch: of one record.
+        device: of the module.
+
+    Returns:
+        The tensors, and the paths, shapes and dtypes of all leaves.
+    """
+    found: list[Tensor] = []
+    key: list[Any] = []
+
+    def note(path: str, leaf: Any) -> None:
+        if isinstance(leaf, _NUMBERS):
+            leaf = torch.tensor(leaf)
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            found.append(leaf.detach().to(device))
+            key.append((path, leaf.shape, leaf.dtype))
+        else:
+            key.append((path, type(leaf).__qualname__))
+
+    mapped(batch, note)
+    return found, tuple(key)
+
+
+def with_tensors(batch: Any, tensors: Iterator[Any]) -> Any:
+    """The batch with other tensors; leaves of other kinds raise where they are used."""
+
+    def replace(path: str, leaf: Any) -> Any:
+        if isinstance(leaf, _NUMBERS) or (isinstance(leaf, Tensor) and leaf.layout is torch.strided):
+            return next(tensors)
+        kind = type(leaf).__name__
+        said = f"uses {path}, of type {kind}: make it a tensor in the data set, or leave it out there"
+        return leaf if leaf is None else _Absent(said)
+
+    return mapped(batch, replace)
+
+
+# ------------------------------------------------------------------ stand-ins
+
+
+class _Absent:
+    """Raises :class:`UntraceableError` wherever it is used.
+
+    Args:
+        said: the text.
+    """
+
+    def __init__(self, said: str) -> None:
+        object.__setattr__(self, "_said", said)
+
+    def __deepcopy__(self, memo: Any) -> _Absent:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return _refuse(self)
+
+
+def _refuse(absent: Any, *args: Any, **kwargs: Any) -> Any:
+    raise UntraceableError(object.__getattribute__(absent, "_said"))
+
+
+for _name in (
+    *(
+        "call",
+        "getitem",
+        "setitem",
+        "contains",
+        "iter",
+        "len",
+        "bool",
+        "int",
+        "float",
+        "index",
+        "str",
+        "repr",
+    ),
+    *("format", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "mul", "rmul", "mod", "fspath", "enter"),
+):
+    setattr(_Absent, f"__{_name}__", _refuse)
+_Absent.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+class Sink(nn.Module):
+    """Takes every call and gives itself: metrics and loggers of a step.
+
+    Args:
+        names: of the metrics of a collection.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.__dict__["names"] = tuple(names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Do nothing."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Sink:
+        return self
+
+    __getitem__ = __enter__ = __call__
+
+    def __exit__(self, *error: Any) -> None:
+        """Do nothing."""
+
+
+class _StepNumber(int):
+    """``batch_idx``, which notes that something was computed with it."""
+
+    note: Callable[[], Any]
+
+
+def _noting(name: str) -> Callable[..., Any]:
+    def computed(self: Any, *other: Any) -> Any:
+        self.note()
+        return getattr(int, name)(self, *other)
+
+    return computed
+
+
+for _name in (
+    "mod",
+    "add",
+    "mul",
+    "sub",
+    "floordiv",
+    "truediv",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "bool",
+    "int",
+):
+    setattr(_StepNumber, f"__{_name}__", _noting(f"__{_name}__"))
+_StepNumber.__hash__ = int.__hash__  # type: ignore[method-assign]
+
+
+class PublicTrainer:
+    """Public facts of a trainer that a step may read; for what it has not it says so in one line.
+
+    Args:
+        trainer: of the fit, or None outside of one.
+        note: called with the name of a fact that changes within an epoch.
+    """
+
+    training = is_global_zero = True
+    sanity_checking = validating = testing = predicting = fast_dev_run = False
+    global_rank = local_rank = node_rank = 0
+    world_size = num_devices = num_nodes = accumulate_grad_batches = 1
+    gradient_clip_val = None
+
+    def __init__(self, trainer: Any, note: Callable[[str], Any]) -> None:
+        self.__dict__.update(_trainer=trainer, _note=note, logger=Sink(), loggers=[], callbacks=[])
+        self.__dict__.update(callback_metrics={}, logged_metrics={}, progress_bar_metrics={})
+
+    def __deepcopy__(self, memo: Any) -> PublicTrainer:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FACTS:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise _NoFactError(
+                f"reads trainer.{name}, which a private step does not have; it has {', '.join(_FACTS)}"
+            )
+        if name == "global_step":
+            self._note(f"trainer.{name}")
+        return _FACTS[name] if self._trainer is None else getattr(self._trainer, name)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Rates and other plain settings of the optimizers."""
+        self._note("rates of the optimizer")
+        return [
+            types.SimpleNamespace(
+                param_groups=[
+                    {name: value for name, value in group.items() if isinstance(value, int | float | tuple)}
+                    for group in optimizer.param_groups
+                ]
+            )
+            for optimizer in getattr(self._trainer, "optimizers", None) or ()
+        ]
+
+
+#: Facts that are read from the trainer, and their values outside of a fit.
+_FACTS: dict[str, Any] = {
+    "current_epoch": 0,
+    "global_step": 0,
+    "max_epochs": 1,
+    "max_steps": -1,
+    "num_training_batches": float("inf"),
+    "estimated_stepping_batches": float("inf"),
+    "precision": "32-true",
+    "log_every_n_steps": 50,
+}
+
+
+# ------------------------------------------------------------------ the step
+
+
+@dataclasses.dataclass
+class TracedStep:
+    """A step as a graph.
+
+    Attributes:
+        graph: ``(trained, other, tensors) -> loss``.
+        trained: parameters by their names in the graph.
+        other: frozen parameters, buffers and constants, which are read and never written.
+        constants: shapes of the tensors that the graph holds beside parameters and buffers, by their names.
+        changing: what the trace read or drew that is other at every step: the graph holds for one step then.
+        logged: names that the step logs.
+    """
+
+    graph: Any
+    trained: dict[str, Tensor]
+    other: dict[str, Tensor]
+    constants: dict[str, tuple[int, ...]]
+    changing: tuple[str, ...]
+    logged: frozenset[str]
+
+    def gradient(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Gradient of one record's loss, one tensor a parameter.
+
+        Args:
+            tensors: of the batch of one.
+        """
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.trained.items()}
+        return gradient_of(self.graph(leaves, self.other, list(tensors)), list(leaves.values()))
+
+    def rows(self, stack: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients ``(b, …)`` of several records at once by ``vmap``, which keeps them apart.
+
+        Args:
+            stack: tensors of batches of one, ``(b, 1, …)`` each.
+        """
+        found = torch.func.vmap(torch.func.grad(self.graph), in_dims=(None, None, 0), randomness="different")(
+            {name: tensor.detach() for name, tensor in self.trained.items()}, self.other, list(stack)
+        )
+        return list(found.values())
+
+
+def gradient_of(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Gradient of a loss; zero for leaves that it does not depend on."""
+    if not loss.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+
+
+class RecordStep:
+    """The batch hooks and ``training_step`` of a module, for batches of one record.
+
+    Args:
+        module: a LightningModule.
+        datamodule: whose batch hooks run before the module's, or None.
+        trainer: of the fit, or None.
+        dataset: the private records, which a step does not reach.
+        augment: makes views of the image, after the hooks; see
+            :class:`~pl_privknn.training.private_training.PrivateTraining`.
+        views: number of views.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        datamodule: Any = None,
+        trainer: Any = None,
+        dataset: Any = None,
+        augment: Callable[[Tensor], Tensor] | None = None,
+        views: int = 1,
+    ) -> None:
+        self.module, self._trainer, self._dataset = module, trainer, dataset
+        self._augment, self._views, self._datamodule = augment, views, datamodule
+        self._hooks = {name: hook_owner(name, module, datamodule) for name in TRANSFERS}
+
+    def trace(self, batch: Any, batch_idx: int = 0) -> TracedStep:
+        """Trace the step for batches of the shapes of one; no value of the batch has a part in it.
+
+        Args:
+            batch: of one record, or a made-up one.
+            batch_idx: number of the step.
+
+        Raises:
+            UntraceableError: for a step that is no graph of tensor operations.
+            ValueError: for a graph that holds private records.
+        """
+        # Fake tensors pretend that there are 8 GPUs; autograd, started after that, would have a thread for each.
+        start = torch.ones(1, requires_grad=True)
+        torch.autograd.grad(start.sum(), start)
+        changing: list[str] = []
+        logged: set[str] = set()
+        step = self._copy({}, changing.append, logged)
+        names = [f"module.{name}" for name, p in self.module.named_parameters() if p.requires_grad]
+        every = {**dict(step.named_parameters()), **dict(step.named_buffers())}
+        trained = {name: every.pop(name) for name in names if name in every}
+        # Flags and counters stay as they are, so that Python may branch on them.
+        every = {name: t for name, t in every.items() if not _is_flag(t)}
+        number = _StepNumber(batch_idx)
+        number.note = lambda: changing.append("batch_idx")
+        given, _ = tensors_of(batch, self.module.device)
+
+        def loss(trained: Any, other: Any, tensors: Any) -> Tensor:
+            full = with_tensors(batch, iter([tensor.clone() for tensor in tensors]))
+            written = {name: tensor.clone() for name, tensor in {**trained, **other}.items()}
+            with _Recorded():
+                return torch.func.functional_call(step, written, (full, number))
+
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(allow_scalar_outputs=True))
+
+        def faked(tensor: Tensor) -> Tensor:
+            return mode.from_tensor(tensor.detach(), static_shapes=True)
+
+        before = generator_states()[1:]
+        with self._context(), mode, sdpa_kernel(SDPBackend.MATH):
+            arguments = pytree.tree_map(faked, (trained, every, given))
+            pure = torch.func.functionalize(loss, remove="mutations_and_views")
+            try:
+                graph: Any = make_fx(pure, decomposition_table=_DECOMPOSITIONS, tracing_mode="real")(
+                    *arguments
+                )
+            except Exception as error:
+                raise UntraceableError(_in_few_words(error)) from None
+        if generator_states()[1:] != before:
+            changing.append("numbers drawn by Python or numpy")
+        parts = {id(tensor) for tensor in (*self.module.parameters(), *self.module.buffers())}
+        constants = {
+            name.removeprefix("module."): tensor for name, tensor in every.items() if id(tensor) not in parts
+        }
+        for place, tensor in enumerate(dict(_mended(graph).named_buffers()).values()):
+            constants[f"constant {place}"] = tensor
+        self._check_constants({**every, **trained, **constants}, constants)
+        return TracedStep(
+            graph,
+            trained,
+            every,
+            {name: tuple(tensor.shape) for name, tensor in constants.items() if tensor.numel() > 1},
+            tuple(dict.fromkeys(changing)),
+            frozenset(logged),
+        )
+
+    def run(self, batch: Any, batch_idx: int = 0) -> list[Tensor]:
+        """Gradient of a batch of one by the module's own Python, on a fresh copy of the module.
+
+        Args:
+            batch: of one record.
+            batch_idx: number of the step.
+        """
+        batch = mapped(
+            batch, lambda _, leaf: leaf.to(self.module.device) if isinstance(leaf, Tensor) else leaf
+        )
+        return self.on_copy(lambda step, leaves: gradient_of(step(batch, batch_idx), leaves))
+
+    def on_copy(self, work: Callable[[Any, list[nn.Parameter]], Result]) -> Result:
+        """Call a function of a fresh copy of hooks and step, and of its trained parameters."""
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        leaves = [nn.Parameter(p.detach().clone()) for p in trained]
+        memo: dict[int, Any] = {id(p): leaf for p, leaf in zip(trained, leaves, strict=True)}
+        with self._context():
+            return work(self._copy(memo), leaves)
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether something changes a batch before the module's step gets it."""
+        return self._augment is not None or any(owner is not None for owner in self._hooks.values())
+
+    # ------------------------------------------------------------------ copies
+
+    @contextlib.contextmanager
+    def _context(self) -> Iterator[None]:
+        """How the trainer runs steps, without trackers and compilers."""
+        plugin = getattr(self._trainer, "precision_plugin", None)
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            for name in _TRACKERS:
+                library = sys.modules.get(name)
+                for one in ("run", "log", "save", "summary", "log_metric", "log_metrics", "log_artifact"):
+                    if hasattr(library, one):
+                        enter(mock.patch.object(library, one, Sink()))
+            enter(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            enter(torch.enable_grad())
+            enter(torch.compiler.set_stance("force_eager")) if hasattr(torch.compiler, "set_stance") else None
+            enter(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
+            enter(mock.patch.object(checkpoint.CheckpointFunction, "apply", _without_checkpoint))
+            if plugin is not None:
+                enter(plugin.train_step_context())
+            yield
+
+    def _copy(
+        self, memo: dict[int, Any], note: Callable[[str], Any] = str, logged: set[str] | None = None
+    ) -> _Step:
+        """A copy of module and hooks that shares the tensors in ``memo``; for a trace, all tensors.
+
+        What holds records, and what can't be copied, raises where it is used.
+        """
+        traced = logged is not None
+        facts = PublicTrainer(self._trainer, note)
+        if self._trainer is not None:
+            memo[id(self._trainer)] = facts
+        if self._dataset is not None:
+            memo[id(self._dataset)] = _Absent("reads the data set")
+        if self._datamodule is not None and not any(one is self._datamodule for one in self._hooks.values()):
+            memo[id(self._datamodule)] = _Absent("reads the data module, which holds records")
+        owners = {id(one): one for one in (self.module, *self._hooks.values()) if one is not None}
+        for owner in owners.values():
+            for part, name, value in _attributes(owner):
+                self._note(memo, f"{part}.{name}", value, traced)
+            if traced and isinstance(owner, nn.Module):
+                memo.update({id(t): t for t in (*owner.parameters(), *owner.buffers()) if not _is_flag(t)})
+        kept = dict(memo)
+        try:
+            copies = {place: copy.deepcopy(owner, memo) for place, owner in owners.items()}
+        except Exception:
+            for owner in owners.values():
+                for part, name, value in _attributes(owner):
+                    mapped(value, functools.partial(_note_uncopied, kept, f"{part}.{name}"))
+            memo = kept
+            copies = {place: copy.deepcopy(owner, memo) for place, owner in owners.items()}
+        shadow = copies[id(self.module)]
+        for part in shadow.modules():  # functions are not copied, what they close over is
+            for name in ("training_step", *TRANSFERS):
+                _restore(vars(part), name)
+            for held in (
+                vars(part),
+                *(value for name, value in vars(part).items() if name.endswith("_hooks")),
+            ):
+                held.update(
+                    {n: _rebound(f, memo) for n, f in held.items() if isinstance(f, types.FunctionType)}
+                )
+        if (
+            traced
+        ):  # tensors that are plain attributes are inputs of the graph, since a step may write to them
+            for part in shadow.modules():
+                for name in [
+                    n for n, value in vars(part).items() if type(value) is Tensor and not _is_flag(value)
+                ]:
+                    part.register_buffer(name, part.__dict__.pop(name), persistent=False)
+        own = logged if logged is not None else set()
+        vars(shadow).update(
+            _trainer=facts,
+            log=lambda name, *args, **kwargs: own.add(name),
+            log_dict=lambda names, *args, **kwargs: own.update(names),
+            print=lambda *args, **kwargs: None,
+            optimizers=lambda *args, **kwargs: next(iter(facts.optimizers), None),
+            lr_schedulers=lambda: types.SimpleNamespace(
+                get_last_lr=lambda: [group["lr"] for group in facts.optimizers[0].param_groups]
+            ),
+        )
+        for name, owner in self._hooks.items():
+            if owner is not None:
+                _restore(vars(copies[id(owner)]), name)
+        hooks = {name: copies[id(owner)] for name, owner in self._hooks.items() if owner is not None}
+        return _Step(shadow, hooks, self._trainer, self._augment, self._views)
+
+    def _note(self, memo: dict[int, Any], name: str, value: Any, traced: bool) -> None:
+        """Say what stands in copies for metrics and records; a trace shares tensors."""
+        leaves: list[Any] = []
+        if not isinstance(value, nn.Module):
+            mapped(value, lambda _, leaf: leaves.append(leaf))
+        elif isinstance(value, Metric | MetricCollection):
+            leaves = [value]
+        for leaf in leaves:
+            if isinstance(leaf, Metric | MetricCollection):
+                memo.update(
+                    {id(leaf): Sink(map(str, leaf) if isinstance(leaf, MetricCollection) else ())}
+                    if traced
+                    else {}
+                )
+            elif isinstance(leaf, Dataset | DataLoader) or (
+                hasattr(leaf, "train_dataloader") and not isinstance(leaf, nn.Module)
+            ):
+                memo.setdefault(id(leaf), _Absent(f"reads {name}, which holds records"))
+            elif isinstance(leaf, Tensor) and traced and not _is_flag(leaf):
+                memo[id(leaf)] = leaf
+
+    def _check_constants(self, tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
+        """Refuse tensors that share memory with the records, and constants that may hold a table of them."""
+        held = list(_memory(self._dataset))
+        for name, tensor in tensors.items():
+            low = tensor.untyped_storage().data_ptr()
+            high = low + tensor.untyped_storage().nbytes()
+            if any(low < end and start < high for start, end in held):
+                raise ValueError(
+                    f"training_step: {name} {tuple(tensor.shape)} shares memory with the private records, and every "
+                    "record's gradient would depend on them; compute it from public data, or leave it out"
+                )
+        for name, tensor in constants.items():
+            if tensor.numel() > _LARGEST:
+                raise ValueError(
+                    f"training_step: {name} {tuple(tensor.shape)} has more than {_LARGEST} values and is no "
+                    "parameter or buffer; if it is public, register it by register_buffer, else leave it out"
+                )
+
+
+class _Step(nn.Module):
+    """Hooks and step as one function of a batch."""
+
+    def __init__(self, module: Any, hooks: dict[str, Any], trainer: Any, augment: Any, views: int) -> None:
+        super().__init__()
+        self.module = module
+        # In a tuple, since data modules of Lightning are no layers of this one.
+        self._given = hooks, getattr(trainer, "precision_plugin", None), augment, views
+
+    def forward(self, batch: Any, batch_idx: int) -> Tensor:
+        hooks, plugin, augment, views = self._given
+        if plugin is not None:
+            batch = plugin.convert_input(batch)
+        for name, owner in hooks.items():
+            further = (self.module.device, 0) if name == "transfer_batch_to_device" else (0,)
+            batch = getattr(owner, name)(batch, *further)
+        if augment is not None:
+            batch = views_of(batch, augment, views)
+        return loss_of(self.module, batch, batch_idx)
+
+
+class _Recorded(TorchFunctionMode):
+    """Records what a graph does not by itself: blocks without gradients. Values of tensors can't be looked at."""
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _VALUES:
+            raise UntraceableError(f"looks at values of tensors (Tensor.{name})")
+        if (
+            name in _SCALARS
+            and not isinstance(args[0], FakeTensor)
+            and not torch._is_functional_tensor(args[0])
+        ):
+            with _disable_current_modes():
+                return func(*args, **(kwargs or {}))
+        # Generators of the user's are public: draws come from the secret one that all graphs share.
+        result = func(*args, **{key: value for key, value in (kwargs or {}).items() if key != "generator"})
+        if torch.is_grad_enabled() and func != Tensor.data.__get__:  # type: ignore[attr-defined]
+            return result
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach(), result)
+
+
+def _mended(graph: Any) -> Any:
+    """Views in place of copies, no copies of values, and random draws that vmap makes different for each record."""
+    nodes = graph.graph
+    order = {node: place for place, node in enumerate(nodes.nodes)}
+    for node in list(nodes.nodes):
+        packet, _, overload = str(node.target).removeprefix("aten.").partition(".")
+        if node.op != "call_function" or not str(node.target).startswith("aten."):
+            continue
+        if packet in ("view", "view_copy"):
+            node.target = _ATEN.reshape.default
+        elif packet.endswith("_copy") and packet != "_to_copy" and hasattr(_ATEN, packet[: -len("_copy")]):
+            node.target = getattr(getattr(_ATEN, packet[: -len("_copy")]), overload)
+        elif packet == "_embedding_bag_forward_only":  # has no gradient
+            node.target = _ATEN._embedding_bag.default
+        elif packet == "clone":  # nothing is written to
+            node.replace_all_uses_with(node.args[0])
+            nodes.erase_node(node)
+        elif packet in ("_assert_scalar", "_assert_async", "sym_constrain_range_for_size"):
+            nodes.erase_node(node)
+        elif packet.endswith("_") and (made := _out_of_place(packet, overload)) is not None:
+            source = node.args[0]
+            with nodes.inserting_before(node):
+                changed = nodes.call_function(made, node.args, node.kwargs)
+            node.replace_all_uses_with(changed)
+            for user in list(source.users):
+                if user not in (changed, node) and order.get(user, 0) > order[node]:
+                    user.replace_input_with(source, changed)
+            nodes.erase_node(node)
+    nodes.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _is_flag(tensor: Tensor) -> bool:
+    return tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, str, Any]]:
+    """Attributes of an object and, of a module, its layers: name of the class, of the attribute, and its value."""
+    for part in owner.modules() if isinstance(owner, nn.Module) else (owner,):
+        for name, value in (*vars(part).items(), *getattr(part, "_modules", {}).items()):
+            if name not in ("_modules", "_parameters", "_buffers", "_trainer"):
+                yield type(part).__name__, name, value
+
+
+def _rebound(function: Any, memo: dict[int, Any]) -> Any:
+    """A function whose closure holds copies."""
+    cells = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(Exception):  # an empty one, or something that can't be copied
+            cell = types.CellType(copy.deepcopy(cell.cell_contents, memo))
+        cells.append(cell)
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _note_uncopied(memo: dict[int, Any], name: str, path: str, leaf: Any) -> None:
+    if id(leaf) in memo or isinstance(leaf, nn.Module):
+        return
+    try:
+        copy.deepcopy(leaf, dict(memo))
+    except Exception as error:
+        memo[id(leaf)] = _Absent(f"uses {name}, which can't be copied ({type(error).__name__})")
+
+
+def _out_of_place(packet: str, overload: str) -> Any:
+    known = {"bernoulli_.float": _ATEN.bernoulli.p, "transpose_.default": _ATEN.transpose.int}
+    found = known.get(f"{packet}.{overload}")
+    return found or getattr(getattr(_ATEN, packet[:-1], None), overload, None)
+
+
+def _without_checkpoint(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    return function(*args)
+
+
+def _in_few_words(error: Exception) -> str:
+    """Why a step can't be traced; an error on fake tensors holds no private value."""
+    said, kind = " ".join(str(error).split()), type(error).__name__
+    if isinstance(error, UntraceableError):
+        return said
+    if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
+        return "Python branches on values of tensors"
+    if kind == "DynamicOutputShapeException" or "must be tuple of ints" in said:
+        return "shapes depend on values of tensors"
+    if "setup_context" in said or "custom_function_call" in said:
+        return "an autograd.Function has a gradient of its own"
+    if "requires_grad_" in said or "does not require grad" in said:
+        return "it computes gradients itself"
+    return f"{kind}: {said[:100]}"
+
+
+def _memory(value: Any, depth: int = 4) -> Iterator[tuple[int, int]]:
+    """Addresses of the tensors and arrays that a data set holds, as far as its attributes lead to them."""
+    if isinstance(value, Tensor):
+        start = value.untyped_storage().data_ptr()
+        yield start, start + value.untyped_storage().nbytes()
+    elif isinstance(value, np.ndarray):
+        start = value.__array_interface__["data"][0]
+        yield start, start + value.nbytes
+    elif depth and not isinstance(value, str | bytes | int | float | None):
+        parts: Any = getattr(value, "__dict__", {})
+        if isinstance(value, list | tuple):
+            parts = dict(enumerate(value[:100]))
+        elif isinstance(value, dict):
+            parts = value
+        for part in list(parts.values()):
+            yield from _memory(part, depth - 1)
+
+
+# ------------------------------------------------------------------ losses and hooks
+
+
+def loss_of(module: Any, batch: Any, batch_idx: int) -> Tensor:
+    """The loss that ``training_step`` returns for a batch; 0 where it skips the batch.
+
+    Raises:
+        ValueError: for anything but one value.
+    """
+    given = (batch, batch_idx) if len(arguments_of(module.training_step)) > 1 else (batch,)
+    output = module.training_step(*given)
+    loss = output.get("loss") if isinstance(output, dict) else output
+    if loss is None:
+        return torch.stack([p.sum() for p in module.parameters() if p.is_floating_point()]).sum() * 0.0
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ValueError(
+            "training_step must return the loss, a tensor with one value, or a dict with it as 'loss'"
+        )
+    return loss.reshape(())
+
+
+def arguments_of(step: Callable[..., Any]) -> list[str]:
+    """Names of the arguments of a module's step."""
+    return list(inspect.signature(step).parameters)
+
+
+def hook_owner(name: str, module: Any, datamodule: Any) -> Any:
+    """Owner of a batch hook, as Lightning selects it: the data module before the module; None for nobody.
+
+    Args:
+        name: of the hook.
+        module: a LightningModule.
+        datamodule: or None.
+    """
+    for owner in (datamodule, module):
+        if owner is None:
+            continue
+        room = getattr(getattr(type(owner), name, None), "__module__", "") or ""
+        if name in vars(owner) or not room.startswith(("pytorch_lightning.core", "lightning.pytorch.core")):
+            return owner
+    return None
+
+
+def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Replace a method of one object; copies of it for a step have the method that was there before.
+
+    Returns:
+        What puts the method back.
+    """
+    function.replaces = vars(owner).get(name)  # type: ignore[attr-defined]
+    owner.__dict__[name] = function
+    return functools.partial(_restore, owner.__dict__, name)
+
+
+def _restore(attributes: dict[str, Any], name: str) -> None:
+    if hasattr(attributes.get(name), "replaces") and (before := attributes.pop(name).replaces) is not None:
+        attributes[name] = before
+
+
+def views_of(batch: Any, augment: Callable[[Tensor], Tensor], views: int) -> Any:
+    """The batch of ``views`` rows that an augmentation makes of a batch of one.
+
+    Args:
+        batch: images, labels and whatever else, in a tuple or list.
+        augment: maps views ``(views, …)`` of one image to so many.
+        views: how many.
+
+    Raises:
+        ValueError: for other batches, and views of another shape.
+    """
+    if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor):
+        raise ValueError(
+            "augment: works on batches (images, labels, …), and the data gives others; leave it out"
+        )
+    images = batch[0]
+    made = augment(images.expand(views, *images.shape[1:]).clone())
+    if made.shape != (views, *images.shape[1:]):
+        raise ValueError(
+            f"augment: of {(views, *images.shape[1:])} it makes {tuple(made.shape)}; let it keep the shape of "
+            "the views of one image"
+        )
+    rest = [part.repeat_interleave(views, dim=0) if isinstance(part, Tensor) else part for part in batch[1:]]
+    return type(batch)([made, *rest])
