@@ -444,7 +444,7 @@ def _trial(name: str) -> dict[str, Any]:
     untrained.load_state_dict(module.state_dict())
     private: dict[str, Any] = {"expected_batch_size": BATCH, "expected_records": RECORDS}
     training = PrivateTraining(
-        EPSILON, DELTA, replace_batch_norm=replaced, noise_source=SeededNoise(0), **private
+        EPSILON, DELTA, replace_batch_norm=replaced, reads_alone=True, noise_source=SeededNoise(0), **private
     )
     # The package whose Trainer takes it.
     lightning = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")
@@ -470,8 +470,8 @@ def _trial(name: str) -> dict[str, Any]:
         "outcome": "trained",
         "way": watched.way,
         "step": training.way,
-        "level": "conditional" if training.condition else "unconditional",
-        "condition": training.condition or "",
+        "level": "conditional" if training.conditions else "unconditional",
+        "condition": "; ".join(training.conditions),
         "epsilon": training.epsilon,
         **stated(SEEDED),
         "steps": trainer.global_step,

@@ -44,8 +44,16 @@ from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import Level, Unit, check_adjacency
+from pl_privknn.privacy.mechanisms.base import (
+    READS_ALONE,
+    UNCONDITIONAL,
+    Guarantee,
+    Level,
+    Unit,
+    check_adjacency,
+)
 from pl_privknn.privacy.persons import check_owners
+from pl_privknn.privacy.records import foreign_reader
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder, trainers_folder
@@ -612,14 +620,17 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if self._group.rank:
             return
         queries = self._queries(len(data.public))
+        reader = None if data.reads_alone else foreign_reader(data.private)
+        mark = UNCONDITIONAL if reader is None else Guarantee("conditional", (READS_ALONE.format(reader),))
+        plan = stated_plan(
+            self.labeler,
+            sum(queries),
+            self._answers(queries),
+            data.num_classes,
+            rounds=sum(map(bool, queries)),
+        )
         terms = RunTerms(
-            plan=stated_plan(
-                self.labeler,
-                sum(queries),
-                self._answers(queries),
-                data.num_classes,
-                rounds=sum(map(bool, queries)),
-            ),
+            plan=[charge.with_guarantee(mark) for charge in plan],
             public_examples=len(data.public),
             public_digest=digest_of(data.public),
             num_classes=data.num_classes,

@@ -23,6 +23,7 @@ from pl_privknn.datamodules.datasets import (
     as_part,
     common_images,
     known_rows,
+    same_images,
 )
 from pl_privknn.datamodules.loaders import (
     Batches,
@@ -88,6 +89,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             or None where every record stands for itself; a subclass sets it in :meth:`load_private`. Private.
         private_ids: lasting numbers of the private records, int64 ``(n_private,)``, which stay with their records
             when others come and go, or None; likewise. Private.
+        reads_alone: whether reading a private record uses that record alone, which a subclass states for data sets
+            that are not this package's; the guarantee of a run has it as a condition otherwise.
         needs_private: whether an empty private set is refused; a subclass for a first stage on public data alone
             sets it to False.
 
@@ -96,6 +99,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     """
 
     needs_private: bool = True
+    reads_alone: bool = False
     private_in_shards: bool = False  # whether each process of a training loads private records of its own
     _holds_data = True
 
@@ -209,14 +213,34 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                         "train_on_truth=True, but the truth of the public images isn't known; leave it out"
                     )
                 self._public.set_labels(slice(None), self._public.truth)
-            validation = self.load_validation()
+            validation = self._without_private("load_validation")
             self._validation = None if validation is None else self._checked("validation", validation)
         if stage in ("fit", "test", "predict", None) and self._test is None:
-            self._test = self._checked("test", self.load_test(), may_be_empty=True)
+            self._test = self._checked("test", self._without_private("load_test"), may_be_empty=True)
         if stage in ("predict", None) and self._predict is None:
             self._predict = self.load_predict()
         if not compared and self._public is not None and self._test is not None:
             self._check_overlap(self._public, self._test)
+
+    def _without_private(self, name: str) -> Any:
+        """What a method loads; refused where it is private records, of which every figure would have to be paid."""
+
+        def refuse(*args: Any) -> Any:
+            raise ValueError(
+                f"{name}: returns private records, and figures of them are not paid for; return public ones, or "
+                "leave it out (validation runs on public images whose truth is known)"
+            )
+
+        kept, self._private = self._private, None
+        self.__dict__["load_private"] = refuse
+        try:
+            made = getattr(self, name)()
+        finally:
+            del self.__dict__["load_private"]
+            self._private = kept
+        if made is not None and kept is not None and same_images(kept.store, getattr(made, "store", made)):
+            refuse()
+        return made
 
     def _blank(self) -> PublicDataset:
         blank = TensorImages(torch.zeros(1, *self.image_shape, dtype=torch.uint8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pl_privknn._checks import check_choice, check_int, shape_text
+from pl_privknn.privacy.records import leaves_of
 from pl_privknn.privacy.redaction import redacted
 
 ImageShape = tuple[int, int, int]
@@ -190,6 +191,30 @@ def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Te
         "indices: some are no positions of images; want whole numbers of shape (n,) below the number of images, or a "
         "mask with one value an image"
     )
+
+
+def same_images(first: Any, second: Any) -> bool:
+    """Whether two stores, or data sets, are seen to read an image from the same place."""
+    rows: dict[int, set[int]] = {}
+    for place, chosen in _places(first):
+        rows.setdefault(place, set()).update(chosen.tolist())
+    return any(not rows.get(place, set()).isdisjoint(chosen.tolist()) for place, chosen in _places(second))
+
+
+def _places(store: Any, rows: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+    """Where a store reads its images: numbers of tables, and rows in them."""
+    rows = torch.arange(len(store)) if rows is None else rows
+    if isinstance(store, ChosenImages):
+        yield from _places(store.store, store.rows[rows])
+    elif type(store) is JoinedImages:
+        for part, end in zip(store.stores, store._ends.tolist(), strict=True):
+            start = end - len(part)
+            yield from _places(part, rows[(rows >= start) & (rows < end)] - start)
+    elif isinstance(store, TensorImages):
+        yield store._images.data_ptr(), rows
+    else:
+        items = store._items if isinstance(store, ItemImages) else store
+        yield from ((id(leaf), chosen) for leaf, chosen in leaves_of(items, rows))
 
 
 def common_images(first: ImageStore, second: ImageStore) -> list[tuple[int, int]]:

@@ -16,9 +16,18 @@ from pl_privknn.config import HasInitArguments
 from pl_privknn.labelers.canaries import Canaries, Evidence, hub
 from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.ledger import ChargesLedger, charge_and_draw
-from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, Unit, noise_guarantee
+from pl_privknn.privacy.mechanisms.base import (
+    MOVES_AS_CHARGED,
+    Adjacency,
+    Charge,
+    Guarantee,
+    Mechanism,
+    Unit,
+    noise_guarantee,
+)
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.persons import check_owners, records_drawn
+from pl_privknn.privacy.records import is_ours
 
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22
@@ -86,6 +95,8 @@ class Labeler(HasInitArguments, abc.ABC):
     #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
     #: answers all of them together.
     asks_in_batches: bool = True
+    #: Whether :func:`~pl_privknn.testing.check_labeler` found no fault; runs of labelers of others note it.
+    checked: bool = False
     #: Arguments that a plan may look for (:mod:`pl_privknn.planning`): the first that a configuration states, else
     #: the first of them. One that takes an object stands for the argument that the object's class names.
     free_parameters: ClassVar[tuple[str, ...]] = ()
@@ -150,8 +161,11 @@ class Labeler(HasInitArguments, abc.ABC):
 def stated_plan(
     labeler: Labeler, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1
 ) -> list[Charge]:
-    """:meth:`Labeler.plan`, with the guarantee that the labeler's noise leaves it."""
+    """:meth:`Labeler.plan`, with the guarantee that the labeler's noise, and its author, leave it."""
     mark = noise_guarantee(labeler.noise_source)
+    if not is_ours(labeler):
+        checked = " (check_labeler found no fault)" if labeler.checked else ""
+        mark &= Guarantee("conditional", (MOVES_AS_CHARGED.format(type(labeler).__name__) + checked,))
     return [
         charge.with_guarantee(mark)
         for charge in labeler.plan(num_queries, max_answers, num_classes, rounds=rounds)

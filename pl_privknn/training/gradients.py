@@ -212,13 +212,37 @@ class RecordGradients:
                 self.way = "layers"
             elif self._clipping == "ghost":
                 self.way, self.condition = "ghost", DECLARED
-                try:
-                    self._seen(self._first_working(batches), 1)
-                except NotSupportedError as error:
-                    raise ValueError(f'clipping="ghost": {error}; use clipping="flat"') from None
+                self._try_ghost(self._first_working(batches))
             else:
                 self._try(batches, timed)
         self._randomness.drew = None
+
+    def _try_ghost(self, batch: Any) -> None:
+        """Refuse layers and losses with which a batch of several made-up records has another sum than its records."""
+        # A norm that clips nothing shows factors that clipping hides.
+        total, alone = (ClippedSum(self._sizes, 1e9, self.device) for _ in range(2))
+        stack = [torch.stack([part] * 3) for part in tensors_of(batch, self.device)[0]]
+        try:
+            layers, seen = self._seen(with_tensors(batch, iter([part.flatten(0, 1) for part in stack])), 3)
+            layers.add(total, seen)
+            self._randomness.begin()
+            gradient = self._step.run(batch)
+        except NotSupportedError as error:
+            raise ValueError(f'clipping="ghost": {error}; use clipping="flat"') from None
+        except Exception as error:
+            raise ValueError(
+                f'clipping="ghost": fails on a batch of 3 made-up records ({type(error).__name__}); use '
+                'clipping="flat"'
+            ) from None
+        if self._randomness.drawn():
+            return
+        for _ in range(3):
+            alone.add_one(gradient)
+        if not _close([total.finish()], [alone.finish()]):
+            raise ValueError(
+                'clipping="ghost": 3 made-up records have another clipped sum together than one by one, so the loss '
+                'is no mean of examples, or a layer\'s norms are wrong; use clipping="flat"'
+            )
 
     def refresh(self) -> None:
         """Trace anew, with the parameters that are trained now.

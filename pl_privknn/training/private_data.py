@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from pl_privknn._checks import shown
 from pl_privknn.privacy.persons import check_owners, persons_of
+from pl_privknn.privacy.records import foreign_reader, has_repeated_rows
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.training.traced_step import mapped
 
@@ -76,6 +77,22 @@ class PrivateData:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+    @property
+    def reader(self) -> str | None:
+        """Name of the class or function of others that reads records; None where nothing but ours does."""
+        if self._collate is not default_collate:
+            return getattr(self._collate, "__name__", type(self._collate).__name__)
+        return foreign_reader(self.dataset)
+
+    def check_rows(self) -> None:
+        """Raise ``ValueError`` where a record is seen to be several rows."""
+        if has_repeated_rows(self.dataset):
+            raise ValueError(
+                f"train_dataloader: its {type(self.dataset).__name__} reads some rows several times, and one record "
+                "would move the sum as often; leave the oversampling out and weight the loss, or set unit='person' "
+                "with private_groups that give the rows of a record one number"
+            )
 
     def check_same(self, agree: Callable[[bytes], bool]) -> None:
         """Refuse processes that hold different records, where each is to read a share of them.

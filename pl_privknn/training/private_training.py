@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
@@ -16,9 +19,10 @@ from pl_privknn._checks import check_choice, check_int, check_open_unit, check_p
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms.base import check_unit, guarantee_rank
+from pl_privknn.privacy.mechanisms.base import READS_ALONE, check_unit, guarantee_rank
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
+from pl_privknn.privacy.records import shares_records
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.gradients import (
@@ -31,7 +35,13 @@ from pl_privknn.training.gradients import (
 )
 from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.private_data import PrivateData, Steps
-from pl_privknn.training.requirements import check_module, check_optimizers, check_readers, check_trainer
+from pl_privknn.training.requirements import (
+    check_module,
+    check_optimizers,
+    check_readers,
+    check_resumable,
+    check_trainer,
+)
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.traced_step import TRANSFERS, hook_owner, replace_method
 
@@ -93,6 +103,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         physical_batch_size: records at once; bounds memory and changes nothing else.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
         groups: of records that have an ε of their own, in the place of ``epsilon``.
+        reads_alone: state that reading a record uses that record alone, for data sets and collate functions that are
+            not this package's: a data set that mixes records (mixup) or remembers some does not. Without it the
+            guarantee has this as a condition.
         unit: unit of privacy: ``"record"``, or ``"person"`` with all records that the data module's
             ``private_groups`` (int64, the person of each record) ascribe to them. Coins are persons' then, the mean
             gradient of a drawn person's records is clipped, and ``expected_batch_size`` and ``expected_records`` are
@@ -137,6 +150,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         views: int = 1,
         physical_batch_size: int | None = None,
         replace_batch_norm: bool = False,
+        reads_alone: bool = False,
         groups: PrivacyGroups | None = None,
         unit: str = "record",
         records_per_person: int = 1,
@@ -190,6 +204,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             check_int("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
+        self.reads_alone = check_switch("reads_alone", reads_alone)
         self.unit, self.groups = check_unit(unit), groups
         if self.unit == "person" and groups is not None:
             raise ValueError(
@@ -207,6 +222,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.files = as_group("files", files, RunFiles()).within(run_dir)
         self.run_dir = self.files.paths[0]
         self._constants: dict[str, list[int]] = {}
+        self._records: weakref.ReferenceType[Any] | None = None
         self.__dict__.update(_outside_fits())
 
     _gradients: RecordGradients | None
@@ -289,6 +305,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.run = None
         check_trainer(trainer, self)
         check_module(pl_module)
+        check_resumable(trainer)
         leave_report(trainer)
         if self.replace_batch_norm:
             replace_batch_norms(pl_module)
@@ -301,6 +318,14 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             self._made_up = PrivateData(_made_up_records(records))
         else:
             self.draw_from(records, trainer, getattr(trainer.datamodule, "private_groups", None))
+            assert self.private is not None
+            with contextlib.suppress(TypeError):  # lists have no weak references
+                self._records = weakref.ref(self.private.dataset)
+            if not hasattr(records, "private_in_shards"):
+                validation = trainer.fit_loop.epoch_loop.val_loop._data_source
+                self._check_evaluation(
+                    "val_dataloader", validation.dataloader() if validation.is_defined() else ()
+                )
         kept = source.instance, source.name
         source.instance, source.name = Steps(self.steps_per_epoch).loader(), ""
         self._undo.append(lambda: source.__dict__.update(instance=kept[0], name=kept[1]))
@@ -340,7 +365,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         redacted(gradients.choose)
         check_readers(trainer, gradients.logged)
         pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
-        self.condition = gradients.condition
+        self.conditions = tuple(filter(None, (gradients.condition, self._reading(data, trainer))))
         self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)
         self.open(trainer)
@@ -381,6 +406,10 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         if stage == "fit":
             self._leave()
 
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse to test on the records of a training."""
+        self._check_evaluation("test_dataloader", trainer.test_dataloaders)
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Give the trainer its own step back, and let another run use the folder."""
         self._leave()
@@ -389,7 +418,25 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not in a fit."""
-        return {**super().__getstate__(), **_outside_fits()}
+        return {**super().__getstate__(), **_outside_fits(), "_records": None}
+
+    def _reading(self, data: PrivateData, trainer: Any) -> str | None:
+        """The condition on how records are read; None where nothing but this package reads them."""
+        alone = self.reads_alone or getattr(trainer.datamodule, "reads_alone", False)
+        return None if alone or data.reader is None else READS_ALONE.format(data.reader)
+
+    def _check_evaluation(self, name: str, loaders: Any) -> None:
+        """Refuse to evaluate on private records: the exact figure of them is paid by nothing."""
+        found: list[Any] = []
+        pytree.tree_map(
+            lambda one: found.append(getattr(one, "dataset", None)), getattr(loaders, "iterables", loaders)
+        )
+        records = None if self._records is None else self._records()
+        if records is not None and any(one is not None and shares_records(records, one) for one in found):
+            raise ValueError(
+                f"{name}: reads the data set of the private records, whose exact accuracy is not paid for; evaluate "
+                "on public data"
+            )
 
     def layers_of(self, module: Any) -> Any:
         """A network whose layers give the gradients, and what makes its inputs; see the gradients."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 from collections.abc import Set
 from typing import Any
 
@@ -45,6 +47,28 @@ def check_optimizers(trainer: Any) -> None:
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise ValueError("configure_optimizers: LBFGS looks at a batch several times a step; use SGD or Adam")
+
+
+def check_resumable(trainer: Any) -> None:
+    """Raise ``ValueError`` for hyper-parameters with which no checkpoint of the fit could be resumed.
+
+    Args:
+        trainer: of the training.
+    """
+    if not trainer.checkpoint_callbacks or "weights_only" not in inspect.signature(trainer.fit).parameters:
+        return  # an older Lightning loads any object
+    for owner in filter(None, (trainer.lightning_module, trainer.datamodule)):
+        for name, value in dict(getattr(owner, "hparams_initial", {})).items():
+            file = io.BytesIO()
+            try:
+                torch.save(value, file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception:
+                raise ValueError(
+                    f"save_hyperparameters: {name}, a {type(value).__name__}, is in checkpoints that can't be loaded "
+                    f"again, so an interrupted training could not be resumed; add ignore=[{name!r}]"
+                ) from None
 
 
 def check_readers(trainer: Any, logged: Set[str]) -> None:

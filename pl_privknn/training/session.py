@@ -56,7 +56,7 @@ class PrivateSession:
         run_dir: the run's folder, as it was asked for; may be set until the fit.
         run: the training in its folder, once the fit has started; in all processes but the first, what they are told.
         private: the records, during the fit; None in a ``fast_dev_run``.
-        condition: what the guarantee rests on, or None.
+        conditions: what the guarantee rests on.
         way: how records go through the module, once that is known.
         loaded: what a checkpoint that is being resumed says of its run, until the fit starts.
     """
@@ -77,7 +77,7 @@ class PrivateSession:
     run_dir: str | Path | None
 
     def __init__(self) -> None:
-        self.condition: str | None = None
+        self.conditions: tuple[str, ...] = ()
         self.way = "traced"
         self.loaded: dict[str, Any] | None = None
         self.__dict__.update(_OF_A_FIT)
@@ -109,6 +109,8 @@ class PrivateSession:
                 "groups: members are of all private records in one table, and these come in shards"
             )
         self.private = PrivateData(source, (0, 1) if in_shards else (rank, count))
+        if self.unit == "record":
+            self.private.check_rows()
         if self.unit == "person":
             if in_shards and count > 1:
                 raise ValueError(
@@ -201,7 +203,7 @@ class PrivateSession:
         limit = self.limit if self.groups is None else None
         if limit is not None and epsilon_for_delta(charges, self.delta) > limit:
             charges = [Charge(step, steps_within(step, steps, limit, self.delta))]
-        mark = guarantee_of(self.condition, self.noise_source)
+        mark = guarantee_of(self.conditions, self.noise_source)
         return [charge.with_guarantee(mark) for charge in charges]
 
     def ended(self, trainer: Any) -> bool:
@@ -299,7 +301,7 @@ class PrivateSession:
             target_epsilon=target if noise is None and target != math.inf else None,
             rates=rates,
             step=self.way,
-            condition=self.condition,
+            conditions=list(self.conditions) or None,
             unit=self.unit,
             records_per_person=self.records_per_person if self.unit == "person" else None,
         )

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
@@ -35,6 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
+from pl_privknn.privacy.records import shares_memory
 from pl_privknn.training.private_randomness import generator_states
 
 Result = TypeVar("Result")
@@ -596,11 +596,8 @@ class RecordStep:
 
     def _check_constants(self, tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
         """Refuse tensors that share memory with the records, and constants that may hold a table of them."""
-        held = list(_memory(self._dataset))
         for name, tensor in tensors.items():
-            low = tensor.untyped_storage().data_ptr()
-            high = low + tensor.untyped_storage().nbytes()
-            if any(low < end and start < high for start, end in held):
+            if shares_memory(self._dataset, tensor):
                 raise ValueError(
                     f"training_step: {name} {tuple(tensor.shape)} shares memory with the private records, and every "
                     "record's gradient would depend on them; compute it from public data, or leave it out"
@@ -747,24 +744,6 @@ def _in_few_words(error: Exception) -> str:
     if "requires_grad_" in said or "does not require grad" in said:
         return "it computes gradients itself"
     return f"{kind}: {said[:100]}"
-
-
-def _memory(value: Any, depth: int = 4) -> Iterator[tuple[int, int]]:
-    """Addresses of the tensors and arrays that a data set holds, as far as its attributes lead to them."""
-    if isinstance(value, Tensor):
-        start = value.untyped_storage().data_ptr()
-        yield start, start + value.untyped_storage().nbytes()
-    elif isinstance(value, np.ndarray):
-        start = value.__array_interface__["data"][0]
-        yield start, start + value.nbytes
-    elif depth and not isinstance(value, str | bytes | int | float | None):
-        parts: Any = getattr(value, "__dict__", {})
-        if isinstance(value, list | tuple):
-            parts = dict(enumerate(value[:100]))
-        elif isinstance(value, dict):
-            parts = value
-        for part in list(parts.values()):
-            yield from _memory(part, depth - 1)
 
 
 # ------------------------------------------------------------------ losses and hooks

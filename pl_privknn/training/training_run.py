@@ -45,7 +45,7 @@ class TrainingPlan:
         target_epsilon: ε that all steps together may cost, or None.
         rates: of groups of records, the largest of which is ``sampling_rate``; None where all have that one.
         step: how records go through the module: ``"traced"``, ``"copies"``, ``"ghost"`` or ``"layers"``.
-        condition: what the guarantee rests on, or None.
+        conditions: what the guarantee rests on, or None.
         unit: unit of privacy.
         records_per_person: most records of a person in a step, where the unit is a person.
     """
@@ -59,7 +59,7 @@ class TrainingPlan:
     target_epsilon: float | None
     rates: list[float] | None = None
     step: str = "traced"
-    condition: str | None = None
+    conditions: list[str] | None = None
     unit: Unit = "record"
     records_per_person: int | None = None
 
@@ -138,7 +138,7 @@ class TrainingRun:
     ) -> None:
         self.folder, self.plan, self.kind = folder, plan, kind
         self._file = folder / _FILE
-        self._mark = guarantee_of(plan.condition, noise)
+        self._mark = guarantee_of(plan.conditions, noise)
         self._lock = FolderLock(folder)
         try:
             self._open(files, limit, checkpoint)
@@ -335,12 +335,12 @@ def mechanism_of(noise_multiplier: float, max_grad_norm: float, sampling_rate: f
     return step_mechanism(noise_multiplier, max_grad_norm, sampling_rate)
 
 
-def guarantee_of(condition: str | None, noise: NoiseSource) -> Guarantee:
+def guarantee_of(conditions: Sequence[str] | None, noise: NoiseSource) -> Guarantee:
     """The guarantee of a training's releases.
 
     Args:
-        condition: what it rests on, or None.
+        conditions: what it rests on.
         noise: the source of coins and noise.
     """
     mark = noise_guarantee(noise)
-    return mark if condition is None else mark & Guarantee("conditional", (condition,))
+    return mark & Guarantee("conditional", tuple(conditions)) if conditions else mark

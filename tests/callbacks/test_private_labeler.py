@@ -126,7 +126,8 @@ def test_run_report(whole):
     assert summary["epsilon"] <= labeler.epsilon
     assert summary["delta"] == 1e-4
     assert 0.01 < summary["tpr_at_fpr_0.01"] < 1
-    assert (summary["adjacency"], summary["guarantee"]) == ("add_remove", "unconditional")
+    assert (summary["adjacency"], summary["guarantee"]) == ("add_remove", "conditional")
+    assert summary["reason"] == "OracleLabeler moves by no more than it charges"
     assert (summary["queried"], summary["answered"], summary["lost"]) == (20, 16, 0)
     assert 0 <= summary["test_accuracy"] <= 1
     assert dict(report.table())["answered"] == "16 of 20 queries"

@@ -3,7 +3,7 @@
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import NoNoise, make_data
+from noisy_sgd_setup import NoNoise, keep_last, make_data
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
@@ -134,6 +134,46 @@ def test_data_of_no_single_records_is_refused(tmp_path, loader, message):
     with pytest.raises(ValueError, match=message):
         fit(Lit(), tmp_path, data=Data())
     assert not list(tmp_path.rglob("*.sqlite"))
+
+
+class Bags(Lit):
+    """Offsets are a part of the batch, as a collate function of bags makes them."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(8, 2))
+        self.bags = nn.EmbeddingBag(10, 8)
+
+    def training_step(self, batch, batch_idx):
+        words = (batch[0].flatten(1)[:, :4] * 9).long().flatten()
+        return F.cross_entropy(self.net(self.bags(words, torch.arange(0, len(words), 4))), batch[1])
+
+
+class Sums(Lit):
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[0]), batch[1], reduction="sum")
+
+
+@pytest.mark.parametrize(("make", "said"), [(Bags, 'clipping="ghost": '), (Sums, "no mean of examples")])
+def test_ghost_clipping_that_would_fail_at_the_first_batch_is_refused(tmp_path, make, said):
+    with pytest.raises(ValueError, match=said):
+        fit(make(), tmp_path, training(clipping="ghost", noise_source=NoNoise()))
+    assert not list(tmp_path.rglob("*.sqlite"))
+
+
+class Setting:
+    """Something that a checkpoint can't be loaded with."""
+
+
+def test_hyper_parameters_with_which_no_checkpoint_is_resumed_are_refused(tmp_path):
+    class Saves(Lit):
+        def __init__(self, setting):
+            super().__init__()
+            self.save_hyperparameters()
+
+    with pytest.raises(ValueError, match=r"setting, a Setting, .* add ignore=\['setting'\]"):
+        fit(Saves(Setting()), tmp_path, training(noise_source=NoNoise()), callbacks=[keep_last(tmp_path)])
+    assert fit(Saves({"lr": 0.1}), tmp_path / "a", callbacks=[keep_last(tmp_path)])[0].planned_steps
+    assert fit(Saves(Setting()), tmp_path / "b")[0].planned_steps
 
 
 class Attention(nn.Module):

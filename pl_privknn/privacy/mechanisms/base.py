@@ -35,6 +35,9 @@ UNSTATED_NOISE = (
     "the noise came from the operating system's generator, and the plan holds under the ledger's adjacency; whoever "
     "charged the ledger did not say so"
 )
+#: Conditions of code that is not of this package, to be formatted with its name.
+READS_ALONE = "reading a record uses that record alone ({})"
+MOVES_AS_CHARGED = "{} moves by no more than it charges"
 SEVERAL_FILES = (
     "what each file plans was fixed before an answer of another was seen (ordinary composition; runs that share one "
     "ledger need no such condition)"

@@ -1,0 +1,118 @@
+"""What a data set of private records is made of: its rows, its memory, and whose code reads it.
+
+A record is one index of the data set. What reading it returns is the record, so reading one must not use another:
+that can be seen of tables of tensors and of this package's data sets, and is an assumption for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+_PACKAGE = __name__.split(".")[0]
+# Attributes by which data sets of this package hold others.
+_HELD = ("store", "stores", "_items")
+
+
+def is_ours(thing: Any) -> bool:
+    """Whether an object's class is of this package."""
+    return type(thing).__module__.split(".")[0] == _PACKAGE
+
+
+def leaves_of(dataset: Any, rows: Tensor | None = None) -> Iterator[tuple[Any, Tensor]]:
+    """The data sets that a data set reads, and which of their rows.
+
+    Args:
+        dataset: map-style; ``Subset`` and ``ConcatDataset`` are looked into.
+        rows: of ``dataset``, int64 ``(n,)``; all if None.
+
+    Yields:
+        Each data set, and its rows in the order of reading.
+    """
+    rows = torch.arange(len(dataset)) if rows is None else rows
+    if isinstance(dataset, Subset):
+        yield from leaves_of(dataset.dataset, torch.as_tensor(list(dataset.indices), dtype=torch.int64)[rows])
+    elif isinstance(dataset, ConcatDataset):
+        start = 0
+        for part, end in zip(dataset.datasets, dataset.cumulative_sizes, strict=True):
+            yield from leaves_of(part, rows[(rows >= start) & (rows < end)] - start)
+            start = end
+    else:
+        yield dataset, rows
+
+
+def has_repeated_rows(dataset: Any) -> bool:
+    """Whether a data set is seen to read a row of another one twice, as oversampling does.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import Subset, TensorDataset
+        >>> table = TensorDataset(torch.rand(5, 2))
+        >>> has_repeated_rows(Subset(table, [0, 1, 1])), has_repeated_rows(Subset(table, [0, 1]))
+        (True, False)
+    """
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return False
+    rows: dict[int, list[Tensor]] = {}
+    for leaf, part in leaves_of(dataset):
+        rows.setdefault(id(leaf), []).append(part)
+    return any(len(joined.unique()) < len(joined) for joined in map(torch.cat, rows.values()))
+
+
+def foreign_reader(dataset: Any) -> str | None:
+    """Name of the class that reads records and is neither a table of tensors nor of this package; None for none.
+
+    Args:
+        dataset: map-style, or a store of images.
+    """
+    if isinstance(dataset, Subset | ConcatDataset):
+        return next((name for leaf, _ in leaves_of(dataset) if (name := foreign_reader(leaf))), None)
+    if isinstance(dataset, list | tuple) or type(dataset) is TensorDataset:
+        return None
+    if not is_ours(dataset):
+        return type(dataset).__name__
+    held = [vars(dataset)[name] for name in _HELD if name in vars(dataset)]
+    parts = [part for one in held for part in (one if isinstance(one, list) else [one])]
+    return next((name for part in parts if hasattr(part, "__len__") and (name := foreign_reader(part))), None)
+
+
+def memory_of(value: Any, depth: int = 4) -> Iterator[tuple[int, int]]:
+    """Addresses, begin and end, of the tensors and arrays that an object holds, as far as its attributes lead.
+
+    Args:
+        value: an object, a tensor, or a container of them.
+        depth: attributes of attributes that are followed.
+    """
+    if isinstance(value, Tensor):
+        if value.device.type == "cpu" and value.layout is torch.strided and value.numel():
+            reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+            yield value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()
+    elif isinstance(value, np.ndarray):
+        reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True))
+        low = value.__array_interface__["data"][0]
+        yield low, low + (reach + value.itemsize if value.size else 0)
+    elif depth and not isinstance(value, str | bytes | int | float | None):
+        parts: Any = getattr(value, "__dict__", {})
+        if isinstance(value, list | tuple):
+            parts = dict(enumerate(value[:100]))
+        elif isinstance(value, dict):
+            parts = value
+        for part in list(parts.values()):
+            yield from memory_of(part, depth - 1)
+
+
+def shares_memory(first: Any, second: Any) -> bool:
+    """Whether two objects hold parts of the same memory."""
+    held = list(memory_of(first))
+    return any(low < end and start < high for low, high in memory_of(second) for start, end in held)
+
+
+def shares_records(private: Any, other: Any) -> bool:
+    """Whether a data set is seen to read from a data set of private records, or to share memory with it."""
+    own = {id(leaf) for leaf, _ in leaves_of(private)}
+    return any(id(leaf) in own or shares_memory(private, leaf) for leaf, _ in leaves_of(other))
