@@ -24,6 +24,7 @@ from pl_privknn.privacy.mechanisms.base import (
     check_unit,
 )
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
+from pl_privknn.privacy.mechanisms.stated import NoNoise
 from pl_privknn.privacy.store import SQLITE_MAGIC, Balance, read_rows
 
 
@@ -448,9 +449,9 @@ def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Bal
 def _training(planned: Iterable[Charge], charged: Iterable[Charge]) -> dict[str, Any]:
     """Steps, noise and sampling rate of a private training."""
     # Accuracies that were paid for have discrete noise, and are no steps.
-    plan = [charge for charge in planned if isinstance(charge.mechanism, Gaussian)]
+    plan = [charge for charge in planned if isinstance(charge.mechanism, Gaussian | NoNoise)]
     found: dict[str, Any] = {
-        "steps": sum(charge.count for charge in charged if isinstance(charge.mechanism, Gaussian)),
+        "steps": sum(charge.count for charge in charged if isinstance(charge.mechanism, Gaussian | NoNoise)),
         "steps_planned": sum(charge.count for charge in plan),
     }
     if len(plan) == 1 and isinstance(release := plan[0].mechanism, Gaussian):
