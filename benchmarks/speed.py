@@ -29,7 +29,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.record import ROOT, Measured, entries, markdown
 from benchmarks.scale import CLASSES
 from pl_privknn._lightning import TRAINS_ALONE
-from pl_privknn.cli import keep_freed_memory
 from pl_privknn.features import HOG, TimmFeatures
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
@@ -176,7 +175,6 @@ class _Epoch(pl.Callback):
 
 
 def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent) -> dict[str, Any]:
-    keep_freed_memory()  # as the command does; both sides do without page faults, whose number is chance
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES_OF_AN_EPOCH, 1, 28, 28, generator=generator)
     labels = torch.randint(10, (len(images),), generator=generator)

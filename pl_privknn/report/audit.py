@@ -19,7 +19,7 @@ from pl_privknn.training import NoisySGD, PrivateTraining
 #: Where ``privknn export`` puts its files, in a run's folder.
 EXPORT = "export"
 #: What ``privknn report`` writes into a run's folder.
-REPORT = ("report.html", "privacy_card.md", "privacy_card.json", "certificate.json", "registry.yaml")
+REPORT = ("report.html", "privacy_card.md", "privacy_card.json", "certificate.json")
 #: What no audit of files can tell.
 NOT_CHECKED = (
     "a ledger that was rewritten with all its hashes, and everything else to fit it; a head that was noted elsewhere "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import html
 import json
@@ -42,8 +41,8 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         exact: also compute the exact worst case (seconds).
 
     Returns:
-        The HTML file. ``privacy_card.md``, ``privacy_card.json``, ``certificate.json`` and ``registry.yaml`` lie
-        beside it, except for a comparison.
+        The HTML file. ``privacy_card.md``, ``privacy_card.json`` and ``certificate.json`` lie beside it, except for a
+        comparison.
 
     Raises:
         ValueError: where ``path`` is none of these, or a file in it is damaged.
@@ -80,7 +79,7 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
 
 
 def write_card(card: dict[str, Any], output: Path, ledger: Path) -> None:
-    """Write a privacy card into a folder, for programs and for people, with its certificate and registry entry.
+    """Write a privacy card into a folder, for programs and for people, with its certificate.
 
     Args:
         card: see :func:`privacy_card`.
@@ -95,7 +94,6 @@ def write_card(card: dict[str, Any], output: Path, ledger: Path) -> None:
     except ValueError as error:
         (output / "certificate.json").unlink(missing_ok=True)
         certificate = f"none: {error}"
-    write_durably(output / "registry.yaml", registry_entry(card))
     write_durably(output / f"{_CARD}.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
     write_durably(output / f"{_CARD}.md", card_markdown({**card, "certificate": certificate}))
 
@@ -148,13 +146,6 @@ def card_markdown(card: dict[str, Any]) -> str:
     """The card for people: a page in plain words, then the technical details."""
     text: str = _environment().get_template("privacy_card.md.j2").render(card=card, version=__version__)
     return text
-
-
-def registry_entry(card: dict[str, Any]) -> str:
-    """The entry of a run for the registry of deployments, as YAML: a draft, with what a person has to fill in."""
-    template = _environment().get_template("registry.yaml.j2")
-    entry: str = template.render(card=card, today=datetime.date.today().isoformat())
-    return entry
 
 
 def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:
