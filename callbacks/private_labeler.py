@@ -13,21 +13,24 @@ from torch import nn
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_positive, check_switch
-from pl_privknn._lightning import rank_zero_info
+from pl_privknn._lightning import rank_zero_info, rank_zero_warn
 from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import (
     MODELS,
     FeatureStore,
     LabelingRound,
     ReleasedHead,
+    check_stated,
     load_head,
     prior_shift,
+    public_extractor,
     rich_progress,
     shifted,
 )
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.features.alone import is_foreign
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import DefaultFeatures
@@ -44,7 +47,7 @@ from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import Level, Unit, check_adjacency
+from pl_privknn.privacy.mechanisms.base import Guarantee, Level, Unit, check_adjacency
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.settings import Budget, RunFiles
@@ -462,6 +465,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.device = check_device(device)
         self.sharded = check_switch("sharded", sharded)
         self._place = Path()
+        self._conditions: tuple[str, ...] = ()
         self._run: LabelRun | None = None
         self._metrics: dict[str, float] = {}
         self._loaded: dict[str, Any] | None = None
@@ -532,7 +536,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._place = self._folder(trainer)
         if self.unit == "person":
             check_owners(data.private_groups, len(data.private))
-        self._group.shared(functools.partial(self._open, data))
+        self._group.shared(functools.partial(self._open, trainer, pl_module, data))
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
             self._rounds_applied = int(self._loaded.get("rounds_applied", 0))
@@ -607,19 +611,26 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             lambda folder: stored_run_id(folder) == run_id,
         )
 
-    def _open(self, data: PrivatePublicDataModule) -> None:
+    def _open(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule
+    ) -> None:
         assert self.labeler is not None
+        queries = self._queries(len(data.public))
+        self._conditions = self._conditions_of(trainer, pl_module, data, queries)
         if self._group.rank:
             return
-        queries = self._queries(len(data.public))
+        for condition in self._conditions:
+            rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
+        mark = Guarantee("conditional", self._conditions) if self._conditions else Guarantee()
+        plan = stated_plan(
+            self.labeler,
+            sum(queries),
+            self._answers(queries),
+            data.num_classes,
+            rounds=sum(map(bool, queries)),
+        )
         terms = RunTerms(
-            plan=stated_plan(
-                self.labeler,
-                sum(queries),
-                self._answers(queries),
-                data.num_classes,
-                rounds=sum(map(bool, queries)),
-            ),
+            plan=[charge.with_guarantee(mark) for charge in plan],
             public_examples=len(data.public),
             public_digest=digest_of(data.public),
             num_classes=data.num_classes,
@@ -633,7 +644,23 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
         )
         self._run = LabelRun(self._place, terms)
+        if self._conditions:  # a resumed run keeps the plan that it has
+            check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)
         rank_zero_info(f"run: {self._place}")
+
+    def _conditions_of(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        data: PrivatePublicDataModule,
+        queries: list[int],
+    ) -> tuple[str, ...]:
+        """What extractors of others rest on; one that mixes images is refused here, before anything is planned."""
+        place = device_of(self.device, trainer.strategy.root_device)
+        asking = {min(index, len(self.features) - 1) for index, count in enumerate(queries) if count}
+        used = [extractor_of(self.features[index], pl_module) for index in sorted(asking)]
+        tried = [public_extractor(extractor, data, place) for extractor in used if is_foreign(extractor)]
+        return tuple(dict.fromkeys(condition for _, conditions in tried for condition in conditions))
 
     def _queries(self, public_examples: int) -> list[int]:
         return [public_examples] * self.rounds if self.selects_all else self.queries_per_round
@@ -676,6 +703,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             check=self._group.check if self._group.size > 1 else None,
             memory=self.memory,
             unit=self.unit,
+            conditions=self._conditions,
         )
         if self._run is None:
             return labeling.follow(data, self._place)

@@ -320,7 +320,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         check_layers(pl_module, _REMEDY)
         data = self.private if self.private is not None else self._made_up
         assert data is not None
-        self._before_gradients(pl_module, data)
+        conditions = self._before_gradients(trainer, pl_module, data)
         gradients = redacted(
             lambda: RecordGradients(
                 pl_module,
@@ -340,7 +340,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         redacted(gradients.choose)
         check_readers(trainer, gradients.logged)
         pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
-        self.condition = gradients.condition
+        if gradients.condition is not None:
+            conditions = (*conditions, gradients.condition)
+        self.condition = "; ".join(conditions) or None
         self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)
         self.open(trainer)
@@ -395,8 +397,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         """A network whose layers give the gradients, and what makes its inputs; see the gradients."""
         return None
 
-    def _before_gradients(self, module: Any, data: PrivateData) -> None:
-        """Preparation of the private records before the first step."""
+    def _before_gradients(self, trainer: Any, module: Any, data: PrivateData) -> tuple[str, ...]:
+        """Prepare the private records before the first step; what has to hold for that, in words."""
+        return ()
 
     def _leave(self) -> None:
         while self._undo:
