@@ -386,7 +386,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         features: what turns images into vectors, one extractor a round, the last one repeated; the word
             ``"student"`` stands for the student's own backbone, and a list within the list for several kinds of
             features side by side. Default: HOG (of grey images up to 32 pixels a
-            side) or :class:`~pl_privknn.features.PublicFeatures` (of all others) first, then the student.
+            side) or :class:`~pl_privknn.features.PublicFeatures` (of all others) first, then the student. Modules and
+            functions of others compute each vector from one image alone, or are refused before anything is planned;
+            where they can't be traced the guarantee is conditional.
         selection: ``"random"`` (examples never asked about), ``"all"`` (every unanswered example),
             ``"uncertain"`` (those the student is least sure of), ``"clusters"`` (the centre of each cluster of
             public features; its cluster takes its answer), ``"smooth_clusters"`` (noisy counts smoothed over

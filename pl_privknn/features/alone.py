@@ -133,35 +133,33 @@ class _Alone:
         device: torch.device | None = None,
         at_once: int = _AT_ONCE,
     ) -> None:
-        self.name = getattr(owner, "__name__", type(owner).__name__)
+        self._name = getattr(owner, "__name__", type(owner).__name__)
         self._module = owner if isinstance(owner, nn.Module) else nn.Module()
-        if function is owner and (mixing := _trained_batch_norm(self._module)):
-            raise ValueError(
-                f"features: layer {mixing} of {self.name} is in training mode and would mix the images of a batch; "
-                "call .eval() on the module first"
-            )
+        if function is owner:
+            self._refuse_training_mode()
         parameter = next(self._module.parameters(), None)
         self._device = device or (None if parameter is None else parameter.device)
-        self._function, self._at_once, self.conditions = function, at_once, tuple[str, ...]()
-        self._graphs: dict[Any, Any] = {}
-        self._by_vmap = False
+        self._function, self._at_once = function, at_once
         images = images.to(self._device or images.device)
-        # A trace leaves tensors without values in what the module keeps. A copy has no need of the trainer.
-        trainer = getattr(owner, "_trainer", None)
-        self._traced: Any = None
-        with contextlib.suppress(Exception):  # what can't be copied can't be traced either
-            self._traced = copy.deepcopy(function, {} if trainer is None else {id(trainer): None})
-        with undisturbed(self._module, images.device), torch.no_grad():
-            alone = self._check(images)
+        self.conditions: tuple[str, ...] = ()
         try:
-            self._by_vmap = self._try(images, alone)
-        except _ChangesItselfError:
-            raise ValueError(
-                f"features: {self.name} changes its own tensors while it computes vectors, as batch statistics in "
-                "training mode do; call .eval() on its modules, and let it keep nothing of an image"
-            ) from None
-        except Exception:  # tracers raise whatever they like
-            self.conditions = (f"{self.name} computes a vector from one example alone",)
+            # A trace leaves tensors without values in what a module keeps. A copy has no need of the trainer.
+            trainer = getattr(owner, "_trainer", None)
+            copied = copy.deepcopy(function, {} if trainer is None else {id(trainer): None})
+        except Exception:  # locks, sessions, open files: not traced then
+            copied = None
+        with undisturbed(self._module, images.device), torch.no_grad():
+            alone = self._first_alone(images)
+            try:
+                self._graph = _recorded(copied, images[0])
+                self._by_vmap = self._try(images, alone)
+            except _ChangesItselfError:
+                raise ValueError(
+                    f"features: {self._name} changes its own tensors while it computes vectors, as batch statistics "
+                    "in training mode do; call .eval() on its modules, and let it keep nothing of an image"
+                ) from None
+            except Exception:  # tracers raise whatever they like
+                self.conditions = (f"{self._name} computes a vector from one example alone",)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -172,77 +170,70 @@ class _Alone:
         if self.conditions:
             with undisturbed(self._module, images.device):
                 return torch.cat([self._function(image) for image in images.split(1)])
-        graph = self._graph(images)
         if self._by_vmap:
-            mapped = torch.func.vmap(graph, randomness="different")
+            mapped = torch.func.vmap(self._graph, randomness="different")
             return torch.cat([mapped(part) for part in images.split(self._at_once)])
-        return torch.stack([graph(image) for image in images])
+        return torch.stack([self._graph(image) for image in images])
 
-    def _check(self, images: Tensor) -> Tensor | None:
-        """Refuse a function that mixes images; the first one's vector, or None where the function draws."""
+    def _refuse_training_mode(self) -> None:
+        for name, layer in self._module.named_modules():
+            if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+                raise ValueError(
+                    f"features: layer {name!r} ({type(layer).__name__}) of {self._name} would mix the images of a "
+                    "batch; call .eval() on the module, whose layers must have running statistics"
+                )
+
+    def _first_alone(self, images: Tensor) -> Tensor | None:
+        """The first image's vector, or None where the function draws; refuses a function that mixes images."""
         found, again = self._function(images), self._function(images)
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(images):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(
-                f"features: {self.name} returned {shape} for {len(images)} images; want (n, d): flatten or pool"
+                f"features: {self._name} returned {shape} for {len(images)} images; want (n, d): flatten or pool"
             )
         alone = self._function(images[:1])
         if not torch.equal(found, again):
             return None
         if not _close(alone, found[:1]):
             raise ValueError(
-                f"features: {self.name} gives a public image another vector alone than among others, and would mix "
+                f"features: {self._name} gives a public image another vector alone than among others, and would mix "
                 "private records; take statistics of public images, and put modules into evaluation mode (.eval())"
             )
         return alone
 
     def _try(self, images: Tensor, alone: Tensor | None) -> bool:
-        """Trace, compare with the function itself; whether ``vmap`` takes what was recorded."""
-        graph = self._graph(images)
-        kept = [*graph.parameters(), *graph.buffers()]
+        """Compare the graph with the function; whether ``vmap`` takes it."""
+        kept = [*self._graph.parameters(), *self._graph.buffers()]
         before = [tensor._version for tensor in kept]
-        with torch.no_grad():
-            found = graph(images[0])
+        found = self._graph(images[0])
         if before != [tensor._version for tensor in kept]:
             raise _ChangesItselfError
         if alone is not None and not _close(found[None], alone):
-            raise ValueError(
-                "the graph gives another vector"
-            )  # it read values in a way that a trace doesn't see
-        try:
-            with torch.no_grad():
-                torch.func.vmap(graph, randomness="different")(images[:2])
-        except Exception:
-            return False
-        return True
-
-    def _graph(self, images: Tensor) -> Any:
-        key = images.shape[1:], images.dtype, images.device
-        if key not in self._graphs:
-            # Fake tensors pretend that there are GPUs; autograd, started after that, would have threads for them.
-            start = torch.ones(1, requires_grad=True)
-            torch.autograd.grad(start.sum(), start)
-            module = getattr(self._traced, "__self__", self._traced)
-            if isinstance(module, nn.Module):
-                module.eval()
-            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-                self._graphs[key] = make_fx(
-                    lambda image: self._traced(image.clone()[None])[0],
-                    tracing_mode="fake",
-                    _allow_non_fake_inputs=True,
-                )(torch.zeros_like(images[0]))
-        return self._graphs[key]
+            raise ValueError("the graph gives another vector: values went into it")
+        with contextlib.suppress(Exception):
+            torch.func.vmap(self._graph, randomness="different")(images[:2])
+            return True
+        return False
 
 
 class _ChangesItselfError(Exception):
     """A graph that writes into tensors that it keeps."""
 
 
-def _trained_batch_norm(module: nn.Module) -> str:
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-            return f"{name!r} ({type(layer).__name__})"
-    return ""
+def _recorded(function: Any, image: Tensor) -> Any:
+    """A function's operations on a batch of one image, as a graph; the image is there for its shape."""
+    # Fake tensors pretend that there are GPUs; autograd, started after that, would have threads for them.
+    with torch.enable_grad():
+        start = torch.ones(1, requires_grad=True)
+        torch.autograd.grad(start.sum(), start)
+    module = getattr(function, "__self__", function)
+    if isinstance(module, nn.Module):
+        module.eval()
+    with sdpa_kernel(SDPBackend.MATH):
+        traced = make_fx(
+            lambda one: function(one.clone()[None])[0], tracing_mode="fake", _allow_non_fake_inputs=True
+        )
+        return traced(torch.zeros_like(image))
 
 
 def _close(found: Tensor, wanted: Tensor) -> bool:

@@ -140,7 +140,11 @@ def seeded(make):
 
 def test_batch_norm_in_training_mode_is_refused(tmp_path):
     network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten())
-    refused(tmp_path, network, r"layer '0' \(BatchNorm2d\) of Sequential is in training mode.*\.eval\(\)")
+    refused(
+        tmp_path,
+        network,
+        r"layer '0' \(BatchNorm2d\) of Sequential would mix the images of a batch.*\.eval\(\)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,6 +242,18 @@ def test_values_in_python_make_the_guarantee_conditional(tmp_path):
     assert (stored.guarantee, stored.reason) == ("conditional", condition)
     written = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (written["guarantee"], written["reason"]) == ("conditional", condition)
+
+
+def test_a_value_that_a_trace_does_not_have_makes_the_guarantee_conditional(tmp_path):
+    def scaled(images):
+        try:
+            return images.flatten(1) / float(images[0, 0, 0, 0]) * images[:, 0, 0, :1]
+        except RuntimeError:
+            return torch.zeros(len(images), 64)
+
+    labeling, found, images = label(tmp_path, scaled)
+    assert labeling.guarantee == "conditional"
+    torch.testing.assert_close(found, images.flatten(1))
 
 
 def test_a_run_goes_on_with_no_condition_that_it_was_not_stated_with(tmp_path):
