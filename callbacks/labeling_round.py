@@ -10,7 +10,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from pl_privknn._checks import check_path, check_positive
 from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
+from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor, extract_on, learn_publicly
 from pl_privknn.labelers.base import (
@@ -175,6 +176,7 @@ class LabelingRound:
         check: called before each batch is paid for; raises where the round must not go on. None in one process.
         unit: unit of privacy.
         class_prior: shares of the classes in use, by which a teacher's own model is shifted.
+        conditions: what the run's guarantee says of extractors; a round with another one is refused.
     """
 
     labeler: Labeler
@@ -189,6 +191,7 @@ class LabelingRound:
     memory: FeatureStore = FeatureStore()
     unit: Unit = "record"
     class_prior: Sequence[float] | None = None
+    conditions: Sequence[str] = ()
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
 
@@ -307,9 +310,10 @@ class LabelingRound:
     def _ready(self, data: PrivatePublicDataModule) -> Callable[[Tensor], Tensor]:
         """The extractor, once it has learned from all public images what it has to learn."""
         if self._extract is None:
-            learn_publicly(self.extractor, data.public.images)
             place = self.labeler.device or torch.device("cpu")
-            self._extract = functools.partial(extract_on, self.extractor, device=place)
+            alone, conditions = public_extractor(self.extractor, data, place)
+            check_stated(conditions, self.conditions)
+            self._extract = functools.partial(extract_on, alone, device=place)
         return self._extract
 
     def _first_public(self, data: PrivatePublicDataModule) -> Tensor:
@@ -407,6 +411,34 @@ class LabelingRound:
         if isinstance(self.labeler, RecognisesRecords):
             self.labeler.private_digests = digests
         return table, labels
+
+
+def public_extractor(
+    extractor: Callable[[Tensor], Tensor], data: PrivatePublicDataModule, device: torch.device
+) -> tuple[Callable[[Tensor], Tensor], tuple[str, ...]]:
+    """An extractor that has learned from public images and keeps examples apart, and its conditions.
+
+    Args:
+        extractor: of a round.
+        data: has the public images.
+        device: of images.
+
+    Raises:
+        ValueError: for an extractor that mixes the images of a batch.
+    """
+    learn_publicly(extractor, data.public.images)
+    if not is_foreign(extractor):
+        return extractor, ()
+    return kept_apart(extractor, data.public.images(torch.arange(min(COMPARED, len(data.public)))), device)
+
+
+def check_stated(conditions: Iterable[str], stated: Container[str]) -> None:
+    """Raise ``ValueError`` for a condition that is not in what a run has stated."""
+    if new := [condition for condition in conditions if condition not in stated]:
+        raise ValueError(
+            f"features: the run was stated without the condition that {new[0]}; use the features that it began with, "
+            "or start a new run"
+        )
 
 
 @contextmanager

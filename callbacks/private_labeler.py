@@ -13,21 +13,24 @@ from torch import nn
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_positive, check_switch
-from pl_privknn._lightning import rank_zero_info
+from pl_privknn._lightning import rank_zero_info, rank_zero_warn
 from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_round import (
     MODELS,
     FeatureStore,
     LabelingRound,
     ReleasedHead,
+    check_stated,
     load_head,
     prior_shift,
+    public_extractor,
     rich_progress,
     shifted,
 )
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.features.alone import is_foreign
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import DefaultFeatures
@@ -46,7 +49,6 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import (
     READS_ALONE,
-    UNCONDITIONAL,
     Guarantee,
     Level,
     Unit,
@@ -391,7 +393,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         features: what turns images into vectors, one extractor a round, the last one repeated; the word
             ``"student"`` stands for the student's own backbone, and a list within the list for several kinds of
             features side by side. Default: HOG (of grey images up to 32 pixels a
-            side) or :class:`~pl_privknn.features.PublicFeatures` (of all others) first, then the student.
+            side) or :class:`~pl_privknn.features.PublicFeatures` (of all others) first, then the student. Modules and
+            functions of others compute each vector from one image alone, or are refused before anything is planned;
+            where they can't be traced the guarantee is conditional.
         selection: ``"random"`` (examples never asked about), ``"all"`` (every unanswered example),
             ``"uncertain"`` (those the student is least sure of), ``"clusters"`` (the centre of each cluster of
             public features; its cluster takes its answer), ``"smooth_clusters"`` (noisy counts smoothed over
@@ -470,6 +474,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.device = check_device(device)
         self.sharded = check_switch("sharded", sharded)
         self._place = Path()
+        self._conditions: tuple[str, ...] = ()
         self._run: LabelRun | None = None
         self._metrics: dict[str, float] = {}
         self._loaded: dict[str, Any] | None = None
@@ -540,7 +545,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._place = self._folder(trainer)
         if self.unit == "person":
             check_owners(data.private_groups, len(data.private))
-        self._group.shared(functools.partial(self._open, data))
+        self._group.shared(functools.partial(self._open, trainer, pl_module, data))
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
             self._rounds_applied = int(self._loaded.get("rounds_applied", 0))
@@ -615,13 +620,19 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             lambda folder: stored_run_id(folder) == run_id,
         )
 
-    def _open(self, data: PrivatePublicDataModule) -> None:
+    def _open(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule
+    ) -> None:
         assert self.labeler is not None
+        queries = self._queries(len(data.public))
+        self._conditions = self._conditions_of(trainer, pl_module, data, queries)
         if self._group.rank:
             return
-        queries = self._queries(len(data.public))
+        for condition in self._conditions:
+            rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
         reader = None if data.reads_alone else foreign_reader(data.private)
-        mark = UNCONDITIONAL if reader is None else Guarantee("conditional", (READS_ALONE.format(reader),))
+        stated = (*self._conditions, *([] if reader is None else [READS_ALONE.format(reader)]))
+        mark = Guarantee("conditional", stated) if stated else Guarantee()
         plan = stated_plan(
             self.labeler,
             sum(queries),
@@ -644,7 +655,23 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
         )
         self._run = LabelRun(self._place, terms)
+        if self._conditions:  # a resumed run keeps the plan that it has
+            check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)
         rank_zero_info(f"run: {self._place}")
+
+    def _conditions_of(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        data: PrivatePublicDataModule,
+        queries: list[int],
+    ) -> tuple[str, ...]:
+        """What extractors of others rest on; one that mixes images is refused here, before anything is planned."""
+        place = device_of(self.device, trainer.strategy.root_device)
+        asking = {min(index, len(self.features) - 1) for index, count in enumerate(queries) if count}
+        used = [extractor_of(self.features[index], pl_module) for index in sorted(asking)]
+        tried = [public_extractor(extractor, data, place) for extractor in used if is_foreign(extractor)]
+        return tuple(dict.fromkeys(condition for _, conditions in tried for condition in conditions))
 
     def _queries(self, public_examples: int) -> list[int]:
         return [public_examples] * self.rounds if self.selects_all else self.queries_per_round
@@ -687,6 +714,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             check=self._group.check if self._group.size > 1 else None,
             memory=self.memory,
             unit=self.unit,
+            conditions=self._conditions,
         )
         if self._run is None:
             return labeling.follow(data, self._place)

@@ -70,11 +70,11 @@ class BackboneFeatures(Extractor):
             ValueError: if a layer normalises by the statistics of the batch even in evaluation mode, so that
                 one image's features would depend on the others, or if ``features`` returns another shape.
         """
-        _check_layers(self.module)
+        check_layers(self.module)
         module: Any = self.module
         device = self.device or next((p.device for p in module.parameters()), torch.device("cpu"))
         vectors: Tensor | None = None
-        with _undisturbed(module, device):
+        with undisturbed(module, device):
             for start in range(0, max(1, len(images)), self.batch_size):
                 with torch.inference_mode():
                     part = module.features(images[start : start + self.batch_size].to(device))
@@ -92,7 +92,7 @@ class BackboneFeatures(Extractor):
 
 
 @contextlib.contextmanager
-def _undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
+def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode inside; every submodule's mode and the random generators as they were afterwards."""
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -104,7 +104,8 @@ def _undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
                 submodule.training = training
 
 
-def _check_layers(module: nn.Module) -> None:
+def check_layers(module: nn.Module) -> None:
+    """Raise ``ValueError`` for a layer that normalises by the statistics of the batch in evaluation mode."""
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and layer.running_mean is None:
             raise ValueError(
@@ -144,10 +145,14 @@ class CheckpointFeatures(Extractor):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features, float32 on the CPU, shape ``(n, d)``."""
+        return self.read()(images)
+
+    def read(self) -> BackboneFeatures:
+        """The backbone, whose file is read once."""
         if self._features is None:
             module = _read(self.path).to(self.device or "cpu")
             self._features = BackboneFeatures(module, self.batch_size, self.device, self.normalize)
-        return self._features(images)
+        return self._features
 
 
 class _Normalized(nn.Module):

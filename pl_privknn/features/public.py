@@ -48,7 +48,7 @@ class Resized(Extractor):
 
     def fit_public(self, images: Tensor) -> None:
         """See :meth:`Extractor.fit_public`."""
-        self.extractor.fit_public(self._resized(images))
+        self.extractor.fit_public(self.resized(images))
 
     def state_dict(self) -> dict[str, Tensor]:
         """See :meth:`Extractor.state_dict`."""
@@ -64,9 +64,10 @@ class Resized(Extractor):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features, float32 ``(n, d)``."""
-        return self.extractor(self._resized(images))
+        return self.extractor(self.resized(images))
 
-    def _resized(self, images: Tensor) -> Tensor:
+    def resized(self, images: Tensor) -> Tensor:
+        """Images as the extractor sees them."""
         check_images(images)
         size = (self.image_size, self.image_size)
         return functional.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)

@@ -6,12 +6,14 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, check_switch
 from pl_privknn.config import HasInitArguments, as_group
+from pl_privknn.features.alone import COMPARED, kept_apart
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import FeatureNetwork, Normalization, build_network, register_network
@@ -338,10 +340,16 @@ class _OfClassifier(PrivateTraining):
             pl_module.fit_public(data.public)
         super().setup(trainer, pl_module, stage)
 
-    def _before_gradients(self, module: Any, data: PrivateData) -> None:
+    def _before_gradients(self, trainer: Any, module: Any, data: PrivateData) -> tuple[str, ...]:
         module._takes_vectors = module.extractor is not None and self.private is not None
-        if module._takes_vectors:
-            redacted(data.prepare, module.inputs)
+        if not module._takes_vectors:
+            return ()
+        public = trainer.datamodule.public
+        some = public.images(torch.arange(min(COMPARED, len(public))))
+        alone, conditions = kept_apart(module.extractor, some)
+        own = alone is module.extractor
+        redacted(data.prepare, module.inputs if own else lambda images: module.whitening(alone(images)))
+        return conditions
 
     def layers_of(self, module: Any) -> Any:
         """The network, where its layers keep records apart; see the base."""

@@ -345,7 +345,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         check_layers(pl_module, _REMEDY)
         data = self.private if self.private is not None else self._made_up
         assert data is not None
-        self._before_gradients(pl_module, data)
+        conditions = self._before_gradients(trainer, pl_module, data)
         gradients = redacted(
             lambda: RecordGradients(
                 pl_module,
@@ -365,7 +365,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         redacted(gradients.choose)
         check_readers(trainer, gradients.logged)
         pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
-        self.conditions = tuple(filter(None, (gradients.condition, self._reading(data, trainer))))
+        self.conditions = tuple(
+            filter(None, (*conditions, gradients.condition, self._reading(data, trainer)))
+        )
         self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)
         self.open(trainer)
@@ -442,8 +444,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         """A network whose layers give the gradients, and what makes its inputs; see the gradients."""
         return None
 
-    def _before_gradients(self, module: Any, data: PrivateData) -> None:
-        """Preparation of the private records before the first step."""
+    def _before_gradients(self, trainer: Any, module: Any, data: PrivateData) -> tuple[str, ...]:
+        """Prepare the private records before the first step; what has to hold for that, in words."""
+        return ()
 
     def _leave(self) -> None:
         while self._undo:

@@ -63,10 +63,10 @@ class Careless(UsesPublicFeatures):
 
 
 class Pixels(nn.Module):
-    """An extractor that fails on private images alone, which are more than the public ones."""
+    """An extractor that fails on private images alone, one of which is darker than the public ones."""
 
     def forward(self, images):
-        if len(images) == 90:
+        if float(images.mean(dim=(1, 2, 3)).min()) < 0.4:
             quote()
         return images.flatten(1)
 
