@@ -43,6 +43,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.accountant import attack_in_words
 from pl_privknn.privacy.files import replaced_durably, write_durably
+from pl_privknn.privacy.holdout import RESULT
 from pl_privknn.privacy.ledger import Ledger, LedgerRun, Place, files_topic
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric
@@ -101,7 +102,10 @@ def digests_of(folder: Path) -> dict[str, str]:
 
     Of labels it is that of what they say; files that are not there are left out.
     """
-    paths = [*(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES)), *folder.glob("*.ckpt")]
+    paths = [
+        *(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES, RESULT)),
+        *folder.glob("*.ckpt"),
+    ]
     paths += [*(folder / "checkpoints").glob("*.ckpt"), *folder.glob("metrics*.csv")]
     found = file_digests(folder, (path.relative_to(folder).as_posix() for path in sorted(paths)))
     if (folder / LABELS).is_file():
@@ -381,6 +385,14 @@ class RunReport(pl.Callback):
                 rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
             else:
                 rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
+        if summary.get("holdout_accuracy") is not None:
+            accuracy = f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"
+            rows.append(
+                (
+                    "accuracy of the hold-out",
+                    f"{accuracy}, released at ε {at_most(summary['holdout_epsilon'])}",
+                )
+            )
         if summary.get("label_accuracy") is not None:
             rows.append(("label accuracy", f"{summary['label_accuracy']:.3f}"))
         if summary.get("test_accuracy") is not None:

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from pl_privknn._checks import check_positive
+from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.redaction import shows_private_errors
 from pl_privknn.training.clipped_sums import ClippedSum
 from pl_privknn.training.layer_gradients import LayerGradients, NotSupportedError, losses_of
@@ -91,7 +92,7 @@ class RecordGradients:
         self.way = ""
         self.seconds = 0.0
         self._graphs: dict[Any, TracedStep | None] = {}
-        self._number = 0
+        self._number, self._predicts_by_copies = 0, False
         self._take_parameters()
 
     def _take_parameters(self) -> None:
@@ -163,6 +164,67 @@ class RecordGradients:
             self._randomness.seed = kept
         self._randomness.drew = None
         return total
+
+    def try_predictions(self) -> None:
+        """Find how outputs for single held-out records are computed; a further condition where they can't be traced.
+
+        Raises:
+            ValueError: for a module or data whose predictions can't be judged.
+        """
+        name = type(self.module).__name__
+        for batch in self.data.made_up()[:1] if not is_ours(self.module) else ():
+            with self._randomness():
+                try:
+                    outputs, _ = self._step.predicted(batch)
+                except Exception as error:
+                    raise ValueError(
+                        f"evaluate: {name} gives no outputs for a made-up batch (x, y) of one record "
+                        f"({type(error).__name__}); let forward(x) return logits, or evaluate=None"
+                    ) from None
+                if outputs.numel() < 2:
+                    raise ValueError(
+                        f"evaluate: {name} has one output, and accuracy is of classes; let forward(x) return a logit "
+                        "for each class, or evaluate=None"
+                    )
+                try:
+                    traced, _ = self._predicted(batch, {})
+                    same = _close([traced], [outputs])
+                except Exception:
+                    same = False
+                if not same:
+                    self._predicts_by_copies = True
+                    said = f"{name} predicts a held-out record from that record alone"
+                    self.condition = said if self.condition is None else f"{self.condition}; {said}"
+
+    @torch.no_grad()
+    def _predicted(self, batch: Any, graphs: dict[Any, TracedStep]) -> tuple[Tensor, Tensor]:
+        """Outputs for a batch of one, and its class."""
+        if is_ours(self.module):
+            return self.module.eval()(batch[0].to(self.device)), batch[1]
+        if self._predicts_by_copies:
+            return self._step.predicted(batch)
+        tensors, key = tensors_of(batch, self.device)
+        if key not in graphs:
+            graphs[key] = self._step.trace(batch, predicts=True)
+        outputs: tuple[Tensor, Tensor] = graphs[key].graph(graphs[key].trained, graphs[key].other, tensors)
+        return outputs
+
+    def hits(self) -> tuple[Tensor, Tensor]:
+        """**Private.** Indices of the held-out records, and whether the module predicts each of them right.
+
+        A record whose prediction fails is wrong.
+        """
+        was_training, graphs = self.module.training, dict[Any, TracedStep]()
+        found: list[tuple[int, bool]] = []
+        with self._randomness():
+            for row, batch in self.data.held_batches():
+                found.append((row, False))
+                with _silently():
+                    outputs, label = self._predicted(batch, graphs)
+                    found[-1] = row, int(outputs.argmax()) == int(label)
+        self.module.train(was_training)
+        rows, hits = (torch.tensor([one[place] for one in found], dtype=torch.int64) for place in (0, 1))
+        return rows, hits.bool()
 
     def made_up_sum(self, count: int) -> Tensor:
         """The sum of as many made-up records' gradients: for a trial without private ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,6 +70,7 @@ class PrivateData:
         total = redacted(len, source)
         self._rows = torch.arange(total)[share[0] :: share[1]]
         self._all = total
+        self._held = torch.zeros(0, dtype=torch.int64)
         self._vectors: Tensor | None = None
         self._table = _table_of(source)
 
@@ -77,6 +79,31 @@ class PrivateData:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+    def hold_out(self, held: Tensor) -> None:
+        """Keep some records out of all that follows but :meth:`held_batches`.
+
+        Args:
+            held: bool ``(n,)``, for all private records.
+        """
+        self._held = torch.nonzero(held).flatten()
+        stays = ~held[self._rows]
+        self._rows = self._rows[stays]
+        if self._vectors is not None:
+            self._vectors = self._vectors[stays]
+
+    def held_batches(self) -> Iterator[tuple[int, Any]]:
+        """**Private.** Each held-out record's index, and the batch of one that it makes; None where reading fails."""
+        rows, vectors = self._rows, self._vectors
+        self._rows, self._vectors = self._held, None
+        try:
+            for place, row in enumerate(self._held.tolist()):
+                batch = None
+                with contextlib.suppress(Exception):
+                    batch = self.batch(place)
+                yield row, batch
+        finally:
+            self._rows, self._vectors = rows, vectors
 
     @property
     def reader(self) -> str | None:

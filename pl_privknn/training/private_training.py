@@ -18,6 +18,7 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, check_unit, guarantee_rank
 from pl_privknn.privacy.noise import NoiseSource, default_noise
@@ -44,6 +45,7 @@ from pl_privknn.training.requirements import (
 )
 from pl_privknn.training.session import PrivateSession
 from pl_privknn.training.traced_step import TRANSFERS, hook_owner, replace_method
+from pl_privknn.training.training_run import TrainingRun
 
 _KEY = "private_training"
 # What a module carries that was trained privately: the run's id and its ledger.
@@ -103,6 +105,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         physical_batch_size: records at once; bounds memory and changes nothing else.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
         groups: of records that have an ε of their own, in the place of ``epsilon``.
+        evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
+            records, or persons, and release the accuracy on them after the last step, at the ε of the training. For
+            batches ``(x, y)`` of one class each, and modules that return logits.
         reads_alone: state that reading a record uses that record alone, for data sets and collate functions that are
             not this package's: a data set that mixes records (mixup) or remembers some does not. Without it the
             guarantee has this as a condition.
@@ -150,6 +155,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         views: int = 1,
         physical_batch_size: int | None = None,
         replace_batch_norm: bool = False,
+        evaluate: PaidEvaluation | str | None = None,
         reads_alone: bool = False,
         groups: PrivacyGroups | None = None,
         unit: str = "record",
@@ -204,6 +210,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             check_int("physical_batch_size", physical_batch_size)
         self.physical_batch_size = physical_batch_size
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
+        self.evaluate = PaidEvaluation.of(evaluate)
         self.reads_alone = check_switch("reads_alone", reads_alone)
         self.unit, self.groups = check_unit(unit), groups
         if self.unit == "person" and groups is not None:
@@ -221,7 +228,16 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.noise_source = noise_source if noise_source is not None else default_noise()
         self.files = as_group("files", files, RunFiles()).within(run_dir)
         self.run_dir = self.files.paths[0]
+        if self.evaluate is not None and (
+            groups is not None or epsilon == math.inf or self.files.ledger_path is not None
+        ):
+            raise ValueError(
+                "evaluate: the hold-out pays in parallel with one training of one finite ε; leave groups, "
+                "epsilon=inf and files.ledger_path out, or evaluate=None"
+            )
         self._constants: dict[str, list[int]] = {}
+        #: Accuracy on the hold-out, its deviation and its ε, once released.
+        self.accuracy: dict[str, Any] = {}
         self._records: weakref.ReferenceType[Any] | None = None
         self.__dict__.update(_outside_fits())
 
@@ -281,7 +297,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     def privacy_summary(self) -> dict[str, Any] | None:
         """Privacy figures of the run for a summary, in plain types; None before the fit."""
         found = None if self.run is None else self.run.summary()
-        return found if found is None or not self._constants else {**found, "constants": self._constants}
+        if found is None:
+            return None
+        return {**found, **self.accuracy, **({"constants": self._constants} if self._constants else {})}
 
     def privacy_metrics(self) -> dict[str, float]:
         """Logged privacy figures: declared names and values; nothing before the fit."""
@@ -363,6 +381,8 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             )
         )
         redacted(gradients.choose)
+        if self.evaluate is not None:
+            redacted(gradients.try_predictions)
         check_readers(trainer, gradients.logged)
         pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
         self.conditions = tuple(
@@ -371,6 +391,11 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)
         self.open(trainer)
+        self.accuracy = {}
+        if self.evaluate is not None and self.private is not None:
+            if trainer.world_size > 1:
+                raise ValueError("evaluate: one process evaluates; use devices=1, or evaluate=None")
+            self.hold_out(self.evaluate, getattr(trainer.datamodule, "private_groups", None))
         if (run := self.run) is not None:
             ledger = None if run.ledger is None else str(run.ledger.path.resolve())
             setattr(pl_module, _MARK, (getattr(run, "run_id", ""), ledger))
@@ -402,6 +427,26 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             self._logged = (row, self.privacy_metrics())
         for name, value in self._logged[1].items():
             pl_module.log(name, value, on_step=True, on_epoch=False, batch_size=1)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Release the accuracy on the hold-out, where the training is complete."""
+        run, gradients = self.run, self._gradients
+        if self.evaluate is None or not isinstance(run, TrainingRun) or run.steps.left or gradients is None:
+            return
+        rows, hits = redacted(gradients.hits)
+        owners = trainer.datamodule.private_groups[rows] if self.unit == "person" else None
+        self.accuracy = redacted(
+            release_accuracy,
+            run.folder,
+            run.run_id,
+            hits,
+            owners,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise=self.noise_source,
+            unit=self.unit,
+            conditions=self.conditions,
+        )
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give the trainer its own step back, and leave the private records and the run's folder."""

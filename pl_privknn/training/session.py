@@ -6,11 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
+from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
@@ -205,6 +207,23 @@ class PrivateSession:
             charges = [Charge(step, steps_within(step, steps, limit, self.delta))]
         mark = guarantee_of(self.conditions, self.noise_source)
         return [charge.with_guarantee(mark) for charge in charges]
+
+    def hold_out(self, evaluation: PaidEvaluation, owners: Tensor | None) -> None:
+        """Hold out a share of the private records, by the coins of the run.
+
+        Args:
+            evaluation: has the share.
+            owners: person of each private record, where the unit is a person.
+        """
+        run, private = self.run, self.private
+        assert isinstance(run, TrainingRun)
+        assert private is not None
+        numbers = torch.arange(len(private)) if self._owners is None else owners
+        assert numbers is not None
+        held = evaluation.held_out(run.folder, run.run_id, numbers, run.num_charges > 0)
+        private.hold_out(held)
+        if self._owners is not None:
+            self._owners = self._owners[~held]
 
     def ended(self, trainer: Any) -> bool:
         """Whether all planned steps are done; the trainer is told to stop then."""

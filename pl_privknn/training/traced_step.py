@@ -394,23 +394,26 @@ class RecordStep:
         self._augment, self._views, self._datamodule = augment, views, datamodule
         self._hooks = {name: hook_owner(name, module, datamodule) for name in TRANSFERS}
 
-    def trace(self, batch: Any, batch_idx: int = 0) -> TracedStep:
+    def trace(self, batch: Any, batch_idx: int = 0, predicts: bool = False) -> TracedStep:
         """Trace the step for batches of the shapes of one; no value of the batch has a part in it.
 
         Args:
             batch: of one record, or a made-up one.
             batch_idx: number of the step.
+            predicts: trace the module's outputs in evaluation mode, and the class, in place of the loss.
 
         Raises:
             UntraceableError: for a step that is no graph of tensor operations.
             ValueError: for a graph that holds private records.
         """
         # Fake tensors pretend that there are 8 GPUs; autograd, started after that, would have a thread for each.
-        start = torch.ones(1, requires_grad=True)
-        torch.autograd.grad(start.sum(), start)
+        with torch.enable_grad():
+            start = torch.ones(1, requires_grad=True)
+            torch.autograd.grad(start.sum(), start)
         changing: list[str] = []
         logged: set[str] = set()
         step = self._copy({}, changing.append, logged)
+        step.predicts = predicts
         names = [f"module.{name}" for name, p in self.module.named_parameters() if p.requires_grad]
         every = {**dict(step.named_parameters()), **dict(step.named_buffers())}
         trained = {name: every.pop(name) for name in names if name in every}
@@ -466,9 +469,7 @@ class RecordStep:
             batch: of one record.
             batch_idx: number of the step.
         """
-        batch = mapped(
-            batch, lambda _, leaf: leaf.to(self.module.device) if isinstance(leaf, Tensor) else leaf
-        )
+        batch = self._on_device(batch)
         return self.on_copy(lambda step, leaves: gradient_of(step(batch, batch_idx), leaves))
 
     def on_copy(self, work: Callable[[Any, list[nn.Parameter]], Result]) -> Result:
@@ -478,6 +479,16 @@ class RecordStep:
         memo: dict[int, Any] = {id(p): leaf for p, leaf in zip(trained, leaves, strict=True)}
         with self._context():
             return work(self._copy(memo), leaves)
+
+    def predicted(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Outputs of a fresh copy of the module in evaluation mode for a batch of one, and its class."""
+        batch = self._on_device(batch)
+        with torch.no_grad():
+            return self.on_copy(lambda step, _: step.outputs(batch))
+
+    def _on_device(self, batch: Any) -> Any:
+        device = self.module.device
+        return mapped(batch, lambda _, leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf)
 
     @property
     def has_hooks(self) -> bool:
@@ -616,16 +627,30 @@ class _Step(nn.Module):
     def __init__(self, module: Any, hooks: dict[str, Any], trainer: Any, augment: Any, views: int) -> None:
         super().__init__()
         self.module = module
+        self.predicts = False
         # In a tuple, since data modules of Lightning are no layers of this one.
         self._given = hooks, getattr(trainer, "precision_plugin", None), augment, views
 
-    def forward(self, batch: Any, batch_idx: int) -> Tensor:
-        hooks, plugin, augment, views = self._given
+    def prepared(self, batch: Any) -> Any:
+        """The batch as hooks make it."""
+        hooks, plugin, _, _ = self._given
         if plugin is not None:
             batch = plugin.convert_input(batch)
         for name, owner in hooks.items():
             further = (self.module.device, 0) if name == "transfer_batch_to_device" else (0,)
             batch = getattr(owner, name)(batch, *further)
+        return batch
+
+    def outputs(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Outputs of the module for a batch ``(x, y)``, and ``y``."""
+        x, y = self.prepared(batch)[:2]
+        return self.module.eval()(x).reshape(-1), y.reshape(())
+
+    def forward(self, batch: Any, batch_idx: int) -> Any:
+        if self.predicts:
+            return self.outputs(batch)
+        *_, augment, views = self._given
+        batch = self.prepared(batch)
         if augment is not None:
             batch = views_of(batch, augment, views)
         return loss_of(self.module, batch, batch_idx)

@@ -1,0 +1,175 @@
+"""Accuracy on a hold-out of private records, which takes no part in a training and pays in parallel with it.
+
+A secret coin decides for each record, or each person, whether it is trained on or held out. A record is in one part
+alone, so that two releases of which each costs ε, one of the training part and one of the hold-out, cost every record
+ε (parallel composition). The hold-out's release is noisy counts of hits and of records, in a ledger of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_open_unit
+from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
+from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.persons import persons_of
+from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
+from pl_privknn.privacy.store import private_folder
+
+#: Files of a run's folder.
+LEDGER, RESULT = "holdout.sqlite", "holdout.json"
+_KEY_BYTES = 32
+#: A record adds one to the number of records and at most one to the hits.
+_L2 = math.sqrt(2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class PaidEvaluation:
+    """Hold out private records and release the accuracy on them at the ε of the training.
+
+    Attributes:
+        share: of records, or of persons, that are held out, in (0, 1); a public constant.
+
+    Raises:
+        ValueError: for a share out of range.
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_open_unit("share", self.share)
+
+    @classmethod
+    def of(cls, given: PaidEvaluation | str | None) -> PaidEvaluation | None:
+        """The evaluation that an argument asks for: ``"paid"``, one of these, or None.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        if given == "paid":
+            return cls()
+        raise ValueError(f"evaluate={given!r}: want 'paid', a PaidEvaluation, or None for no hold-out")
+
+    def held_out(self, run_dir: Path, run_id: str, numbers: Tensor, begun: bool) -> Tensor:
+        """Toss the coins of a run, the same ones whenever it is resumed.
+
+        Args:
+            run_dir: the run's folder; the secret key lies in the private one beside it.
+            run_id: the run.
+            numbers: of records, or of the persons that they belong to, int64 ``(n,)``.
+            begun: whether something was paid for.
+
+        Returns:
+            Bool ``(n,)``, True for those that are held out. **Private**.
+
+        Raises:
+            FileNotFoundError: if the key of a run that has begun is missing.
+        """
+        path = private_folder(run_dir) / run_id / FILE_NAME
+        with contextlib.closing(PrivateStore(path, one_place=False)) as store:
+            key = bytes.fromhex(store.fact("holdout", ""))
+            if not key:
+                if begun:
+                    raise FileNotFoundError(
+                        f"evaluate: {path} says no longer which records are held out; restore it, or start a new run "
+                        "in another folder, which costs anew"
+                    )
+                key = secrets.token_bytes(_KEY_BYTES)
+                store.note("holdout", key.hex())
+        limit = int(self.share * 2**64)
+
+        def held(number: int) -> bool:
+            coin = hashlib.blake2b(number.to_bytes(8, "little", signed=True), key=key, digest_size=8).digest()
+            return int.from_bytes(coin, "little") < limit
+
+        different, places = numbers.unique(return_inverse=True)
+        return torch.tensor([held(number) for number in different.tolist()], dtype=torch.bool)[places]
+
+
+def release_accuracy(
+    run_dir: Path,
+    run_id: str,
+    hits: Tensor,
+    owners: Tensor | None,
+    *,
+    epsilon: float,
+    delta: float,
+    noise: NoiseSource,
+    adjacency: Adjacency = "add_remove",
+    unit: Unit = "record",
+    conditions: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Release the accuracy on the hold-out, once a run: a second call gives what the first one released.
+
+    Args:
+        run_dir: the run's folder.
+        run_id: the run.
+        hits: whether each held-out record is predicted right, bool ``(n,)``. **Private**.
+        owners: person of each, where the unit is a person: a person's hits are averaged.
+        epsilon: of the training, which the release costs too.
+        delta: likewise.
+        noise: source of the noise.
+        adjacency: of the training.
+        unit: of the training.
+        conditions: under which a record moves its own hit alone.
+
+    Returns:
+        ``holdout_accuracy``, its standard deviation by the noise, and the ε that it cost.
+
+    Raises:
+        BudgetExceeded: if the release was paid for and its result is lost.
+    """
+    path = run_dir / RESULT
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    values = hits.long()
+    counts = torch.stack([values.sum(), torch.tensor(len(values))])
+    if owners is not None:
+        places, persons = persons_of(owners)
+        sums, sizes = (torch.zeros(len(persons), dtype=torch.float64) for _ in range(2))
+        sums.index_add_(0, places, values.double())
+        sizes.index_add_(0, places, torch.ones(len(values), dtype=torch.float64))
+        counts = torch.stack([(sums / sizes.clamp(min=1)).sum(), torch.tensor(float(len(persons)))])
+    sigma = calibrate(
+        lambda sigma: [Charge(Gaussian(sigma, _L2))],
+        Parameter("sigma", start=4.0, low=1e-2, high=1e7, rising=False),
+        epsilon=epsilon,
+        delta=delta,
+        exact=False,
+    ).value
+    mechanism = Gaussian(sigma, _L2, 1.0)
+    mark = noise_guarantee(noise)
+    mark = mark & Guarantee("conditional", conditions) if conditions else mark
+    ledger = Ledger(run_dir / LEDGER, delta=delta, max_epsilon=epsilon, adjacency=adjacency, unit=unit)
+    with contextlib.closing(ledger):
+        run = ledger.run(
+            run_id, [Charge(mechanism).with_guarantee(mark)], {"release": "accuracy of the hold-out"}
+        )
+        row = run.charge(mechanism, 1, noise=noise, adjacencies=(adjacency,), unit=unit)
+        right, size = mechanism.add_noise(counts, noise.stream("holdout", row)).tolist()
+        size = max(size, 1.0)
+        accuracy = min(max(right / size, 0.0), 1.0)
+        result = {
+            "holdout_accuracy": round(accuracy, 4),
+            "holdout_deviation": round(sigma * math.sqrt(1 + accuracy**2) / size, 4),
+            "holdout_epsilon": ledger.report().epsilon,
+        }
+    write_durably(path, json.dumps(result, indent=2) + "\n")
+    return result

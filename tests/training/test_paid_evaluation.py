@@ -1,0 +1,160 @@
+"""The accuracy on a hold-out of private records: who is held out, what it costs, and that it is the true one."""
+
+import json
+import math
+
+import pytest
+import torch
+from noisy_sgd_setup import PRIVATE, keep_last, make, make_data, make_trainer
+from refusals import refusals
+from torch.utils.data import TensorDataset
+from training_setup import Lit, Silent, fit, training, weights
+
+from pl_privknn.privacy import Charge, Gaussian, Ledger, epsilon_for_delta
+from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.testing import clipped_sum
+
+HALF = PaidEvaluation(0.5)
+
+
+def test_coins_are_a_persons_lasting_and_of_the_stated_rate(tmp_path):
+    numbers = torch.arange(20_000) // 2
+    held = PaidEvaluation(0.3).held_out(tmp_path / "a", "run", numbers, False)
+    assert torch.equal(held[::2], held[1::2])
+    # Five standard errors: a false alarm in 1.7 million.
+    assert abs(float(held.double().mean()) - 0.3) < 5 * math.sqrt(0.21 / 10_000)
+    assert torch.equal(held, PaidEvaluation(0.3).held_out(tmp_path / "a", "run", numbers, True))
+    # A coin is its own number's, whoever else is there.
+    assert torch.equal(held[100:], PaidEvaluation(0.3).held_out(tmp_path / "a", "run", numbers[100:], True))
+    assert not torch.equal(held, PaidEvaluation(0.3).held_out(tmp_path / "b", "run", numbers, False))
+    with pytest.raises(FileNotFoundError, match="says no longer which records are held out"):
+        PaidEvaluation(0.3).held_out(tmp_path / "c", "run", numbers, True)
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_a_release_costs_what_the_training_does_and_is_made_once(tmp_path, unit):
+    hits = torch.arange(1000) % 4 > 0
+    owners = torch.arange(1000) // 4 if unit == "person" else None
+    found = release_accuracy(
+        tmp_path, "run", hits, owners, epsilon=1.0, delta=1e-5, noise=SeededNoise(0), unit=unit
+    )
+    ((charge),) = Ledger.open_readonly(tmp_path / "holdout.sqlite").report().charged
+    assert charge.mechanism.l2_sensitivity == math.sqrt(2)
+    assert 0.999 < epsilon_for_delta([Charge(Gaussian(charge.mechanism.sigma, math.sqrt(2)))], 1e-5) <= 1.0
+    assert 0.99 < found["holdout_epsilon"] <= 1.0
+    size = 250 if unit == "person" else 1000
+    assert abs(found["holdout_accuracy"] - 0.75) < 5 * charge.mechanism.sigma * 1.25 / size
+    assert found["holdout_deviation"] == pytest.approx(charge.mechanism.sigma * 1.25 / size, rel=0.4)
+    again = release_accuracy(
+        tmp_path, "run", ~hits, owners, epsilon=1.0, delta=1e-5, noise=SeededNoise(1), unit=unit
+    )
+    assert again == found
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Counts of hits without noise."""
+    monkeypatch.setattr(Gaussian, "add_noise", lambda self, values, noise: values.double())
+
+
+def held_of(folder, run):
+    return HALF.held_out(folder, run, torch.arange(PRIVATE), True)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_accuracy_is_that_of_the_trained_module_on_records_that_it_has_not_seen(tmp_path, own, exact):
+    # Without noise; a rate of 1 draws all records that are not held out.
+    sizes = {
+        "expected_batch_size": 60,
+        "expected_records": 60,
+        "noise_source": Silent(0),
+        "max_grad_norm": 100.0,
+    }
+    if own:
+        module = make(extractor=False, noise_multiplier=1.0, evaluate=HALF, **sizes)
+        callback = module.private_training
+        make_trainer(tmp_path, 1).fit(module, make_data())
+    else:
+        module = Lit()
+        callback, _ = fit(module, tmp_path, training(evaluate=HALF, **sizes), epochs=1)
+    held, data = held_of(tmp_path, callback.privacy_summary()["run"]), make_data()
+    data.setup("fit")
+    images, labels = data.private.images(), data.private.labels
+    with torch.no_grad():
+        true = (module.eval()(images[held]).argmax(1) == labels[held]).float().mean()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (
+        summary["holdout_accuracy"]
+        == callback.accuracy["holdout_accuracy"]
+        == pytest.approx(float(true), abs=1e-4)
+    )
+    assert summary["holdout_epsilon"] <= summary["epsilon"]
+    if not own:
+        start = Lit()
+        rows = TensorDataset(images, labels)
+        total = clipped_sum(start, rows, torch.nonzero(~held).flatten().tolist(), 100.0)
+        torch.testing.assert_close(
+            weights(module).double(), weights(start) - start.lr * total / 60, rtol=1e-4, atol=1e-5
+        )
+        assert "predicts a held-out record" not in summary["reason"]
+
+
+def test_a_module_that_can_t_be_traced_has_a_condition_more(tmp_path):
+    class Branches(Lit):
+        def forward(self, x):
+            return self.net(x) if x.sum() > 0 or self.training else self.net(-x)
+
+    callback, _ = fit(Branches(), tmp_path, training(evaluate="paid", noise_source=None), epochs=1)
+    assert "Branches predicts a held-out record from that record alone" in callback.report().reason
+    assert Ledger.open_readonly(tmp_path / "holdout.sqlite").report().guarantee.guarantee == "conditional"
+
+
+def test_a_resumed_training_holds_out_the_same_records_and_releases_at_its_end(tmp_path):
+    def run(checkpoint, **limits):
+        module, callback = Lit(), training(evaluate=HALF, steps_per_charge=1)
+        fit(module, tmp_path, callback, 3, callbacks=[keep_last(tmp_path)], ckpt_path=checkpoint, **limits)
+        return callback
+
+    class Stop(RuntimeError):
+        pass
+
+    class Stops(Lit):
+        def on_train_epoch_start(self):
+            if self.current_epoch == 2:
+                raise Stop
+
+    callback = training(evaluate=HALF, steps_per_charge=1)
+    with pytest.raises(Stop):
+        fit(Stops(), tmp_path, callback, 3, callbacks=[keep_last(tmp_path)])
+    assert not (tmp_path / "holdout.json").exists()
+    held = held_of(tmp_path, callback.privacy_summary()["run"])
+    resumed = run(tmp_path / "ckpt" / "last.ckpt")
+    assert torch.equal(held, held_of(tmp_path, resumed.privacy_summary()["run"]))
+    assert resumed.accuracy["holdout_epsilon"] <= resumed.epsilon
+
+
+test_what_has_no_accuracy_or_no_parallel_payment_is_refused = refusals(
+    {
+        "evaluate='free'": lambda: training(evaluate="free"),
+        "share=1.0": lambda: PaidEvaluation(1.0),
+        "evaluate: the hold-out pays in parallel": lambda: training(evaluate="paid", epsilon=math.inf),
+        "evaluate: the hold-out pays in parallel with": lambda: training(
+            evaluate="paid", files=RunFiles(ledger_path="shared.sqlite")
+        ),
+    }
+)
+
+
+def test_a_module_without_classes_is_refused_before_anything_is_paid(tmp_path):
+    class One(Lit):
+        def forward(self, x):
+            return self.net(x)[:, :1]
+
+        def training_step(self, batch, batch_idx):
+            return self(batch[0]).square().mean()
+
+    with pytest.raises(ValueError, match="evaluate: One has one output"):
+        fit(One(), tmp_path, training(evaluate="paid"), epochs=1)
+    assert not list(tmp_path.rglob("*.sqlite"))
