@@ -98,6 +98,48 @@ class OneMoreNeighbor(ReverseKNN):
         return counts
 
 
+class OnlyTheFirst(ReverseKNN):
+    """It uses so many records of a table and no others: the next one comes in where one of them goes."""
+
+    most = 50
+
+    def __init__(self):
+        super().__init__(k=1, epsilon=1.0)
+
+    def fit(self, features, labels, num_classes):
+        check_table(features, labels, num_classes)
+        super().fit(features[: self.most], labels[: self.most], num_classes)
+
+
+class OnlyTheFirstThousand(OnlyTheFirst):
+    most = 1000
+
+
+class NoRareClasses(ReverseKNN):
+    """It leaves out classes of fewer than ten records."""
+
+    fewest = 10
+
+    def __init__(self):
+        super().__init__(k=1, epsilon=1.0)
+
+    def fit(self, features, labels, num_classes):
+        check_table(features, labels, num_classes)
+        kept = torch.bincount(labels, minlength=num_classes)[labels] >= self.fewest
+        super().fit(features[kept], labels[kept], num_classes)
+
+
+class NoRareClassesOfReplaced(NoRareClasses):
+    def __init__(self):
+        ReverseKNN.__init__(self, k=1, noise=Gaussian(3.0), adjacency="replace_one")
+
+
+class NoClassesAtAll(NoRareClasses):
+    """Its tables are all too small."""
+
+    fewest = 10**4
+
+
 class AddsUnderReplacement(ReverseKNN):
     def __init__(self):
         super().__init__(k=1, epsilon=1.0)

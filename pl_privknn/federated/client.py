@@ -17,7 +17,6 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.federated.messages import TRUSTS, Refused, Request, encode, extractor_digest, seal
 from pl_privknn.labelers.base import check_table
 from pl_privknn.labelers.reverse_knn import ReverseKNN
-from pl_privknn.labelers.reverse_knn_local import make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import PrivateStore
@@ -184,6 +183,7 @@ class Client:
             Refused: see the class.
         """
         self._check(request)
+        protocol = request.message()
         coins = self.noise_source.stream("records", request.round)
         voter = ReverseKNN(
             k=request.k, epsilon=1.0, noise_source=coins
@@ -192,7 +192,6 @@ class Client:
         voter.fit(self._features, self._labels, self.num_classes)
         nearest, labels = voter.votes(request.features())
         self.answered.spend(request.round, request.epsilon, self.max_epsilon)
-        protocol = make_randomizer(request.randomizer, request.epsilon, request.table)
         noise = self.noise_source.stream("client", request.round)
         sent = encode(protocol.randomize(nearest, labels, noise), protocol.bounds)
         return sent if self.shuffler_key is None else seal(sent, self.shuffler_key, request.digest)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pl_privknn._checks import check_choice, check_int, check_positive, shown
 from pl_privknn.config import as_section
 from pl_privknn.features.base import Extractor
-from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, Table
+from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, LocalRandomizer, Table, make_randomizer
 from pl_privknn.privacy.mechanisms.base import check_unit
 
 #: Of these messages; a node answers no other one.
@@ -143,6 +143,17 @@ class Request:
     def table(self) -> Table:
         """Shape of an answer."""
         return Table(len(self.queries) // (4 * self.dimensions), self.num_classes, self.k)
+
+    def message(self) -> LocalRandomizer:
+        """Randomizer of one record's message.
+
+        Raises:
+            Refused: where there is none of this ε.
+        """
+        try:
+            return make_randomizer(self.randomizer, self.epsilon, self.table)
+        except ValueError as error:
+            raise Refused(str(error)) from None
 
     @property
     def digest(self) -> bytes:

@@ -11,7 +11,7 @@ import torch
 
 from pl_privknn.federated.client import AnsweredRounds
 from pl_privknn.federated.messages import Refused, Request, decode, encode, open_sealed
-from pl_privknn.labelers.reverse_knn_local import Shuffled, make_randomizer
+from pl_privknn.labelers.reverse_knn_local import Shuffled
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
 _LOG = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Shuffler:
         """
         if request.trust != "shuffle":
             raise Refused(f"trust={request.trust!r}: this node mixes under 'shuffle' only")
-        protocol = make_randomizer(request.randomizer, request.epsilon, request.table)
+        protocol = request.message()
         opened = []
         for envelope in dict.fromkeys(envelopes):  # one that comes twice counts once
             try:

@@ -24,6 +24,8 @@ from pl_privknn.privacy.mechanisms import (
 from pl_privknn.privacy.noise import NoiseSource
 
 _KEYS = 1 << 62
+# Least ε for each place in which two messages differ: below it float64 hardly tells e^ε from 1.
+_LEAST = 1e-9
 
 
 class Bloom:
@@ -168,11 +170,19 @@ class LocalRandomizer(abc.ABC):
     Args:
         epsilon: ε of the whole message.
         table: shape of an answer.
+
+    Raises:
+        ValueError: for an ε that is not positive, or too small to be computed with.
     """
 
     def __init__(self, epsilon: float, table: Table) -> None:
         self.epsilon = check_positive("epsilon", epsilon)
         self.table = table
+        if self.epsilon < (least := 2 * table.ones * _LEAST):
+            raise ValueError(
+                f"epsilon={epsilon!r} of a message with {table.ones} votes must be at least {least:g}; below it "
+                "a message tells nothing. Use a larger ε, or a smaller k"
+            )
 
     @property
     def mechanism(self) -> Mechanism:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pl_privknn import __version__
 from pl_privknn._checks import check_int, check_open_unit, check_positive
-from pl_privknn.privacy.accounting.accountant import PrivacyReport, TradeOff, account, trade_off
+from pl_privknn.privacy.accounting.accountant import (
+    PrivacyReport,
+    TradeOff,
+    account,
+    total_pure_epsilon,
+    trade_off,
+)
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
 
 
 _ROWS_NAMED = 8
+# A pure ε is a difference of rounded logarithms; a sum may pass the budget by that alone, relative to it.
+_ROUNDING = 1e-12
 
 
 class BudgetExceeded(RuntimeError):
@@ -85,7 +93,8 @@ class LedgerReport:
         spent: of what was charged in fact; for information.
         filter: how the budget is kept (see :class:`~pl_privknn.privacy.ledger.Ledger`): ``"rule"``,
             ``"composition"`` or ``"renyi filter"``; ``"order"``, the filter's order; ``"epsilon"``, ε of the
-            guarantee at that order; ``"late_rows"``, positions of the rows for which the filter is needed.
+            guarantee at that order, or its sum of pure ε; ``"late_rows"``, positions of the rows for which the
+            filter is needed.
         head: hash of the last row; note it elsewhere to detect a ledger that was rewritten as a whole.
         rows: number of rows.
         guaranteed: the charges of ``guarantee``, a list that ``account`` composes to the same ε.
@@ -128,10 +137,13 @@ def reached(balance: Balance, guarantee: Sequence[Charge], late: bool) -> tuple[
     Raises:
         ValueError: if a mechanism is not defined under the ledger's adjacency.
     """
+    budget, pure = balance.max_epsilon, total_pure_epsilon(guarantee, balance.adjacency)
+    if budget is not None and budget < pure <= budget * (1 + _ROUNDING):
+        return budget, "sum of pure ε"
     if late:
-        return balance.filter.epsilon(guarantee), f"Rényi filter at order {balance.order:g}"
+        return balance.filter.epsilon(guarantee), f"Rényi filter at orders {balance.order:g} and ∞"
     epsilon = total(balance, guarantee, balance.delta, exact=False).epsilon
-    if balance.max_epsilon is not None and epsilon > balance.max_epsilon:
+    if budget is not None and epsilon > budget:
         epsilon = total(balance, guarantee, balance.delta, exact=True).epsilon
     return epsilon, "composition"
 
@@ -224,8 +236,8 @@ def _condition(balance: Balance, late: Sequence[int]) -> str:
     if balance.max_epsilon is None:
         return f"{text} (no budget was set that would hold otherwise)"
     return (
-        f"{text}; whatever they depended on, the Rényi filter at order {balance.order:g} keeps the ledger within "
-        f"ε = {balance.max_epsilon:g} at δ = {balance.delta:g}"
+        f"{text}; whatever they depended on, the Rényi filter at orders {balance.order:g} and ∞ keeps the ledger "
+        f"within ε = {balance.max_epsilon:g} at δ = {balance.delta:g}"
     )
 
 
@@ -401,8 +413,9 @@ class Ledger:
     Interleaving runs and stopping early change nothing (Haney et al. 2023). Whoever states a further plan
     after that, or charges beyond a plan, may have looked at answers before choosing its parameters. For that
     fully adaptive choice the ledger uses a Rényi filter at one order, fixed when the ledger is made (Feldman
-    and Zrnic 2021, "Individual privacy accounting via a Rényi filter"), with the improved conversion to ε; PLD
-    totals and minima over orders are not proven valid as filters.
+    and Zrnic 2021, "Individual privacy accounting via a Rényi filter"), with the improved conversion to ε, and
+    beside it the plain sum of pure ε, where every release has one: ten releases of pure ε 0.1 fit into a budget of 1.
+    PLD totals and minima over further orders are not proven valid as filters.
 
     **What the report says then.** ``report().filter["rule"]`` tells which rule applied, ``"composition"`` or
     ``"renyi filter"``. Under the second one ε of the guarantee is still that of composition, which holds if

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from filelock import FileLock, Timeout
 
+from pl_privknn.privacy.accounting.accountant import total_pure_epsilon
 from pl_privknn.privacy.files import sync_folder, write_durably
 from pl_privknn.privacy.mechanisms.base import (
     SEEDED_NOISE,
@@ -366,13 +367,18 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True)
 class RenyiFilter:
-    """Adds up Rényi divergences at one fixed order.
+    """Adds up Rényi divergences at one fixed order, and beside them at order ∞.
 
     If every release is admitted only while the sum stays within a bound ρ fixed beforehand, the whole is
     (order, ρ)-RDP although mechanisms and parameters may depend on all earlier answers (Feldman and Zrnic
     2021; Haney et al. 2023 for interleaved runs). For minima over several orders and for privacy
     loss distributions that is not proven. ρ turns into ε by the improved conversion (Balle et al. 2020;
     Canonne et al. 2020).
+
+    Order ∞ may join the one order: a sum of pure ε bounds the loss of every outcome, whatever the releases depended
+    on. Take E, any set of outcomes, apart into those whose pure ε add up to at most ε, for which
+    P(E₁) ≤ e^ε Q(E₁) outcome by outcome, and the others, all of which the filter at the one order admits:
+    P(E₂) ≤ e^ε Q(E₂) + δ. Together that is (ε, δ).
 
     Attributes:
         order: α > 1, fixed before the first release.
@@ -389,9 +395,11 @@ class RenyiFilter:
         return sum(charge.count * _rdp(charge.mechanism, self.order, self.adjacency) for charge in charges)
 
     def epsilon(self, charges: Iterable[Charge]) -> float:
-        """ε of :meth:`total`."""
-        total = self.total(charges)
-        return max(0.0, total + _conversion(self.order, self.delta)) if total else 0.0
+        """ε of :meth:`total`, or the sum of pure ε where that is less."""
+        releases = list(charges)
+        total = self.total(releases)
+        by_order = max(0.0, total + _conversion(self.order, self.delta)) if total else 0.0
+        return min(by_order, total_pure_epsilon(releases, self.adjacency))
 
 
 def best_order(max_epsilon: float, delta: float) -> float:

@@ -575,6 +575,11 @@ class Largest:
             if known is None or move.amount * known.allowed > known.amount * move.allowed:
                 self.moves[move.what] = move
 
+    @property
+    def all_moved(self) -> bool:
+        """Whether some record moved each of the mechanisms, of which there is one."""
+        return bool(self.moves) and all(move.amount > move.rounding for move in self.moves.values())
+
     def __str__(self) -> str:
         shown = [f"{m.what} at most {m.amount:.4g} of {m.allowed:.4g}" for m in self.moves.values()]
         beyond = [
@@ -729,9 +734,9 @@ def check_labeler(
     * *answers*: at most ``max_answers``; of the right shapes and dtypes; the same for the same table and noise;
       independent of tables of earlier fits; a resumed run draws no noise again.
     * *sensitivity*: on pairs of neighbouring tables (random, tied distances, duplicates, one query asked many times,
-      one record that decides, few records, a class with one record, records of great norm, rows of many
-      attributes), what enters the noise differs by at most what was charged. The pair shares coins, and the second
-      table gets the first one's noisy answers, as adaptive composition has it.
+      one record that decides, few records and 1,500, classes with 1, 9, 10 and 11 records, records of great norm,
+      rows of many attributes), what enters the noise differs by at most what was charged, and by something. The pair
+      shares coins, and the second table gets the first one's noisy answers, as adaptive composition has it.
     * *nothing else*: tables that have nothing in common give the same release where all noisy answers are the same.
     * *samples*: coins have the charged rate, each sampled release has a coin for each record, and a record whose coin
       shows tails has no influence.
@@ -790,6 +795,8 @@ def check_labeler(
             largest |= examined.neighbors(pairs)
             if isinstance(owner, ProtectsPersons) and owner.protects_persons and shards == 1:
                 largest |= examined.neighbors((), each=_RECORDS_OF_A_PERSON)
+    if isinstance(labeler, Labeler):
+        labeler.checked = True  # which runs of it note
     return CheckReport(type(owner).__name__, tuple(checks), largest)
 
 
@@ -874,6 +881,11 @@ class _Examined:
             compare(self.subject, self.owner, pairs, coins, largest, name)
             if not largest.pairs:
                 raise LabelerCheckError(f"no pair of tables was accepted ({largest})")
+            if coins == "heads" and not largest.all_moved:
+                raise LabelerCheckError(
+                    f"nothing that a record could move ever entered noise ({largest}), so the check saw nothing. Let "
+                    "records have a part in what is charged, or give num_records or pairs of tables in which they do"
+                )
             return str(largest)
 
         self.do(name, check)

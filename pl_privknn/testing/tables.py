@@ -124,6 +124,8 @@ def _exchanges(table: Table, record: int) -> list[tuple[Tensor, Tensor]]:
 
 # More records than a branch for small tables is likely to look for.
 _MANY = 1500
+# Records of rare classes, on both sides of ten; and how many records their table has beyond the others'.
+_RARE, _MORE = (10, 9, 11, 1), 36
 
 
 class Makers:
@@ -185,6 +187,21 @@ class Makers:
             labels = torch.stack([mine] + [theirs] * (self.n - 1))
             yield self.in_order("one record decides", labels, self.n, (0,))
 
+    def rare(self, n: int) -> Iterator[Table]:
+        """Clusters in no order, of which some are small; the first record and one of each small cluster are to go."""
+        for start in range(0, len(_RARE), self.c - 1):
+            sizes = torch.tensor(_RARE[start : start + self.c - 1])
+            rare = torch.arange(len(sizes)).repeat_interleave(sizes)
+            rest = len(sizes) + torch.arange(n - len(rare)) % (self.c - len(sizes))
+            classes = torch.cat([rare, rest])[torch.randperm(n, generator=self._generator)]
+            features = self._centres[classes] + self._normal(n, self.d)
+            queries = self._centres[torch.arange(self.m) % self.c] + self._normal(self.m, self.d)
+            one_each = torch.nn.functional.one_hot(classes, self.c)
+            labels = classes if self.task == "multiclass" else one_each
+            records = (0, *one_each.argmax(dim=0)[: len(sizes)].tolist())
+            name = f"classes of {', '.join(map(str, sizes.tolist()))} records"
+            yield Table(name, features, labels, queries, tuple(dict.fromkeys(records)))
+
     def all(self) -> list[Table]:
         """Every table, the random one first."""
         random = self.random()
@@ -220,6 +237,8 @@ class Makers:
             dataclasses.replace(wide, records=(0,)),
             dataclasses.replace(broken, records=(2,)),
             *(self.scattered(f"{n} records", n) for n in (2, 3, self.c)),
+            *self.rare(self.n + _MORE),
+            *(dataclasses.replace(table, records=table.records[:2]) for table in [next(self.rare(_MANY))]),
         ]
 
     def asked_about_records(self) -> tuple[Table, list[Table]]:

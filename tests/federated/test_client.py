@@ -57,6 +57,8 @@ def test_what_leaves_is_the_randomisers_message_of_the_literal_nearest_query(tmp
         ({"num_classes": CLASSES + 1}, "num_classes=4, but this node has 3"),
         ({"extractor": extractor_digest("other")}, "extractor="),
         ({"epsilon": 1.6}, "above this node's max_message_epsilon=1.5"),
+        ({"epsilon": 1e-17}, "epsilon=1e-17 .* must be at least 2e-09"),
+        ({"epsilon": 1e-17, "randomizer": "randomized_response"}, "epsilon=1e-17 .* must be at least 2e-09"),
     ],
 )
 def test_a_request_for_something_else_is_refused_before_anything_is_spent(tmp_path, stated, named):

@@ -87,6 +87,15 @@ def test_beyond_the_budget_nobody_is_asked(tmp_path):
     assert wire.asked == []
 
 
+@pytest.mark.parametrize("randomizer", list(RANDOMIZERS))
+def test_an_epsilon_too_small_to_compute_with_is_refused_before_the_round_is_noted(tmp_path, randomizer):
+    wire = Wire(four(tmp_path))
+    with pytest.raises(ValueError, match=r"epsilon=1e-17 .* must be at least 2e-09"):
+        run_round(asked(tmp_path, seeded(epsilon=1e-17, randomizer=randomizer)), wire)
+    assert wire.asked == []
+    assert Ledger.open_readonly(tmp_path / "ledger.sqlite").runs == []
+
+
 def test_who_drops_out_changes_the_counts_and_not_epsilon(tmp_path):
     paid = []
 

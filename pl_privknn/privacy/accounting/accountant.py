@@ -228,7 +228,7 @@ def delta_for_epsilon(
     epsilon, adjacency = check_non_negative("epsilon", epsilon), check_adjacency(adjacency)
     check_choice("method", method, METHODS)
     releases = merge_charges(charges)
-    if not releases:
+    if epsilon >= total_pure_epsilon(releases, adjacency):  # of no release at all, too
         return 0.0
     log_delta = float(rdp.log_delta_improved(rdp.ORDERS, total_rdp(releases, adjacency), epsilon))
     by_rdp = math.exp(log_delta)

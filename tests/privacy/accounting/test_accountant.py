@@ -163,6 +163,19 @@ def test_delta_and_epsilon_are_inverse(method):
         assert delta_for_epsilon(charges, eps, method=method) == pytest.approx(delta, rel=2e-2)
 
 
+@pytest.mark.parametrize("method", ["rdp", "pld", "best"])
+@pytest.mark.parametrize(
+    ("mechanism", "count", "delta"), [(Laplace(6.0), 9, 1e-9), (RandomizedResponse(0.0523), 8, 6.9e-8)]
+)
+def test_pure_releases_leave_no_delta_from_their_pure_epsilon_on(mechanism, count, delta, method):
+    charges = [Charge(mechanism, count)]
+    pure = count / 6 if isinstance(mechanism, Laplace) else count * math.log((1 - 0.0523) / 0.0523)
+    for epsilon in (epsilon_for_delta(charges, delta, method=method), pure * (1 + 1e-9), 2 * pure):
+        assert delta_for_epsilon(charges, epsilon, method=method) <= delta * (1 + 1e-6)
+    assert delta_for_epsilon(charges, pure * (1 + 1e-9), method=method) == 0
+    assert delta_for_epsilon(charges, 0.9 * pure, method=method) > 0
+
+
 @pytest.mark.parametrize(("count", "flip"), [(1, 0.1), (3, 0.3), (8, 0.1)])
 def test_lumpy_losses_are_never_under_reported(count, flip):
     """Randomised response puts all mass on single losses; its composition is enumerated here by convolution."""

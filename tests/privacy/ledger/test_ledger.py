@@ -8,7 +8,7 @@ from ledger_setup import PROTECTED
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
-from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, NoisyScreening, RandomizedResponse
 from pl_privknn.privacy.mechanisms.stated import Conditional
 from pl_privknn.privacy.store import RenyiFilter, best_order
 
@@ -146,6 +146,55 @@ def test_filter_admits_exactly_what_its_closed_form_admits(path):
     # It never admits more than the accountant, whose minimum runs over all orders.
     assert report.filter["epsilon"] >= report.epsilon
     assert len(report.filter["late_rows"]) == fits - 5
+
+
+def admitted(run, mechanism, most=50):
+    """Charges, one by one, until the first is refused."""
+    for taken in range(most):
+        try:
+            run.charge(mechanism, **PROTECTED)
+        except BudgetExceeded:
+            return taken
+    return most
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-6])
+@pytest.mark.parametrize(
+    ("mechanism", "fits"),
+    [
+        (Laplace(10.0), 10),
+        (RandomizedResponse.for_epsilon(1 / 3), 3),  # whose losses add up to more than 1 by rounding
+        (Laplace(10.0 * (1 - 1e-6)), 9),  # beyond the budget by more than rounding
+    ],
+)
+def test_pure_releases_chosen_late_fit_while_their_sum_does(path, mechanism, fits, delta):
+    ledger = Ledger(path, max_epsilon=1.0, delta=delta)
+    assert admitted(ledger.run("a"), mechanism) == fits
+    assert ledger.within_budget()
+    assert ledger.report().epsilon <= 1 + 1e-12
+
+
+def test_a_release_that_is_not_pure_leaves_pure_ones_to_the_order_alone(path):
+    first, pure = Gaussian(40.0), Laplace(10.0)
+    ledger = Ledger(path, max_epsilon=1.0, delta=1e-6)
+    run = ledger.run("a")
+    run.charge(first, **PROTECTED)
+    order = ledger.report().filter["order"]
+    # In closed form: order/(2σ²) of the Gaussian, and the Rényi divergence of Laplace noise (Mironov 2017, table II).
+    grown, shrunk = order * math.exp((order - 1) / 10), (order - 1) * math.exp(-order / 10)
+    each = math.log((grown + shrunk) / (2 * order - 1)) / (order - 1)
+    fits = math.floor((1 - conversion(order, 1e-6) - order / 3200) / each)
+    assert admitted(run, pure) == fits < 9
+
+
+def test_after_pure_releases_beyond_the_order_no_other_release_fits(path):
+    ledger = Ledger(path, max_epsilon=1.0, delta=1e-6)
+    run = ledger.run("a")
+    for _ in range(9):
+        run.charge(Laplace(10.0), **PROTECTED)
+    with pytest.raises(BudgetExceeded, match="filter"):
+        run.charge(Gaussian(1e6), **PROTECTED)
+    run.charge(Laplace(10.0), **PROTECTED)
 
 
 def test_parameters_chosen_after_a_release_make_the_figure_conditional(path):
