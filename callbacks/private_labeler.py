@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_positive, check_switch
@@ -30,6 +30,7 @@ from pl_privknn.callbacks.labeling_round import (
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.features.alone import is_foreign
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
@@ -45,9 +46,11 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import (
+    PREDICTS_ALONE,
     READS_ALONE,
     Guarantee,
     Level,
@@ -56,7 +59,7 @@ from pl_privknn.privacy.mechanisms.base import (
 )
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import foreign_reader
-from pl_privknn.privacy.redaction import check_declared
+from pl_privknn.privacy.redaction import check_declared, redacted
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder, trainers_folder
 from pl_privknn.training.private_training import leave_report
@@ -369,6 +372,7 @@ def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
         buffer.copy_(values[name])
 
 
+_EVALUATED_AT_ONCE = 256  # held-out images
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
 
@@ -412,6 +416,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         class_prior: shares of the classes where the model is used, one a class, a public constant: probabilities of
             labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
             as the releases tell them. For teachers that release probabilities.
+        evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the private
+            records, or persons, of which the teacher learns nothing, and release the accuracy of the released model
+            on them when the training ends, at the ε of the labels.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
 
     Raises:
@@ -446,6 +453,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         sharded: bool = False,
         released: str = "student",
         class_prior: list[float] | None = None,
+        evaluate: PaidEvaluation | str | None = None,
     ) -> None:
         budget = as_group("budget", budget, LabelingBudget())
         files = as_group("files", files, RunFiles()).within(run_dir)
@@ -466,6 +474,15 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
         if labeler is not None:
             check_fits(labeler, self.adjacency, self.features, self.queries_per_round, self.unit)
+        self.evaluate = PaidEvaluation.of(evaluate)
+        if self.evaluate is not None and self.ledger_path is not None:
+            raise ValueError(
+                "evaluate: the hold-out pays in parallel with one run; leave files.ledger_path out, or evaluate=None"
+            )
+        #: Accuracy on the hold-out, its deviation and its ε, once released.
+        self.accuracy: dict[str, Any] = {}
+        self._held: tuple[LabeledImages, Tensor | None] | None = None
+        self._undo: list[Callable[[], None]] = []
         self.released = check_choice("released", released, MODELS)
         self.class_prior = None if class_prior is None else check_prior(class_prior)
         self.query_batch_size = check_int("query_batch_size", query_batch_size)
@@ -475,6 +492,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.sharded = check_switch("sharded", sharded)
         self._place = Path()
         self._conditions: tuple[str, ...] = ()
+        self._stated: tuple[str, ...] = ()
         self._run: LabelRun | None = None
         self._metrics: dict[str, float] = {}
         self._loaded: dict[str, Any] | None = None
@@ -546,6 +564,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if self.unit == "person":
             check_owners(data.private_groups, len(data.private))
         self._group.shared(functools.partial(self._open, trainer, pl_module, data))
+        if self.evaluate is not None:
+            self._hold_out(data)
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
             self._rounds_applied = int(self._loaded.get("rounds_applied", 0))
@@ -584,6 +604,61 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._label(trainer, pl_module, data_module(trainer), index)
         self._restart_due = self.retrain
 
+    def _hold_out(self, data: PrivatePublicDataModule) -> None:
+        """Hold out a share of the private records, by the coins of the run."""
+        assert self.evaluate is not None
+        if self._group.size > 1 or data.private_in_shards or data.task != "multiclass":
+            raise ValueError(
+                "evaluate: the accuracy is that of one process, on one table, of one class a record; use devices=1 "
+                "and such data, or evaluate=None"
+            )
+        assert self._run is not None
+        owners = data.private_groups if self.unit == "person" else None
+        numbers = torch.arange(len(data.private)) if owners is None else owners
+        begun = self._run.ledger_run.num_charges > 0
+        held = redacted(self.evaluate.held_out, self._place, self._run.run_id, numbers, begun)
+        out, restore = data.hold_out(held)
+        self._undo.append(restore)
+        self._held, self.accuracy = (out, None if owners is None else owners[held]), {}
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Release the accuracy on the hold-out, once all rounds are done."""
+        if self._held is None or self._run is None or self._rounds_applied < self.rounds:
+            return
+        assert self.labeler is not None
+        self.accuracy = redacted(
+            release_accuracy,
+            self._place,
+            self._run.run_id,
+            redacted(self._hits, pl_module, self._held[0]),
+            self._held[1],
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise=self.labeler.noise_source,
+            adjacency=self.adjacency,
+            unit=self.unit,
+            conditions=self._stated,
+        )
+
+    @torch.no_grad()
+    def _hits(self, module: pl.LightningModule, held: LabeledImages) -> Tensor:
+        """**Private.** Whether the released model predicts each held-out record right, bool ``(n,)``."""
+        head = released_head(self, self._place) if self.released != "student" else None
+        foreign = is_foreign(BackboneFeatures(module)) or any(
+            is_foreign(one) for one in self.features if isinstance(one, Extractor)
+        )
+        was_training, found = module.training, torch.zeros(len(held), dtype=torch.bool)
+        module.eval()
+        for rows in torch.arange(len(held)).split(1 if foreign else _EVALUATED_AT_ONCE):
+            images, probabilities = held.images(rows), torch.zeros(len(rows), held.num_classes)
+            if head is not None:
+                probabilities += head(images).cpu()
+            if self.released != "head":
+                probabilities += module(images.to(module.device)).float().softmax(dim=1).cpu()
+            found[rows] = probabilities.argmax(dim=1) == held.labels[rows]
+        module.train(was_training)
+        return found
+
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the run's folder to others; the ledger stays readable for reports."""
         if stage == "fit":
@@ -597,6 +672,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._leave()
 
     def _leave(self) -> None:
+        self._held = None
+        while self._undo:
+            self._undo.pop()()
         if isinstance(self.labeler, JoinsRuns):
             self.labeler.leave_run()
         self._group.close()
@@ -632,6 +710,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
         reader = None if data.reads_alone else foreign_reader(data.private)
         stated = (*self._conditions, *([] if reader is None else [READS_ALONE.format(reader)]))
+        if self.evaluate is not None and self.released != "head" and is_foreign(BackboneFeatures(pl_module)):
+            stated += (PREDICTS_ALONE.format(type(pl_module).__name__),)
+        self._stated = stated
         mark = Guarantee("conditional", stated) if stated else Guarantee()
         plan = stated_plan(
             self.labeler,
@@ -792,6 +873,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             "epsilon_spent": report.spent.epsilon,
             "max_epsilon": self.max_epsilon,
             **self.label_counts(),
+            **self.accuracy,
             "label_accuracy": self.metrics.get("labels/accuracy"),
             "label_accuracy_last_round": self.metrics.get("labels/accuracy_last_round"),
             "labeler": type(self.labeler).__name__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from pl_privknn._checks import check_choice, check_int
 from pl_privknn.config import HasInitArguments
 from pl_privknn.datamodules.datasets import (
     TASKS,
+    ChosenImages,
     ImageShape,
     ImageStore,
     LabeledImages,
@@ -221,6 +222,33 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             self._predict = self.load_predict()
         if not compared and self._public is not None and self._test is not None:
             self._check_overlap(self._public, self._test)
+
+    def hold_out(self, held: Tensor) -> tuple[LabeledImages, Callable[[], None]]:
+        """Take records out of the private part, with their persons and numbers.
+
+        Args:
+            held: bool ``(n,)``, for all private records.
+
+        Returns:
+            The records that are held out, and what puts them back. **Private**.
+        """
+        kept = self._private, self.private_groups, self.private_ids
+        stays, held = torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+        whole = self.private
+        if self.needs_private and len(stays) == 0:
+            raise ValueError("evaluate: no private record is left to learn from; hold a smaller share out")
+        self._private, out = (
+            LabeledImages(
+                ChosenImages(whole.store, rows), whole.labels[rows], self.num_classes, task=self.task
+            )
+            for rows in (stays, held)
+        )
+        self.private_groups, self.private_ids = (None if of is None else of[stays] for of in kept[1:])
+
+        def restore() -> None:
+            self._private, self.private_groups, self.private_ids = kept
+
+        return out, restore
 
     def _without_private(self, name: str) -> Any:
         """What a method loads; refused where it is private records, of which every figure would have to be paid."""

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from pl_privknn._checks import check_positive
+from pl_privknn.privacy.mechanisms.base import PREDICTS_ALONE
 from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.redaction import shows_private_errors
 from pl_privknn.training.clipped_sums import ClippedSum
@@ -193,7 +194,7 @@ class RecordGradients:
                     same = False
                 if not same:
                     self._predicts_by_copies = True
-                    said = f"{name} predicts a held-out record from that record alone"
+                    said = PREDICTS_ALONE.format(name)
                     self.condition = said if self.condition is None else f"{self.condition}; {said}"
 
     @torch.no_grad()

@@ -37,6 +37,7 @@ UNSTATED_NOISE = (
 )
 #: Conditions of code that is not of this package, to be formatted with its name.
 READS_ALONE = "reading a record uses that record alone ({})"
+PREDICTS_ALONE = "{} predicts a held-out record from that record alone"
 MOVES_AS_CHARGED = "{} moves by no more than it charges"
 SEVERAL_FILES = (
     "what each file plans was fixed before an answer of another was seen (ordinary composition; runs that share one "
