@@ -215,6 +215,27 @@ def test_a_function_sees_one_private_image_at_a_time(tmp_path):
     assert torch.equal(found, images.flatten(1))
 
 
+def test_a_graph_that_vmap_does_not_take_gets_one_image_at_a_time(tmp_path):
+    def writing(images):
+        made = torch.zeros(len(images), 64)
+        made[:, :] = images.flatten(1)
+        return made
+
+    labeling, found, images = label(tmp_path, writing)
+    assert labeling.guarantee == "unconditional"
+    assert torch.equal(found, images.flatten(1))
+
+
+def test_an_extractor_of_others_is_tried_on_images_of_the_size_that_it_sees(tmp_path):
+    class Large(Extractor):
+        def __call__(self, images):
+            return images.flatten(1) @ torch.eye(256)[:, :8]
+
+    labeling, found, images = label(tmp_path, Resized(Large(), 16))
+    assert labeling.guarantee == "unconditional"
+    torch.testing.assert_close(found, Resized(Pixels(normalize=False), 16)(images)[:, :8])
+
+
 def test_no_image_is_remembered(tmp_path):
     labeling, found, images = label(tmp_path, Remembering())
     assert labeling.guarantee == "unconditional"
@@ -327,3 +348,15 @@ def test_noisy_sgd_states_what_its_extractor_rests_on(tmp_path):
         "Branching computes a vector from one example alone"
         in module.private_training.run.reports()[0].reason
     )
+
+
+def test_noisy_sgd_shows_an_extractor_no_private_batch(tmp_path):
+    class Noting(Extractor):
+        seen = []
+
+        def __call__(self, images):
+            self.seen.append(len(images))
+            return images.flatten(1)
+
+    train(tmp_path, Noting())
+    assert max(Noting.seen) <= 40  # as many as there are public images; 90 are private
