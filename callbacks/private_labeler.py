@@ -31,7 +31,7 @@ from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages
-from pl_privknn.features.alone import is_foreign
+from pl_privknn.features.alone import is_foreign, keeps_apart
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.hog import DefaultFeatures
@@ -416,9 +416,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         class_prior: shares of the classes where the model is used, one a class, a public constant: probabilities of
             labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
             as the releases tell them. For teachers that release probabilities.
-        evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the private
-            records, or persons, of which the teacher learns nothing, and release the accuracy of the released model
-            on them when the training ends, at the ε of the labels.
+        evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
+            private records, or persons, of which the teacher learns nothing, and release the accuracy of the released
+            model on them when the training ends, at the ε of the labels.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
 
     Raises:
@@ -644,7 +644,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def _hits(self, module: pl.LightningModule, held: LabeledImages) -> Tensor:
         """**Private.** Whether the released model predicts each held-out record right, bool ``(n,)``."""
         head = released_head(self, self._place) if self.released != "student" else None
-        foreign = is_foreign(BackboneFeatures(module)) or any(
+        foreign = not keeps_apart(module) or any(
             is_foreign(one) for one in self.features if isinstance(one, Extractor)
         )
         was_training, found = module.training, torch.zeros(len(held), dtype=torch.bool)
@@ -710,7 +710,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
         reader = None if data.reads_alone else foreign_reader(data.private)
         stated = (*self._conditions, *([] if reader is None else [READS_ALONE.format(reader)]))
-        if self.evaluate is not None and self.released != "head" and is_foreign(BackboneFeatures(pl_module)):
+        if self.evaluate is not None and self.released != "head" and not keeps_apart(pl_module):
             stated += (PREDICTS_ALONE.format(type(pl_module).__name__),)
         self._stated = stated
         mark = Guarantee("conditional", stated) if stated else Guarantee()

@@ -36,7 +36,7 @@ _SAME = 1e-3
 def is_foreign(extractor: Extract) -> bool:
     """Whether an extractor, or a part of it, is of others; this package's own compute a vector from one example."""
     if type(extractor) is BackboneFeatures:
-        return not _is_own(extractor.module)
+        return not keeps_apart(extractor.module)
     if isinstance(extractor, nn.Module) or not type(extractor).__module__.startswith(_OWN):
         return True
     return any(is_foreign(part) for parts in _parts(extractor).values() for part in parts)
@@ -96,7 +96,7 @@ def _parts(extractor: Any) -> dict[str, list[Extract]]:
     return parts | ({"extractors": extractor.extractors} if hasattr(extractor, "extractors") else {})
 
 
-def _is_own(module: nn.Module) -> bool:
+def keeps_apart(module: nn.Module) -> bool:
     """Whether a network of this package keeps examples apart by its structure."""
     inner: Any = getattr(module, "extractor", None)  # of a student, frozen
     own = type(module).__module__.startswith(_OWN) and all(map(_is_plain, module.modules()))

@@ -31,7 +31,8 @@ class Watched(PrivateKNN):
 
 def fit(folder, noise=None, student=None, **given):
     data = ArraysDataModule(*easy_images(PRIVATE, 60, 30), num_classes=3, batch_size=16)
-    teacher = Watched(5, 1.0, noise=Gaussian(0.01), noise_source=noise or SeededNoise(0))
+    kind = Watched if noise is None else PrivateKNN
+    teacher = kind(5, 1.0, noise=Gaussian(4.0), noise_source=noise or SeededNoise(0))
     labeling = PrivateLabeler(
         teacher, **{"queries_per_round": 40, "features": Pixels(), "run_dir": folder, "evaluate": HALF, **given},
         progress=False,

@@ -1,6 +1,7 @@
 """Extractors of others: each vector of one example alone, and what is refused or said where that can't be had."""
 
 import json
+from typing import ClassVar
 
 import pytest
 import pytorch_lightning as pl
@@ -32,12 +33,17 @@ from pl_privknn.students import SupervisedStudent
 from pl_privknn.training import NoisySGD
 
 
-class Table(PrivateKNN):
-    """Keeps the private vectors that it is given."""
+def watched(**settings):
+    """A teacher that keeps the private vectors which it is given."""
+    teacher = PrivateKNN(**settings)
+    literal = teacher.fit
 
-    def fit(self, features, labels, num_classes):
-        self.vectors = features.clone()
-        super().fit(features, labels, num_classes)
+    def fit(features, labels, num_classes):
+        teacher.vectors = features.clone()
+        literal(features, labels, num_classes)
+
+    teacher.fit = fit
+    return teacher
 
 
 def student_of(network="small_cnn", cls=SupervisedStudent, **kwargs):
@@ -46,7 +52,7 @@ def student_of(network="small_cnn", cls=SupervisedStudent, **kwargs):
 
 def label(folder, features, student=None):
     """The labelling, the private vectors in it, and the private images."""
-    table, data = Table(k=5, sampling_rate=1.0, noise=Gaussian(sigma=20.0)), make_data()
+    table, data = watched(k=5, sampling_rate=1.0, noise=Gaussian(sigma=20.0)), make_data()
     labeling = PrivateLabeler(
         table, queries_per_round=10, features=features, progress=False, files={"run_dir": folder / "run"}
     )
@@ -352,7 +358,7 @@ def test_noisy_sgd_states_what_its_extractor_rests_on(tmp_path):
 
 def test_noisy_sgd_shows_an_extractor_no_private_batch(tmp_path):
     class Noting(Extractor):
-        seen = []
+        seen: ClassVar[list] = []
 
         def __call__(self, images):
             self.seen.append(len(images))

@@ -5,6 +5,7 @@ import json
 import pytest
 import pytorch_lightning as pl
 import torch
+from broken_labelers import Honest
 from noisy_sgd_setup import PRIVATE, make_data
 from small_fit import easy_images, quiet_trainer, small_student
 from torch.utils.data import (
@@ -23,7 +24,9 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.datamodules.datasets import ChosenImages, LabeledImages
 from pl_privknn.features import Pixels
 from pl_privknn.labelers import PrivateKNN
+from pl_privknn.labelers.base import stated_plan
 from pl_privknn.privacy.noise import default_noise
+from pl_privknn.testing import check_labeler
 
 TABLE = TensorDataset(torch.rand(PRIVATE, 1, 8, 8), torch.arange(PRIVATE) % 2)
 
@@ -169,3 +172,12 @@ def test_labels_have_the_same_condition(kind, level, tmp_path):
     assert labeling.guarantee == f"{level}conditional"
     said = "reading a record uses that record alone (Items)"
     assert (said in json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]) == (level == "")
+
+
+def test_a_labeler_of_others_is_a_condition_that_says_whether_it_was_checked():
+    labeler = Honest()
+    said = "Honest moves by no more than it charges"
+    assert [charge.guarantee.reason for charge in stated_plan(labeler, 4, 4, 3)] == [said]
+    check_labeler(labeler)
+    noted = [charge.guarantee.reason for charge in stated_plan(labeler, 4, 4, 3)]
+    assert noted == [f"{said} (check_labeler found no fault)"]
