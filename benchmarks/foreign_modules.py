@@ -451,10 +451,10 @@ def _trial(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = {"default_root_dir": folder, "callbacks": [training, watched], "accelerator": "cpu"}
-        trainer = lightning.Trainer(max_epochs=1, **own, **{**TRAINS_ALONE, "limit_val_batches": 1.0})
+        trainer = lightning.Trainer(max_epochs=1, **own, **TRAINS_ALONE)
         try:
             if isinstance(data, DataLoader):
-                trainer.fit(module, data, data)
+                trainer.fit(module, data)
             else:
                 trainer.fit(module, datamodule=data)
         except ValueError as error:

@@ -11,6 +11,7 @@ from typing import Any
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.run_summary import CONFIG, digests_of, file_digests, note_files
 from pl_privknn.config import known_classes, read_document
+from pl_privknn.privacy.holdout import LEDGER as HOLDOUT
 from pl_privknn.privacy.ledger import Place, counts_topic, files_topic
 from pl_privknn.privacy.store import read_rows
 from pl_privknn.privacy.verification import audit_ledger, check_summary, compared
@@ -133,6 +134,9 @@ def audit_run(
         checks = check_summary(summary, ledger, exact) if summary else []
         if not exact and summary.get("epsilon_exact") is not None:  # those are not computed anew
             checks = [{**c, "agrees": None} if c["name"].startswith(_EXACT) else c for c in checks]
+        if (holdout := folder / HOLDOUT).is_file():
+            paid = audit_ledger(holdout, exact=False)["epsilon"]
+            checks.append(compared("holdout_epsilon", summary.get("holdout_epsilon"), paid))
         rows = read_rows(ledger)
         run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
         if run not in report["runs"]:
@@ -142,7 +146,7 @@ def audit_run(
             if place != writing:
                 checks += _files(folder, rows, str(run), place, bool(summary))
         names = {name for name in files_in(folder) if not name.endswith(".lock")}
-        unbound = sorted(names - {check["name"] for check in checks} - {ledger.name})
+        unbound = sorted(names - {check["name"] for check in checks} - {ledger.name, HOLDOUT})
         missing = [check["name"] for check in checks if check["agrees"] is None]
     return {
         **report,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+from pl_privknn._checks import at_most
+
 #: What a run lets out, in words.
 RELEASED = {
     "labels": "labels of public examples and everything that is computed from them, such as the trained model (the "
@@ -95,9 +97,17 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
             *EXCLUSIONS,
         ],
         "in_words": promise["words"],
+        "evaluation": _evaluation(facts.get("student") or {}),
         "ledger_head": facts["kept"]["head"],
         "versions": facts.get("versions", {}),
     }
+
+
+def _evaluation(student: dict[str, Any]) -> str:
+    if not student.get("holdout"):
+        return ""
+    cost = at_most(student["holdout_epsilon"])
+    return f"accuracy of the hold-out {student['holdout']}, released at ε {cost} (parallel composition)"
 
 
 def _trust(kinds: set[str]) -> str:

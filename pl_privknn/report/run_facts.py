@@ -145,6 +145,10 @@ def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[s
     return {
         "test_accuracy": summary.get("test_accuracy"),
         "val_accuracy": summary.get("val_accuracy"),
+        "holdout": None
+        if summary.get("holdout_accuracy") is None
+        else f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}",
+        "holdout_epsilon": summary.get("holdout_epsilon"),
         "label_accuracy": summary.get("label_accuracy"),
         "epochs": summary.get("epochs"),
         "released": _MODELS.get(summary.get("released", ""), ""),

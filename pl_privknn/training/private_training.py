@@ -337,13 +337,12 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         else:
             self.draw_from(records, trainer, getattr(trainer.datamodule, "private_groups", None))
             assert self.private is not None
-            with contextlib.suppress(TypeError):  # lists have no weak references
-                self._records = weakref.ref(self.private.dataset)
-            if not hasattr(records, "private_in_shards"):
+            if not hasattr(records, "private_in_shards"):  # this package's data modules check their own parts
+                with contextlib.suppress(TypeError):  # lists have no weak references
+                    self._records = weakref.ref(self.private.dataset)
                 validation = trainer.fit_loop.epoch_loop.val_loop._data_source
-                self._check_evaluation(
-                    "val_dataloader", validation.dataloader() if validation.is_defined() else ()
-                )
+                if validation.is_defined() and trainer.limit_val_batches:
+                    self._check_evaluation("val_dataloader", validation.dataloader())
         kept = source.instance, source.name
         source.instance, source.name = Steps(self.steps_per_epoch).loader(), ""
         self._undo.append(lambda: source.__dict__.update(instance=kept[0], name=kept[1]))
