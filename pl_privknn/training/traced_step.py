@@ -84,17 +84,15 @@ def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "batch") -
     """
     if isinstance(value, Mapping):
         made = {key: mapped(each, change, f"{path}[{key!r}]") for key, each in value.items()}
-        if type(value) is dict or not hasattr(value, "__setitem__"):
-            return made
-        same: Any = copy.copy(value)
-        for key, each in made.items():
-            same[key] = each
-        return same
+        # A new one: a copy would keep what else the object holds of a record.
+        with contextlib.suppress(Exception):
+            return type(value)(made)  # type: ignore[call-arg]
+        return made
     if isinstance(value, list | tuple):
         parts = [mapped(each, change, f"{path}[{place}]") for place, each in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        same = copy.copy(value)
+        same = object.__new__(type(value))
         for field in dataclasses.fields(value):
             part = mapped(getattr(value, field.name), change, f"{path}.{field.name}")
             object.__setattr__(same, field.name, part)
@@ -706,6 +704,9 @@ def _mended(graph: Any) -> Any:
                     user.replace_input_with(source, changed)
             nodes.erase_node(node)
     nodes.eliminate_dead_code()
+    for node in nodes.nodes:  # or a record could leave something in a buffer
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            raise UntraceableError(f"its graph writes in place ({node.target})")
     graph.recompile()
     return graph
 

@@ -184,7 +184,7 @@ def test_a_run_takes_its_device_from_the_configuration(tmp_path, monkeypatch):
         with PretendedDevice() as device:
             _, data = fit_student(
                 tmp_path / name, PrivateKNN(15, 0.5, noise=Gaussian(2.0), noise_source=noise()), 0.1,
-                queries_per_round=30, delta=1e-4, device=name,
+                queries_per_round=30, delta=1e-4, device=name, features=Pixels(),
             )  # fmt: skip
         assert (device.products > 0) == (name == "cuda")
         labels[name] = data.public.labels

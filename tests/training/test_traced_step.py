@@ -1,6 +1,8 @@
 """A module's step as a graph: its gradients are the module's own, and no record meets another one in them."""
 
 import random
+from collections import UserDict
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from training_setup import Lit, Silent, fit, training, weights
 
 from pl_privknn.testing import clipped_sum
+from pl_privknn.training.traced_step import RecordStep
 
 COUNT, CLASSES = 18, 2  # a chunk of 16, and two more
 GENERATOR = torch.Generator().manual_seed(0)
@@ -269,6 +272,27 @@ def test_records_of_several_shapes_have_a_graph_each():
     data = TensorDataset(torch.stack([F.adaptive_avg_pool2d(one, 8) for one in images]), LABELS)
     found, wanted = clipped_sum(Pooled(), Sizes(), range(COUNT)), clipped_sum(Lit(), data, range(COUNT))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Fields(UserDict):
+    """A mapping that keeps more of a record than its items."""
+
+    words: ClassVar[str] = "none"
+
+
+def test_a_trace_holds_nothing_of_the_record_whose_shapes_it_has():
+    fields = Fields(image=IMAGES[:1], label=LABELS[:1])
+    fields.words = "a private word"
+    seen = []
+
+    class Looks(Lit):
+        def training_step(self, batch, batch_idx):
+            seen.append((batch.words, batch["label"].shape))
+            return F.cross_entropy(self(batch["image"]), batch["label"])
+
+    RecordStep(Looks()).trace(fields)
+    assert seen
+    assert {words for words, _ in seen} == {"none"}
 
 
 def test_records_that_fail_or_have_no_finite_gradient_count_as_none():

@@ -31,7 +31,8 @@ class NoisyPrototypes(Labeler):
         """Take the private table."""
         check_table(features, labels, num_classes)  # refuses NaN, wrong shapes and classes
         units = torch.nn.functional.normalize(features)  # each record by itself: no private mean
-        self._sums = torch.zeros(num_classes, features.shape[1]).index_add_(0, labels, units)
+        sums = torch.zeros(num_classes, features.shape[1], dtype=torch.float64)  # float32 would round
+        self._sums = sums.index_add_(0, labels, units.double())
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         """The most that a run can cost."""
