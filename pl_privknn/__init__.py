@@ -13,7 +13,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "callbacks.private_labeler": ["PrivateLabeler"],
         "callbacks.run_summary": ["RunReport"],
         "features": ["BackboneFeatures", "HOG", "PublicFeatures", "TimmFeatures"],
-        "labelers": ["IndKNN", "IndKNNPredictor", "PATE", "PrivateRadius"],
+        "labelers": ["IndKNN", "IndKNNPredictor", "PATE"],
         "labelers.base": ["Labeler", "Release"],
         "labelers.private_knn": ["PrivateKNN", "Screening"],
         "labelers.reverse_knn": ["ReverseKNN"],

@@ -14,7 +14,7 @@ from pl_privknn.labelers.pate_training import (
     RandomPartition,
 )
 from pl_privknn.labelers.preconditioned_gradients import PreconditionedGradients
-from pl_privknn.labelers.private_knn import PrivateKNN, PrivateRadius, Screening
+from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.labelers.sufficient_statistics import SufficientStatistics
 
@@ -36,7 +36,6 @@ __all__ = [
     "NoisySGDTeacher",
     "PreconditionedGradients",
     "PrivateKNN",
-    "PrivateRadius",
     "RandomPartition",
     "Release",
     "ReverseKNN",

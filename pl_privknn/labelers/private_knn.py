@@ -1,56 +1,49 @@
-"""Private-kNN: noisy votes of the nearest private records in a Poisson sample, of classes, attributes and numbers."""
+"""Private-kNN: noisy votes of the nearest private records in a Poisson sample, of classes and attributes."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import (
-    check_choice,
-    check_finite,
-    check_int,
-    check_open_unit,
-    check_positive,
-    check_rate,
-    shape_text,
-)
+from pl_privknn._checks import check_int, check_rate, check_switch
 from pl_privknn.labelers.attributes import Attributes, clip_attributes, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, ShardedLabeler, UsesPublicFeatures, check_features
-from pl_privknn.labelers.voting import Aggregation, Neighbors, NeighborVoting, Screening, vote_noise
-from pl_privknn.neighbors import (
-    Coins,
-    PoissonNeighbors,
-    PoissonSums,
-    RadiusNeighbors,
-    ShardedNeighbors,
-    top_k,
-)
-from pl_privknn.privacy.ledger import charge_and_draw
-from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Mechanism, VoteNoise
-from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.labelers.base import ChargesLedger, Release, ShardedLabeler, check_records
+from pl_privknn.labelers.voting import Aggregation, AttributeSums, Screening, VotingLabeler, vote_noise
+from pl_privknn.neighbors import Coins, PoissonNeighbors, PoissonSums, ShardedNeighbors
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism, NoisyScreening, VoteNoise
+from pl_privknn.privacy.noise import NoiseSource
 
-__all__ = ["PrivateKNN", "PrivateRadius", "PrivateRegression", "Screening"]
-
-#: Of public examples, those among which a radius is looked for.
-_EXAMPLES = 2000
-
-STATISTICS = ("mean", "median")
+__all__ = ["PrivateKNN", "Screening"]
 
 #: A record that enters the k nearest pushes another one out: a vote leaves one class and joins another.
 KNN_VOTES_L2 = math.sqrt(2.0)
 KNN_VOTES_L1 = 2.0
 
 
-class PrivateKNN(NeighborVoting, ShardedLabeler):
+class Neighbors(Protocol):
+    """A private table in which the neighbours of a query are found, and vote."""
+
+    def rank(self, queries: Tensor) -> Any:
+        """Find the neighbours of queries, float32 ``(m, d)``; the result is indexed by rows of queries."""
+
+    def votes(self, ranked: Any, coins: Coins | None = None) -> Tensor:
+        """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
+
+
+class PrivateKNN(ShardedLabeler, VotingLabeler):
     """Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
     For each query the k nearest records of a fresh Poisson sample vote. Screening on one sample decides
     whether the query is answered at all; aggregation on another sample releases the arg-max of the noisy
     votes. The noise is scaled to an L2 sensitivity of √2, not 1: a record that enters the neighbourhood
     pushes another one out, so two counts change.
+
+    Where the unit of privacy is a person, neighbours are persons: each enters with the record nearest to the query,
+    has one coin, and moves votes as one record does.
 
     Args:
         k: number of neighbours that vote.
@@ -79,7 +72,7 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         0.926
     """
 
-    most_votes_name = "k"
+    free_parameters = ("noise",)
 
     def __init__(
         self,
@@ -91,18 +84,33 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         release_counts: bool = False,
         attributes: Attributes | None = None,
     ) -> None:
+        super().__init__(noise_source)
         self.k = check_int("k", k)
-        super().__init__(
-            self.k,
-            KNN_VOTES_L1,
-            KNN_VOTES_L2,
-            sampling_rate,
-            screening,
-            noise if noise is not None else Gaussian(sigma=25.0 if attributes is None else 50.0),
-            noise_source,
-            release_counts,
-            attributes,
-        )
+        self.sampling_rate = check_rate("sampling_rate", sampling_rate)
+        if screening is not None and screening.threshold > k:
+            raise ValueError(
+                f"screening.threshold={screening.threshold} can't be reached by k={k} votes; use a threshold of at "
+                "most k, about 0.6 of it"
+            )
+        self.screening = screening
+        self.release_counts = check_switch("release_counts", release_counts)
+        self.take_attributes(attributes)
+        if attributes is None:
+            noise = noise if noise is not None else Gaussian(sigma=25.0)
+            self.noise: Mechanism = vote_noise(
+                noise, KNN_VOTES_L1, KNN_VOTES_L2, self.sampling_rate, counts=release_counts
+            )
+        else:
+            if screening is not None or release_counts:
+                raise ValueError(
+                    f"attributes with screening={screening!r}, release_counts={release_counts!r}: "
+                    "sums of clipped votes are answered as they are; leave these out"
+                )
+            self.noise = noise if noise is not None else Gaussian(sigma=50.0)
+            sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
+        self._owners: Tensor | None = None
+        self._neighbors: Neighbors | None = None
+        self._aggregation: Aggregation | None = None
 
     @property
     def takes_shards(self) -> bool:
@@ -125,13 +133,24 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         assert self.shard is not None
         return self.noise_source.stream("shard", self.shard.group.rank, release).bernoulli
 
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
+        check_records(features, labels, num_classes, self.tasks[0])
+        aggregation = self._bind(num_classes)
+        self._owners = self.checked_owners(len(features))
+        own = len(features) if self._owners is None else len(self._owners.unique())
+        self._check_size(self._units(own), aggregation)
+        self._aggregation = aggregation
+        self._neighbors = self._find(features, labels, num_classes)
+
     def _units(self, own: int) -> int:
+        """Number of records, or of persons, of all processes."""
         if self.shard is None:
             return own
         return self.shard.total if self._owners is None else int(self.shard.group.sum(torch.tensor([own]))[0])
 
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
-        # Its guarantee is for exactly k votes, with and without any one record.
+        # The guarantee is for exactly k votes, with and without any one record.
         if aggregation.screening is not None:
             aggregation.screening.check_table_size(num_records)
         if num_records < self.k and self.sampling_rate == 1.0:
@@ -152,236 +171,75 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
             )
         return PoissonNeighbors(*table, owners=self._owners, device=self.device)
 
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
+        return self._bind(num_classes).plan(num_queries, max_answers)
 
-class PrivateRadius(NeighborVoting, UsesPublicFeatures):
-    """Votes of the records within a public radius of each query.
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Screen and answer; see :meth:`Labeler.label`.
 
-    Beyond the Private-kNN paper. A record more or less changes one count by one and pushes no other record out: the
-    L2 sensitivity is 1 where that of the k nearest is √2, and an arg-max by Gumbel noise costs half as much at the
-    same noise. The radius comes from public data alone; a query in a thin region has few votes or none.
-
-    Args:
-        radius: Euclidean distance in the units of the features; None takes ``public_share``.
-        public_share: the radius within which half of the public examples have at least this share of the other
-            public examples; found anew in each round from that round's features.
-        sampling_rate: γ in (0, 1], the probability with which each record takes part in a release.
-        screening: :class:`~pl_privknn.labelers.voting.Screening`, or None to answer every query.
-        max_votes: a count above this is cut to it; needed for ``screening``, whose price covers all counts up to it.
-        noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
-        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        release_counts: let out all noisy counts of an answered query; not with the default ``noise``.
-
-    Raises:
-        ValueError: for parameters out of range, both or none of ``radius`` and ``public_share``, or a threshold
-            above ``max_votes``.
-
-    Example:
-        >>> from pl_privknn.labelers import PrivateKNN, PrivateRadius
-        >>> from pl_privknn.privacy import ExponentialArgmax, epsilon_for_delta
-        >>> noise = ExponentialArgmax(20.0)
-        >>> teachers = PrivateRadius(radius=1.0, sampling_rate=1.0, noise=noise), PrivateKNN(300, 1.0, noise=noise)
-        >>> [round(epsilon_for_delta(teacher.plan(50, 50, 10), 1e-5), 3) for teacher in teachers]
-        [0.691, 1.468]
-    """
-
-    def __init__(
-        self,
-        radius: float | None = None,
-        public_share: float | None = 0.01,
-        sampling_rate: float = 0.15,
-        screening: Screening | None = None,
-        max_votes: int | None = None,
-        noise: Mechanism | None = None,
-        noise_source: NoiseSource | None = None,
-        release_counts: bool = False,
-    ) -> None:
-        if radius is None and public_share is None:
-            raise ValueError("radius=None, public_share=None: give one of them")
-        self.radius = None if radius is None else check_positive("radius", radius)
-        self.public_share = None if public_share is None else check_open_unit("public_share", public_share)
-        if max_votes is not None:
-            check_int("max_votes", max_votes)
-        noise = noise if noise is not None else ExponentialArgmax(20.0)
-        super().__init__(max_votes, 1.0, 1.0, sampling_rate, screening, noise, noise_source, release_counts)
-        self._radius = self.radius
-
-    @property
-    def uses_public_features(self) -> bool:
-        """Whether the radius is found among them."""
-        return self.radius is None
-
-    def fit_public(self, features: Tensor) -> None:
-        """Find the radius, where none is given; see :meth:`UsesPublicFeatures.fit_public`.
-
-        Raises:
-            ValueError: where the public examples are too few or too alike to tell a radius.
-        """
-        if self.radius is not None or self.public_share is None:
-            return
-        examples = features[:: max(1, len(features) // _EXAMPLES)]
-        others = max(1, round(self.public_share * (len(features) - 1)))
-        distances, _ = top_k(examples, features, others + 1, device=self.device)  # the nearest is itself
-        found = float(distances[:, -1].median()) if len(features) > 1 else 0.0
-        if not found > 0:
-            raise ValueError(
-                f"public_share={self.public_share}: the {len(features)} public examples tell no radius above 0; give "
-                "more or more different ones, or a radius"
-            )
-        self._radius = found
-
-    def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
-        """Any size will do: a query may have no votes."""
-
-    def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
-        if self._radius is None:
-            raise RuntimeError(
-                "PrivateRadius without a radius needs fit_public(features of the public examples) first"
-            )
-        return RadiusNeighbors(
-            features,
-            labels,
-            num_classes,
-            self._radius,
-            self.sampling_rate,
-            most_votes=self.most_votes,
-            owners=self._owners,
-            device=self.device,
-        )
-
-
-class PrivateRegression:
-    """Answers queries by the clipped mean, or by a median, of the targets of the k nearest records of a sample.
-
-    The supplement of Private-kNN (Zhu et al., CVPR 2020, section C) suggests both and tries neither. Targets are
-    clipped to public bounds [low, high]. As for votes, a record that enters the k nearest pushes another one
-    out.
-
-    **Mean.** Each neighbour adds its clipped target less the middle of the bounds, a number in [−R/2, R/2] with
-    R = high − low; the sum gets noise and is divided by the public k. One number leaves and another one enters,
-    so the sum moves by at most R: that is the L1 and the L2 sensitivity. (A sample of fewer than k records draws
-    the answer towards the middle; dividing by its true size would cost.)
-
-    **Median.** A candidate c of a public grid has the score −|#(targets below c) − #(targets above c)|/2 and is
-    chosen with probability ∝ e^{score/b}. If a target leaves one side of c and another one joins the other side,
-    the difference of the counts moves by 2 and the score by 1; otherwise by less. So every score moves by at
-    most 1. That is all that the accounting of
-    :class:`~pl_privknn.privacy.mechanisms.ExponentialArgmax` with swapped votes needs: with Z the ratio of the
-    normalisers, each outcome has a likelihood ratio e^{(move of its score)/b}/Z in [e^{−1/b}/Z, e^{1/b}/Z], with
-    mean 1. For a convex W the mean of W(ratio) is largest where ratios lie at both ends of their interval alone
-    (a chord lies above W), which is the two-outcome family that is charged; likewise for the sampled ratio
-    1 − γ + γ·ratio, which is linear in it (Dong, Durfee and Rogers 2020 call this bounded range).
-
-    Args:
-        low: public lower bound of targets.
-        high: public upper bound.
-        k: number of neighbours.
-        sampling_rate: γ in (0, 1], the probability with which each record takes part in an answer.
-        statistic: ``"mean"`` or ``"median"``; the median suffers less from wide bounds.
-        noise: for the mean ``Gaussian(sigma)`` or ``Laplace(scale)`` in the units of the **sum** of k targets
-            (the answer's noise is 1/k of it), by default σ = 0.1·k·R; for the median
-            ``ExponentialArgmax(scale)`` in neighbours, by default 0.1·k. Sensitivity and rate are filled in.
-        candidates: points of the median's grid, ends included.
-        noise_source: where protective randomness comes from; the operating system's generator by default.
-
-    Raises:
-        ValueError: for parameters out of range, or noise that does not fit the statistic.
-    """
-
-    def __init__(
-        self,
-        low: float,
-        high: float,
-        k: int = 300,
-        sampling_rate: float = 0.15,
-        statistic: str = "mean",
-        noise: Mechanism | None = None,
-        candidates: int = 101,
-        noise_source: NoiseSource | None = None,
-    ) -> None:
-        self.low, self.high = check_finite("low", low), check_finite("high", high)
-        if self.low >= self.high:
-            raise ValueError(f"low={low!r} must be below high={high!r}")
-        self.k = check_int("k", k)
-        self.sampling_rate = check_rate("sampling_rate", sampling_rate)
-        self.statistic = check_choice("statistic", statistic, STATISTICS)
-        width = self.high - self.low
-        if statistic == "mean":
-            noise = noise if noise is not None else Gaussian(sigma=0.1 * self.k * width)
-            self.noise: VoteNoise = sum_noise(noise, width, width, self.sampling_rate)
-        else:
-            noise = noise if noise is not None else ExponentialArgmax(scale=0.1 * self.k)
-            if not isinstance(noise, ExponentialArgmax):
-                raise ValueError(f"noise={noise!r} can't choose a median; use ExponentialArgmax(scale)")
-            self.noise = vote_noise(noise, KNN_VOTES_L1, KNN_VOTES_L2, self.sampling_rate)
-        count = check_int("candidates", candidates, 2)
-        self.candidates = torch.linspace(self.low, self.high, count, dtype=torch.float64)
-        self.noise_source = noise_source if noise_source is not None else default_noise()
-        self._aggregation = Aggregation(self.noise, counts=statistic == "mean", key="regression")
-        self._neighbors: PoissonSums | None = None
-
-    def fit(self, features: Tensor, targets: Tensor) -> None:
-        """Take the private table. May be called again with other features of the same records.
-
-        Args:
-            features: float32, shape ``(n, d)``, finite.
-            targets: floating point, shape ``(n,)``, finite; clipped to the bounds.
-
-        Raises:
-            ValueError: on shapes, dtypes or values that do not fit; also for a table of fewer than ``k`` records
-                without sampling.
-        """
-        check_features(features)
-        if targets.shape != features.shape[:1] or not targets.is_floating_point():
-            raise ValueError(
-                f"targets: shape {shape_text(targets.shape)}, {targets.dtype}; want float of shape (n,), "
-                "one for each row of features"
-            )
-        if not bool(targets.isfinite().all()):
-            raise ValueError("targets: some are NaN or infinite; take these records out")
-        if len(features) < self.k and self.sampling_rate == 1.0:
-            raise ValueError(
-                f"the private table holds fewer than k={self.k} records; lower k or collect more records"
-            )
-        clipped = targets.double().clamp(self.low, self.high)
-        if self.statistic == "mean":
-            values = (clipped - (self.low + self.high) / 2)[:, None]
-        else:
-            values = (self.candidates - clipped[:, None]).sign()  # 1 below the candidate, -1 above it
-        self._neighbors = PoissonSums(features, values, self.k, self.sampling_rate)
-
-    def plan(self, num_queries: int) -> list[Charge]:
-        """Cost of a number of answers."""
-        return self._aggregation.plan(num_queries, num_queries)
-
-    def predict(self, queries: Tensor, ledger: ChargesLedger) -> Tensor:
-        """Answer queries, paying before noise is drawn.
-
-        Args:
-            queries: float32 features of public examples, shape ``(m, d)``.
-            ledger: pays.
-
-        Returns:
-            float64, shape ``(m,)``, within the bounds.
+        Without screening the first ``max_answers`` queries are answered, with it the first that pass.
 
         Raises:
             RuntimeError: before :meth:`fit`.
-            BudgetExceeded: if the charge would pass the budget; nothing was drawn or released.
         """
-        neighbors = self._neighbors
-        if neighbors is None:
-            raise RuntimeError("PrivateRegression needs the private table: call fit(features, targets) first")
+        return self.label_repeatedly(queries, 1, ledger, max_answers)
+
+    def label_repeatedly(
+        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
+    ) -> Release:
+        """:meth:`label` of the queries, ``times`` times one after another; their neighbours are ranked once."""
+        neighbors, aggregation = self._neighbors, self._aggregation
+        if neighbors is None or aggregation is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.label needs the private table: call fit(features, labels) first"
+            )
         ranked = neighbors.rank(queries)
+        rows = torch.arange(len(queries)).repeat(times)
+        pay = functools.partial(self.charge_and_draw, ledger)
 
         def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
-            sums = neighbors.votes(ranked[asked], noise.bernoulli)
-            return sums if self.statistic == "mean" else -sums.abs() / 2
+            return neighbors.votes(ranked[rows[asked]], noise.bernoulli)
 
-        def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
-            return charge_and_draw(ledger, self.noise_source, mechanism, count, key, ("add_remove",))
+        return aggregation.release(len(rows), votes, pay, max_answers)
 
-        _, released = self._aggregation.ask(len(queries), votes, pay)
-        if released is None:
-            return torch.empty(0, dtype=torch.float64)
-        if self.statistic == "median":
-            return self.candidates[released]
-        return ((self.low + self.high) / 2 + released[:, 0] / self.k).clamp(self.low, self.high)
+    def exact_votes(self, queries: Tensor) -> Tensor | None:
+        """Votes where every record is in the sample, of classes; see :meth:`HasCanaries.exact_votes`."""
+        if self.attributes is not None:
+            return None
+        return self._votes_of(queries, 1, lambda shape, rate: torch.ones(shape, dtype=torch.bool))
+
+    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
+        """**Private.** The mean of the votes over so many samples of the records, float64 ``(m, c)``.
+
+        For audits. A record moves it otherwise than the votes of all records, since the neighbour whose place it
+        takes is farther away where some are not drawn.
+        """
+        if self.sampling_rate == 1:
+            return self.exact_votes(queries)
+        votes = self._votes_of(queries, samples, noise.bernoulli)
+        return votes.view(samples, len(queries), -1).double().mean(dim=0)
+
+    def _votes_of(self, queries: Tensor, times: int, coins: Coins) -> Tensor:
+        if self._neighbors is None or self.shard is not None:
+            raise RuntimeError(
+                f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
+            )
+        rows = torch.arange(len(queries)).repeat(times)
+        return self._neighbors.votes(self._neighbors.rank(queries)[rows], coins)
+
+    def _bind(self, num_classes: int) -> Aggregation:
+        if self.attributes is not None:
+            noise = self.attributes.swapped(self.noise, num_classes, self.sampling_rate)
+            return AttributeSums(noise, attributes=self.attributes, num_attributes=num_classes, total=self.k)
+        assert isinstance(self.noise, VoteNoise)
+        screening = None
+        if self.screening is not None:
+            screening = NoisyScreening(
+                k=self.k,
+                threshold=self.screening.threshold,
+                sigma=self.screening.sigma,
+                num_classes=num_classes,
+                sampling_rate=self.sampling_rate,
+            )
+        return Aggregation(self.noise, screening, self.release_counts)

@@ -5,21 +5,17 @@ from pl_privknn.neighbors.poisson import (
     Coins,
     PoissonNeighbors,
     PoissonSums,
-    RadiusNeighbors,
     RankedLists,
     ShardedNeighbors,
 )
-from pl_privknn.neighbors.search import nearest, top_k, within_radius
+from pl_privknn.neighbors.search import nearest
 
 __all__ = [
     "Coins",
     "PoissonNeighbors",
     "PoissonSums",
-    "RadiusNeighbors",
     "RankedLists",
     "ShardedNeighbors",
     "assign",
     "nearest",
-    "top_k",
-    "within_radius",
 ]

@@ -1,9 +1,9 @@
 """Assignment of many records to few public queries: one matrix product and little more.
 
-:func:`~pl_privknn.neighbors.search.top_k` is made for few queries and a large table. Here many rows choose among few,
-and each choice must be a function of its row alone: reverse kNN's sensitivity counts on it. Float32 products round by
-where a row lies in its block, so whatever lies within their largest possible error of the k-th best is compared again
-in float64.
+:func:`~pl_privknn.neighbors.search.nearest` is made for few queries and a large table. Here many rows choose among
+few, and each choice must be a function of its row alone: reverse kNN's sensitivity counts on it. Float32 products
+round by where a row lies in its block, so whatever lies within their largest possible error of the k-th best is
+compared again in float64.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Votes and sums of the neighbours in a Poisson sample: of the k nearest, and of all within a radius."""
+"""Votes and sums of the k nearest records of a Poisson sample."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pl_privknn._checks import check_int, check_positive, check_rate, shape_text
+from pl_privknn._checks import check_int, check_rate, shape_text
 from pl_privknn.neighbors.processes import Shard
-from pl_privknn.neighbors.search import nearest, pair_distances, within_radius
+from pl_privknn.neighbors.search import nearest, pair_distances
 
 #: Tosses coins: (shape, probability) -> bool tensor on the CPU.
 Coins = Callable[[tuple[int, ...], float], Tensor]
@@ -70,7 +70,7 @@ class PoissonTotals(abc.ABC):
         width: columns of the totals.
         list_length: K; chosen from ``k`` and ``sampling_rate`` by default. It changes the time, not the result.
         owners: person of each record, int64 ``(n,)``; None where each record counts by itself.
-        device: as in :func:`~pl_privknn.neighbors.search.top_k`.
+        device: as in :func:`~pl_privknn.neighbors.search.nearest`.
 
     Raises:
         ValueError: for parameters out of range and tables that do not fit; messages hold no private value.
@@ -337,85 +337,6 @@ def _list_length(k: int, sampling_rate: float) -> int:
     return k + int(nbinom.isf(_SHORTFALL, k, sampling_rate))
 
 
-_MEMBERS_AT_A_TIME = 1 << 22
-
-
-class RadiusNeighbors:
-    """Votes of all sampled records within a public radius, with the methods of ``PoissonNeighbors``.
-
-    Beyond the Private-kNN paper: a record more or less changes one count by one and pushes no other record out,
-    so the L2 sensitivity of the votes is 1 where that of the k nearest is √2. The radius must be chosen from
-    public data alone, and a query may have any number of votes.
-
-    Args:
-        table: features of the private records, floating point, shape ``(n, d)``.
-        labels: int64, shape ``(n,)``, values in ``[0, num_classes)``.
-        num_classes: number of classes, a public constant.
-        radius: Euclidean distance up to which records vote.
-        sampling_rate: γ in (0, 1]. A record takes part in a sample at most once.
-        most_votes: a count above this is cut to it; a record still moves one of them by one at most.
-        owners: person of each record, int64 ``(n,)``: a person then votes once, by the record nearest to the query.
-        device: as in :func:`~pl_privknn.neighbors.search.top_k`.
-
-    Raises:
-        ValueError: for parameters out of range and tables that do not fit; messages hold no private value.
-    """
-
-    def __init__(
-        self,
-        table: Tensor,
-        labels: Tensor,
-        num_classes: int,
-        radius: float,
-        sampling_rate: float = 1.0,
-        *,
-        most_votes: int | None = None,
-        owners: Tensor | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        self.radius = check_positive("radius", radius)
-        self.sampling_rate = check_rate("sampling_rate", sampling_rate)
-        self.num_classes = check_int("num_classes", num_classes, minimum=2)
-        self._table, self._labels = table, compact_labels(labels, len(table), self.num_classes)
-        self.most_votes, self._device = most_votes, device
-        self._persons = None if owners is None else compact(owners)
-
-    def rank(self, queries: Tensor) -> Tensor:
-        """Bool, shape ``(m, n)``, private: which records within the radius of each query vote."""
-        members = within_radius(queries, self._table, self.radius, device=self._device)
-        if self._persons is None:
-            return members
-        rows, records = (places.numpy() for places in members.nonzero(as_tuple=True))
-        squared = _squared(queries, self._table, rows, records)
-        order = np.lexsort((records, squared, self._persons[records], rows))
-        pairs = np.stack([rows, self._persons[records]])[:, order]
-        nearest_one = np.ones(len(order), dtype=bool)
-        nearest_one[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)
-        others = torch.from_numpy(order[~nearest_one])
-        members[torch.from_numpy(rows)[others], torch.from_numpy(records)[others]] = False
-        return members
-
-    def votes(self, ranked: Tensor, coins: Coins | None = None) -> Tensor:
-        """Votes of one fresh sample for each query: int64, shape ``(m, num_classes)``, private."""
-        votes = torch.zeros(len(ranked), self.num_classes, dtype=torch.int64)
-        step = max(1, _MEMBERS_AT_A_TIME // max(1, ranked.shape[1]))
-        for start in range(0, len(ranked), step):
-            part = ranked[start : start + step]
-            if self.sampling_rate < 1:
-                part = part & self._drawn(coins, len(part))
-            rows, records = part.nonzero(as_tuple=True)
-            counted = count_votes(rows, self._labels[records], len(part), self.num_classes)
-            votes[start : start + step] = counted
-        return votes if self.most_votes is None else votes.clamp_(max=self.most_votes)
-
-    def _drawn(self, coins: Coins | None, queries: int) -> Tensor:
-        """Mask of the records in the samples of so many queries, bool ``(queries, n)``: a coin each, or a person."""
-        if self._persons is None:
-            return toss(coins, (queries, len(self._labels)), self.sampling_rate)
-        persons = int(self._persons.max(initial=-1)) + 1
-        return toss(coins, (queries, persons), self.sampling_rate)[:, torch.from_numpy(self._persons)]
-
-
 # A candidate travels as its float64 squared distance and an int64 that holds its global index above its label.
 _LABEL_BITS = 16
 _NOBODY = torch.iinfo(torch.int64).max
@@ -457,7 +378,7 @@ class ShardedNeighbors:
         shard: which records these are.
         own_coins: gives the coins of this shard for the release with a number; not called on process 0.
         owners: see :class:`PoissonTotals`; no person lies in two shards.
-        device: as in :func:`~pl_privknn.neighbors.search.top_k`.
+        device: as in :func:`~pl_privknn.neighbors.search.nearest`.
 
     Attributes:
         release: number of the last release, counted up by each; coins of shards are a function of it.

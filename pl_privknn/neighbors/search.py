@@ -1,4 +1,4 @@
-"""Exact nearest neighbours and neighbours within a radius: products of blocks, then exact distances of candidates."""
+"""Exact nearest neighbours: products of blocks, then exact distances of candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_positive, compiled, shape_text
+from pl_privknn._checks import check_int, compiled, shape_text
 
 _UNIT_ROUNDOFF = 2.0**-24
 
@@ -353,13 +353,13 @@ _CHECKED_PAIRS = 4096
 
 
 @torch.no_grad()
-def top_k(
+def nearest(
     queries: Tensor,
     table: Tensor,
     k: int,
     *,
     device: torch.device | str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """The ``k`` nearest records of each query by Euclidean distance, exactly.
 
     The order is that of distances computed in float64 from the float32 features, ties going to the lower index,
@@ -373,31 +373,11 @@ def top_k(
         device: where the matrix products run; the table's device unless given.
 
     Returns:
-        ``(distances, indices)``, float32 and int64 of shape ``(m, min(k, n))`` on the CPU, ascending. Distances
-        are correct to float32 rounding.
+        Indices, shape ``(m, min(k, n))``, on the CPU, nearest first: int32, or int64 for a table of 2³¹ records and
+        more.
 
     Raises:
         ValueError: for shapes and dtypes that do not fit, and for features that are not finite.
-    """
-    found = nearest(queries, table, k, device=device)
-    rows = torch.arange(len(found)).repeat_interleave(found.shape[1])
-    squared = pair_distances(
-        _cpu(queries).numpy(), _cpu(table).numpy(), rows.numpy(), found.reshape(-1).numpy()
-    )
-    return torch.from_numpy(squared).sqrt_().float().view_as(found), found.long()
-
-
-@torch.no_grad()
-def nearest(
-    queries: Tensor,
-    table: Tensor,
-    k: int,
-    *,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """The indices of :func:`top_k`, without the cost of exact distances that nobody asked for.
-
-    They are int32, or int64 for a table of 2³¹ records and more.
     """
     records = _Records.of(queries, table, device)
     k = min(check_int("k", k), len(table))
@@ -410,40 +390,6 @@ def nearest(
         for part in _query_blocks(len(queries), length):
             found[part] = _nearest_block(_cpu(queries[part]), records, k, length)
     return found
-
-
-@torch.no_grad()
-def within_radius(
-    queries: Tensor,
-    table: Tensor,
-    radius: float,
-    *,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """All records whose Euclidean distance to a query is at most ``radius``, exactly.
-
-    Whether a record is a member is decided by its float64 distance wherever float32 leaves a doubt, so it
-    depends on no other record.
-
-    Args:
-        queries: floating point, shape ``(m, d)``.
-        table: floating point, shape ``(n, d)``.
-        radius: a public constant in the units of the features.
-        device: as in :func:`top_k`.
-
-    Returns:
-        Bool, shape ``(m, n)``, on the CPU.
-
-    Raises:
-        ValueError: for a radius that is not positive, shapes and dtypes that do not fit, and features that are
-            not finite.
-    """
-    records = _Records.of(queries, table, device)
-    check_positive("radius", radius)
-    members = torch.zeros((len(queries), len(table)), dtype=torch.bool)
-    for part in _query_blocks(len(queries), 1):
-        _mark_members(members[part], _cpu(queries[part]), records, radius)
-    return members
 
 
 class _Records(NamedTuple):
@@ -503,23 +449,6 @@ def _nearest_block(queries: Tensor, records: _Records, k: int, length: int) -> T
         for part in _query_blocks(len(again), longer):
             found[again[part]] = _nearest_block(queries[again[part]], records, k, longer)
     return found
-
-
-def _mark_members(members: Tensor, queries: Tensor, records: _Records, radius: float) -> None:
-    """Set ``members``, bool ``(m, n)``, where a record lies within the radius of a query."""
-    centre, norms = _centre(queries)
-    limit = radius**2 - norms**2
-    for first, keys in _key_blocks(queries, centre, records, _KEYS_AT_A_TIME // max(1, len(queries))):
-        chosen = torch.arange(0, keys.shape[1], max(1, keys.shape[1] // 64))
-        columns = (chosen + first).expand(len(keys), -1)
-        error = _relative_error(keys[:, chosen.to(keys.device)].cpu(), columns, queries, norms, records)
-        doubt = _tolerance(norms, torch.full_like(norms, radius), queries.shape[1], error)
-        inside = (keys <= (limit - doubt).float().to(keys.device)[:, None]).cpu()
-        possible = (keys <= (limit + doubt).float().to(keys.device)[:, None]).cpu()
-        row, column = (possible & ~inside).nonzero(as_tuple=True)
-        exact = pair_distances(queries.numpy(), records.on_cpu.numpy(), row.numpy(), (column + first).numpy())
-        inside[row, column] = torch.from_numpy(exact <= radius**2)
-        members[:, first : first + inside.shape[1]] = inside
 
 
 def _candidates(queries: Tensor, centre: Tensor, records: _Records, length: int) -> NDArray[np.int64]:

@@ -34,7 +34,6 @@ from pl_privknn.labelers import (
     NoisySGDTeacher,
     PreconditionedGradients,
     PrivateKNN,
-    PrivateRadius,
     RandomPartition,
     ReverseKNN,
     Screening,
@@ -183,7 +182,7 @@ RUNS = {
     "private_knn counts": fit_teacher(
         lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), release_counts=True), selection="clusters"
     ),
-    "private_radius": fit_teacher(lambda: PrivateRadius(None, 0.3, 0.9, noise=ExponentialArgmax(0.5))),
+    "private_knn winners": fit_teacher(lambda: PrivateKNN(3, 0.9, noise=ExponentialArgmax(0.5))),
     "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), aggregator=GNMAX(0.5))),
     "pate confident": fit_teacher(
         lambda: PATE(3, NearestTeachers(), RandomPartition(), ConfidentGNMAX(2.0, 0.5, 0.5)), **REPLACED

@@ -10,7 +10,6 @@ from pl_privknn.labelers import PATE
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
-from pl_privknn.labelers.private_knn import PrivateRegression
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
 from pl_privknn.privacy.noise import SystemNoise
@@ -30,12 +29,6 @@ def of_replaced_records(run):
     labeler.label(torch.randn(3, 4), run)
 
 
-def regression(run):
-    model = PrivateRegression(0.0, 1.0, 5, 1.0, noise_source=Scripted([]))
-    model.fit(torch.randn(40, 4), torch.rand(40))
-    model.predict(torch.randn(3, 4), run)
-
-
 def predictor(run):
     IndKNNPredictor(PARAMETERS, C, D, ledger=run, noise_source=Scripted([])).predict(torch.ones(1, D))
 
@@ -44,7 +37,7 @@ def step(run):
     PaidSteps(run, step_mechanism(1.0, 1.0, 0.5), 4, 2).release(torch.zeros(3), Scripted([]))
 
 
-@pytest.mark.parametrize("pays", [of_replaced_records, regression, predictor, step])
+@pytest.mark.parametrize("pays", [of_replaced_records, predictor, step])
 def test_ledgers_of_another_adjacency_refuse_before_anything_is_drawn(tmp_path, pays):
     """Charges of the other labelers are in ``testing/test_check_labeler.py``."""
     stated, other = ADJACENCIES if pays is not of_replaced_records else ADJACENCIES[::-1]

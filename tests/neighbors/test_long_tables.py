@@ -6,12 +6,9 @@ import torch
 from pl_privknn.neighbors import (
     PoissonNeighbors,
     PoissonSums,
-    RadiusNeighbors,
     assign,
     nearest,
     search,
-    top_k,
-    within_radius,
 )
 from pl_privknn.privacy.noise import SeededNoise
 
@@ -42,24 +39,17 @@ def poisson_sums():
     return sums.votes(sums.rank(QUERIES), SeededNoise(0).bernoulli)
 
 
-def radius_votes():
-    radius = RadiusNeighbors(TABLE, LABELS, CLASSES, 1.0, 0.5)
-    return radius.votes(radius.rank(QUERIES), SeededNoise(0).bernoulli)
-
-
 SEARCHES = {
-    "top_k": lambda: torch.stack([part.double() for part in top_k(QUERIES, TABLE, 60)]),
-    "all": lambda: top_k(QUERIES, TABLE, 180)[1],
+    "some": lambda: nearest(QUERIES, TABLE, 60).long(),
+    "all": lambda: nearest(QUERIES, TABLE, 180).long(),
     "one": lambda: nearest(QUERIES, TABLE, 1).long(),
-    "no query": lambda: top_k(QUERIES[:0], TABLE, 3)[0],
-    "radius": lambda: within_radius(QUERIES, TABLE, 1.0),
+    "no query": lambda: nearest(QUERIES[:0], TABLE, 3).long(),
     "assign": lambda: assign(TABLE, QUERIES, 3),
     "votes": poisson_votes(9, 0.4),
     "votes of all": poisson_votes(9, 1.0),
     "lists that are too short": poisson_votes(20, 0.3, list_length=21),
     "samples of fewer than k": poisson_votes(170, 0.5),
     "sums": poisson_sums,
-    "votes within a radius": radius_votes,
 }  # fmt: skip
 
 
@@ -87,4 +77,4 @@ def test_records_of_a_later_part_are_checked_too(monkeypatch):
     broken = TABLE.clone()
     broken[170, 1] = torch.nan
     with pytest.raises(ValueError, match="table: some features are NaN"):
-        top_k(QUERIES, broken, 3)
+        nearest(QUERIES, broken, 3)

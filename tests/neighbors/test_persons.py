@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chi2
 from shard_setup import in_shards
 
-from pl_privknn.neighbors import PoissonNeighbors, PoissonSums, RadiusNeighbors
+from pl_privknn.neighbors import PoissonNeighbors, PoissonSums
 from pl_privknn.neighbors.poisson import ShardedNeighbors
 from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.noise import SeededNoise
@@ -49,21 +49,17 @@ def test_without_sampling_each_of_the_nearest_persons_votes_once(k, list_length)
         assert tuple(found) == literal_votes(query, features, labels, owners, k, everybody)
 
 
-@pytest.mark.parametrize("kind", ["knn", "radius"])
-def test_samples_are_of_persons(kind):
+def test_samples_are_of_persons():
     # All 32 samples of five persons give the distribution exactly; 20,000 draws, chi-square with an error of 1e-4.
     features, labels, owners = table()
-    query, rate, draws, k = torch.tensor([[0.2, -0.1, 0.3]]), 0.4, 20_000, 2 if kind == "knn" else 5
+    query, rate, draws, k = torch.tensor([[0.2, -0.1, 0.3]]), 0.4, 20_000, 2
     persons, expected = sorted(set(owners.tolist())), {}
     for chosen in itertools.product([0, 1], repeat=len(persons)):
         drawn = {person for person, taken in zip(persons, chosen, strict=True) if taken}
         chance = np.prod([rate if taken else 1 - rate for taken in chosen])
         votes = literal_votes(query[0], features, labels, owners, k, drawn)
         expected[votes] = expected.get(votes, 0.0) + chance
-    if kind == "knn":
-        neighbors = PoissonNeighbors(features, labels, 3, k, rate, list_length=1, owners=owners)
-    else:  # everybody is within the radius
-        neighbors = RadiusNeighbors(features, labels, 3, 100.0, rate, owners=owners)
+    neighbors = PoissonNeighbors(features, labels, 3, k, rate, list_length=1, owners=owners)
     found = neighbors.votes(neighbors.rank(query.repeat(draws, 1)), SeededNoise(1).bernoulli)
     seen, counts = found.unique(dim=0, return_counts=True)
     counted = {tuple(votes): count for votes, count in zip(seen.tolist(), counts.tolist(), strict=True)}
@@ -72,7 +68,7 @@ def test_samples_are_of_persons(kind):
     assert statistic < chi2.isf(1e-4, len(expected) - 1)
 
 
-@pytest.mark.parametrize("kind", ["knn", "sums", "radius"])
+@pytest.mark.parametrize("kind", ["knn", "sums"])
 def test_a_person_moves_votes_as_one_record_does(kind):
     worst = 0.0
     for seed in range(4):
@@ -80,20 +76,17 @@ def test_a_person_moves_votes_as_one_record_does(kind):
         queries = torch.randn(20, 3, generator=torch.Generator().manual_seed(seed + 50))
 
         def votes(kept, features=features, labels=labels, owners=owners, queries=queries):
-            given = features[kept], labels[kept]
-            if kind == "radius":
-                found = RadiusNeighbors(*given, 3, 1.5, owners=owners[kept])
-            elif kind == "sums":
+            if kind == "sums":
                 rows = torch.nn.functional.one_hot(labels, 3)[kept].double()
                 found = PoissonSums(features[kept], rows, 3, 1.0, owners=owners[kept])
             else:
-                found = PoissonNeighbors(*given, 3, 3, 1.0, owners=owners[kept])
+                found = PoissonNeighbors(features[kept], labels[kept], 3, 3, 1.0, owners=owners[kept])
             return found.votes(found.rank(queries)).double()
 
         whole = votes(torch.ones(len(owners), dtype=torch.bool))
         for person in owners.unique():
             worst = max(worst, float((whole - votes(owners != person)).norm(dim=1).max()))
-    assert worst == pytest.approx(1.0 if kind == "radius" else 2**0.5)
+    assert worst == pytest.approx(2**0.5)
 
 
 def test_shards_of_whole_persons_vote_as_one_process():

@@ -4,7 +4,7 @@ import torch
 from refusals import refusals
 from scipy import stats
 
-from pl_privknn.neighbors import PoissonNeighbors, RadiusNeighbors, poisson
+from pl_privknn.neighbors import PoissonNeighbors, poisson
 from pl_privknn.privacy.noise import SeededNoise
 
 
@@ -21,12 +21,6 @@ def literal_votes(table, labels, query, k, rate, c, rng):
     sample = _literal_sample(len(table), rate, rng)
     distance = ((table[sample] - query) ** 2).sum(1)
     return tuple(np.bincount(labels[sample[np.argsort(distance, kind="stable")[:k]]], minlength=c))
-
-
-def literal_radius_votes(table, labels, query, radius, rate, c, rng):
-    sample = _literal_sample(len(table), rate, rng)
-    inside = ((table[sample] - query) ** 2).sum(1) <= radius**2
-    return tuple(np.bincount(labels[sample[inside]], minlength=c))
 
 
 def _same_distribution(literal, ours):
@@ -71,17 +65,6 @@ def test_votes_have_the_distribution_of_literal_sampling(n, k, rate, length, cla
     assert length is None or ranked.indices.shape[1] == length
     ours = [tuple(row) for row in neighbors.votes(ranked, SeededNoise(5).bernoulli).tolist()]
     assert _same_distribution(literal, ours)
-
-
-@pytest.mark.parametrize("rate", [0.3, 1.0])
-def test_radius_votes_have_the_distribution_of_literal_sampling(rate):
-    rng = np.random.default_rng(1)
-    table, query = rng.normal(size=(20, 2)).astype(np.float32), np.zeros(2, dtype=np.float32)
-    labels = rng.integers(0, 3, 20)
-    literal = [literal_radius_votes(table, labels, query, 1.1, rate, 3, rng) for _ in range(8000)]
-    neighbors = RadiusNeighbors(torch.tensor(table), torch.tensor(labels), 3, 1.1, rate)
-    votes = neighbors.votes(neighbors.rank(torch.zeros(8000, 2)), SeededNoise(6).bernoulli)
-    assert _same_distribution(literal, [tuple(row) for row in votes.tolist()])
 
 
 @pytest.mark.parametrize("length", [None, 3])
@@ -163,8 +146,9 @@ def asked(*coins):
 test_bad_arguments_are_named = refusals(
     {
         "sampling_rate=0": lambda: PoissonNeighbors(_table(3), LABELS, 2, 1, 0),
-        r"labels: shape \(n,\), torch.float32": lambda: RadiusNeighbors(_table(3), LABELS.float(), 2, 1.0),
-        "radius=0": lambda: RadiusNeighbors(_table(3), LABELS, 2, 0),
+        r"labels: shape \(n,\), torch.float32": lambda: PoissonNeighbors(
+            _table(3), LABELS.float(), 2, 1, 1.0
+        ),
         "coins=None": asked(),
         r"coins gave torch\.float32": asked(lambda shape, p: torch.ones(shape)),
     }

@@ -54,10 +54,6 @@ DOCUMENTS = {
         labeling("PrivateKNN", {"k": 30, "screening": {"threshold": 18, "sigma": 18.0}, "noise": GAUSSIAN}),
         "labeling.labeler.init_args.noise.init_args.sigma",
     ),
-    "PrivateRadius": (
-        labeling("PrivateRadius", {"noise": made("ExponentialArgmax", scale=9)}),
-        "labeling.labeler.init_args.noise.init_args.scale",
-    ),
     "PATE": (
         labeling("PATE", {"num_teachers": 50, "aggregator": made("LNMAX", scale=9)}),
         "labeling.labeler.init_args.aggregator.init_args.scale",

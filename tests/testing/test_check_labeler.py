@@ -3,6 +3,7 @@
 import math
 
 import broken_answers
+import broken_labelers
 import pytest
 import torch
 from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
@@ -20,16 +21,13 @@ from pl_privknn.labelers import (
     NoisySGDTeacher,
     PreconditionedGradients,
     PrivateKNN,
-    PrivateRadius,
     ReverseKNN,
     Screening,
     SufficientStatistics,
 )
-from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.labelers.pate_training import Partitioner
-from pl_privknn.labelers.private_knn import PrivateRegression
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.testing import LabelerCheckError, check_labeler
@@ -39,25 +37,20 @@ LINEAR = LinearTeachers(steps=2, batch_size=4)
 STREAM = "stream of gaussian releases (sum of squares of move / sigma)"
 
 
-class Regression(Labeler):
-    """:class:`PrivateRegression` as a labeler: targets are classes, answers are rounded."""
+class VotesOfAll(broken_labelers.Honest):
+    """All records of a sample vote: one more adds a vote and moves no other."""
 
-    def __init__(self, **settings):
+    rate = 0.5
+
+    def __init__(self):
         super().__init__()
-        self.model = PrivateRegression(0.0, 1.5, **settings)
+        self.mechanism = ExponentialArgmax(3.0, "add", self.rate)
 
-    def fit(self, features, labels, num_classes):
-        self.model.fit(features, labels.float())
+    def votes(self, queries, noise):
+        return self.coins(queries, noise).long() @ torch.nn.functional.one_hot(self._labels, self.num_classes)
 
-    def plan(self, num_queries, max_answers, num_classes, rounds=1):
-        return self.model.plan(min(num_queries, max_answers))
-
-    def label(self, queries, ledger, max_answers=None):
-        self.model.noise_source = self.noise_source
-        labels = torch.full((len(queries),), -1)
-        answers = self.model.predict(queries[:max_answers], ledger)
-        labels[: len(answers)] = answers.round().long()
-        return Release(labels)
+    def decide(self, asked, noise):
+        return self.mechanism.argmax(self.votes(asked, noise), noise)
 
 
 #: A labeler, and how far one record of the tables moves what it is charged for: as far as it may.
@@ -75,15 +68,7 @@ HONEST = {
         PrivateKNN(5, 0.9, None, ExponentialArgmax(3.0)),
         {"exponential_argmax (range of the votes' moves)": 2.0},
     ),
-    "radius screened": (
-        PrivateRadius(public_share=0.1, sampling_rate=0.5, screening=Screening(3, 1.0), max_votes=5),
-        {"noisy_screening (largest count)": 1.0, "exponential_argmax (range of the votes' moves)": 1.0},
-    ),
-    "mean": (Regression(k=5, sampling_rate=0.5), {"gaussian (L2)": 1.5}),
-    "median": (
-        Regression(k=5, sampling_rate=1.0, statistic="median", candidates=7),
-        {"exponential_argmax (range of the votes' moves)": None},
-    ),
+    "votes of all": (VotesOfAll(), {"exponential_argmax (range of the votes' moves)": 1.0}),
     "reverse": (ReverseKNN(k=1, epsilon=1.0), {"laplace (L1)": 1.0}),
     "reverse replaced": (
         ReverseKNN(k=2, noise=Gaussian(3.0), adjacency="replace_one", abstain=0.5),
@@ -181,7 +166,6 @@ HONEST = {
 SMALLER = {
     "knn sampled": {"num_queries": 4},
     "attributes pate": {"num_classes": 4},
-    "median": {"num_classes": 3},
     "shuffled": {"num_queries": 4},
     "stream switches": {"num_queries": 4},
 }

@@ -56,8 +56,8 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
 
     Attributes:
         scale: b of the Gumbel noise, in votes.
-        votes: ``"add"`` where a record adds one vote (all records within a public radius vote), ``"swap"``
-            where a vote leaves one class and joins another (the k nearest vote).
+        votes: ``"add"`` where a record adds one vote and moves no other, ``"swap"`` where a vote leaves one class
+            and joins another (the k nearest vote).
         sampling_rate: Poisson rate in (0, 1] at which records enter the sample that votes.
 
     Example:

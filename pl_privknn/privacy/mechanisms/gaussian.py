@@ -31,8 +31,8 @@ class Gaussian(AdditiveNoise):
     Attributes:
         sigma: standard deviation of the noise, in the units of the released vector.
         l2_sensitivity: L2 distance that one record can move the vector under the adjacency of the ledger:
-            √2 for votes of the k nearest records, 1 for votes within a public radius, clipping norm C for
-            sums of clipped gradients. 1 where nobody states it.
+            √2 for votes of the k nearest records, √k for counts of which a record changes k by one, clipping
+            norm C for sums of clipped gradients. 1 where nobody states it.
         sampling_rate: Poisson rate in (0, 1] at which records take part; 1 where nobody states it.
 
     Example:
