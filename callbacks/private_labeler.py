@@ -46,7 +46,7 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
+from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import (
@@ -564,8 +564,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if self.unit == "person":
             check_owners(data.private_groups, len(data.private))
         self._group.shared(functools.partial(self._open, trainer, pl_module, data))
-        if self.evaluate is not None:
-            self._hold_out(data)
+        self._hold_out(data)
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
             self._rounds_applied = int(self._loaded.get("rounds_applied", 0))
@@ -606,20 +605,24 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     def _hold_out(self, data: PrivatePublicDataModule) -> None:
         """Hold out a share of the private records, by the coins of the run."""
-        assert self.evaluate is not None
-        if self._group.size > 1 or data.private_in_shards or data.task != "multiclass":
+        if self.evaluate is not None and (
+            self._group.size > 1 or data.private_in_shards or data.task != "multiclass"
+        ):
             raise ValueError(
                 "evaluate: the accuracy is that of one process, on one table, of one class a record; use devices=1 "
                 "and such data, or evaluate=None"
             )
-        assert self._run is not None
+        if self._run is None or self._group.size > 1:
+            return
         owners = data.private_groups if self.unit == "person" else None
         numbers = torch.arange(len(data.private)) if owners is None else owners
         begun = self._run.ledger_run.num_charges > 0
-        held = redacted(self.evaluate.held_out, self._place, self._run.run_id, numbers, begun)
-        out, restore = data.hold_out(held)
-        self._undo.append(restore)
-        self._held, self.accuracy = (out, None if owners is None else owners[held]), {}
+        held = redacted(held_out, self.evaluate, self._place, self._run.run_id, numbers, begun)
+        self.accuracy = {}
+        if held is not None:
+            out, restore = data.hold_out(held)
+            self._undo.append(restore)
+            self._held = out, None if owners is None else owners[held]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Release the accuracy on the hold-out, once all rounds are done."""
@@ -632,7 +635,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             self._run.run_id,
             redacted(self._hits, pl_module, self._held[0]),
             self._held[1],
-            epsilon=self.epsilon,
+            epsilon=self._run.ledger.report(self._run.delta, exact=True).guarantee.epsilon,
             delta=self.delta,
             noise=self.labeler.noise_source,
             adjacency=self.adjacency,

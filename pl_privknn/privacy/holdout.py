@@ -27,12 +27,12 @@ from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import persons_of
-from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
+from pl_privknn.privacy.private_store import PrivateStore
 from pl_privknn.privacy.store import private_folder
 
 #: Files of a run's folder.
 LEDGER, RESULT = "holdout.sqlite", "holdout.json"
-_KEY_BYTES = 32
+_FILE, _KEY_BYTES = "holdout.private", 32
 #: A record adds one to the number of records and at most one to the hits.
 _L2 = math.sqrt(2.0)
 
@@ -66,40 +66,49 @@ class PaidEvaluation:
             return cls()
         raise ValueError(f"evaluate={given!r}: want 'paid', a PaidEvaluation, or None for no hold-out")
 
-    def held_out(self, run_dir: Path, run_id: str, numbers: Tensor, begun: bool) -> Tensor:
-        """Toss the coins of a run, the same ones whenever it is resumed.
 
-        Args:
-            run_dir: the run's folder; the secret key lies in the private one beside it.
-            run_id: the run.
-            numbers: of records, or of the persons that they belong to, int64 ``(n,)``.
-            begun: whether something was paid for.
+def held_out(
+    evaluation: PaidEvaluation | None, run_dir: Path, run_id: str, numbers: Tensor, begun: bool
+) -> Tensor | None:
+    """Toss the coins of a run, the same ones whenever it is resumed.
 
-        Returns:
-            Bool ``(n,)``, True for those that are held out. **Private**.
+    Args:
+        evaluation: what is asked for now; it must be what the run began with, since a record that changes its part
+            would pay for both.
+        run_dir: the run's folder; the secret key lies in the private one beside it.
+        run_id: the run.
+        numbers: of records, or of the persons that they belong to, int64 ``(n,)``.
+        begun: whether something was paid for.
 
-        Raises:
-            FileNotFoundError: if the key of a run that has begun is missing.
-        """
-        path = private_folder(run_dir) / run_id / FILE_NAME
-        with contextlib.closing(PrivateStore(path, one_place=False)) as store:
-            key = bytes.fromhex(store.fact("holdout", ""))
-            if not key:
-                if begun:
-                    raise FileNotFoundError(
-                        f"evaluate: {path} says no longer which records are held out; restore it, or start a new run "
-                        "in another folder, which costs anew"
-                    )
-                key = secrets.token_bytes(_KEY_BYTES)
-                store.note("holdout", key.hex())
-        limit = int(self.share * 2**64)
+    Returns:
+        Bool ``(n,)``, True for those that are held out; None where nothing is. **Private**.
 
-        def held(number: int) -> bool:
-            coin = hashlib.blake2b(number.to_bytes(8, "little", signed=True), key=key, digest_size=8).digest()
-            return int.from_bytes(coin, "little") < limit
+    Raises:
+        ValueError: if the run began with another share, or with none.
+    """
+    path = private_folder(run_dir) / run_id / _FILE
+    if evaluation is None and not path.is_file():
+        return None
+    share = None if evaluation is None else evaluation.share
+    with contextlib.closing(PrivateStore(path, one_place=False)) as store:
+        noted = store.fact("holdout")
+        if noted is None and not begun:
+            noted = {"share": share, "key": secrets.token_hex(_KEY_BYTES)}
+            store.note("holdout", noted)
+    if noted is None or noted["share"] != share:
+        raise ValueError(
+            f"evaluate: the run in {run_dir} began with {'no hold-out' if noted is None else 'another one'}, and a "
+            "record that is trained on and held out would pay for both; resume it as it began, or start a new run in "
+            "another folder"
+        )
+    limit, key = int(noted["share"] * 2**64), bytes.fromhex(noted["key"])
 
-        different, places = numbers.unique(return_inverse=True)
-        return torch.tensor([held(number) for number in different.tolist()], dtype=torch.bool)[places]
+    def held(number: int) -> bool:
+        coin = hashlib.blake2b(number.to_bytes(8, "little", signed=True), key=key, digest_size=8).digest()
+        return int.from_bytes(coin, "little") < limit
+
+    different, places = numbers.unique(return_inverse=True)
+    return torch.tensor([held(number) for number in different.tolist()], dtype=torch.bool)[places]
 
 
 def release_accuracy(

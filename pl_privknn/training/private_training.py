@@ -391,10 +391,10 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self._check_first_run(trainer, pl_module)
         self.open(trainer)
         self.accuracy = {}
-        if self.evaluate is not None and self.private is not None:
-            if trainer.world_size > 1:
-                raise ValueError("evaluate: one process evaluates; use devices=1, or evaluate=None")
-            self.hold_out(self.evaluate, getattr(trainer.datamodule, "private_groups", None))
+        if self.evaluate is not None and trainer.world_size > 1:
+            raise ValueError("evaluate: one process evaluates; use devices=1, or evaluate=None")
+        if isinstance(self.run, TrainingRun) and trainer.world_size == 1:
+            redacted(self.hold_out, self.evaluate, getattr(trainer.datamodule, "private_groups", None))
         if (run := self.run) is not None:
             ledger = None if run.ledger is None else str(run.ledger.path.resolve())
             setattr(pl_module, _MARK, (getattr(run, "run_id", ""), ledger))
@@ -440,7 +440,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             run.run_id,
             hits,
             owners,
-            epsilon=self.epsilon,
+            epsilon=self.report().epsilon,
             delta=self.delta,
             noise=self.noise_source,
             unit=self.unit,

@@ -12,7 +12,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
-from pl_privknn.privacy.holdout import PaidEvaluation
+from pl_privknn.privacy.holdout import PaidEvaluation, held_out
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
@@ -208,19 +208,24 @@ class PrivateSession:
         mark = guarantee_of(self.conditions, self.noise_source)
         return [charge.with_guarantee(mark) for charge in charges]
 
-    def hold_out(self, evaluation: PaidEvaluation, owners: Tensor | None) -> None:
+    def hold_out(self, evaluation: PaidEvaluation | None, owners: Tensor | None) -> None:
         """Hold out a share of the private records, by the coins of the run.
 
         Args:
-            evaluation: has the share.
+            evaluation: has the share; None holds out none.
             owners: person of each private record, where the unit is a person.
+
+        Raises:
+            ValueError: if the run began with another share.
         """
         run, private = self.run, self.private
         assert isinstance(run, TrainingRun)
         assert private is not None
         numbers = torch.arange(len(private)) if self._owners is None else owners
         assert numbers is not None
-        held = evaluation.held_out(run.folder, run.run_id, numbers, run.num_charges > 0)
+        held = held_out(evaluation, run.folder, run.run_id, numbers, run.num_charges > 0)
+        if held is None:
+            return
         private.hold_out(held)
         if self._owners is not None:
             self._owners = self._owners[~held]

@@ -12,7 +12,7 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy import Gaussian, Ledger
-from pl_privknn.privacy.holdout import PaidEvaluation
+from pl_privknn.privacy.holdout import PaidEvaluation, held_out
 from pl_privknn.privacy.noise import SeededNoise, default_noise
 from pl_privknn.privacy.settings import RunFiles
 
@@ -45,7 +45,7 @@ def fit(folder, noise=None, student=None, **given):
 def test_the_teacher_learns_from_the_others_and_the_accuracy_is_the_students(tmp_path, monkeypatch):
     monkeypatch.setattr(Gaussian, "add_noise", lambda self, values, noise: values.double())
     labeling, student, data = fit(tmp_path)
-    held = HALF.held_out(tmp_path, labeling.run_id, torch.arange(PRIVATE), True)
+    held = held_out(HALF, tmp_path, labeling.run_id, torch.arange(PRIVATE), True)
     assert labeling.labeler.seen == int((~held).sum()) < PRIVATE
     assert len(data.private) == PRIVATE  # afterwards all are there again
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_the_teacher_learns_from_the_others_and_the_accuracy_is_the_students(tmp
 
 def test_a_person_is_wholly_in_one_part(tmp_path):
     owners = torch.arange(PRIVATE) // 3
-    held = HALF.held_out(tmp_path, "run", owners, False)
+    held = held_out(HALF, tmp_path, "run", owners, False)
     data = ArraysDataModule(*easy_images(PRIVATE, 60, 30), num_classes=3)
     data.setup("fit")
     data.private_groups = owners

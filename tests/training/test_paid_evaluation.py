@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from training_setup import Lit, Silent, fit, training, weights
 
 from pl_privknn.privacy import Charge, Gaussian, Ledger, epsilon_for_delta
-from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
+from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.report import privacy_card, write_report
@@ -23,16 +23,20 @@ HALF = PaidEvaluation(0.5)
 
 def test_coins_are_a_persons_lasting_and_of_the_stated_rate(tmp_path):
     numbers = torch.arange(20_000) // 2
-    held = PaidEvaluation(0.3).held_out(tmp_path / "a", "run", numbers, False)
+    held = held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers, False)
     assert torch.equal(held[::2], held[1::2])
     # Five standard errors: a false alarm in 1.7 million.
     assert abs(float(held.double().mean()) - 0.3) < 5 * math.sqrt(0.21 / 10_000)
-    assert torch.equal(held, PaidEvaluation(0.3).held_out(tmp_path / "a", "run", numbers, True))
+    assert torch.equal(held, held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers, True))
     # A coin is its own number's, whoever else is there.
-    assert torch.equal(held[100:], PaidEvaluation(0.3).held_out(tmp_path / "a", "run", numbers[100:], True))
-    assert not torch.equal(held, PaidEvaluation(0.3).held_out(tmp_path / "b", "run", numbers, False))
-    with pytest.raises(FileNotFoundError, match="says no longer which records are held out"):
-        PaidEvaluation(0.3).held_out(tmp_path / "c", "run", numbers, True)
+    assert torch.equal(held[100:], held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers[100:], True))
+    assert not torch.equal(held, held_out(PaidEvaluation(0.3), tmp_path / "b", "run", numbers, False))
+    for changed in (PaidEvaluation(0.4), None):
+        with pytest.raises(ValueError, match="began with another one"):
+            held_out(changed, tmp_path / "a", "run", numbers, True)
+    with pytest.raises(ValueError, match="began with no hold-out"):
+        held_out(PaidEvaluation(0.3), tmp_path / "c", "run", numbers, True)
+    assert held_out(None, tmp_path / "d", "run", numbers, False) is None
 
 
 @pytest.mark.parametrize("unit", ["record", "person"])
@@ -62,7 +66,7 @@ def exact(monkeypatch):
 
 
 def held_of(folder, run):
-    return HALF.held_out(folder, run, torch.arange(PRIVATE), True)
+    return held_out(HALF, folder, run, torch.arange(PRIVATE), True)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -132,6 +136,8 @@ def test_a_resumed_training_holds_out_the_same_records_and_releases_at_its_end(t
         fit(Stops(), tmp_path, callback, 3, callbacks=[keep_last(tmp_path)])
     assert not (tmp_path / "holdout.json").exists()
     held = held_of(tmp_path, callback.privacy_summary()["run"])
+    with pytest.raises(ValueError, match=r"evaluate: the run in .* began with another one"):
+        fit(Lit(), tmp_path, training(steps_per_charge=1), 3, ckpt_path=tmp_path / "ckpt" / "last.ckpt")
     resumed = run(tmp_path / "ckpt" / "last.ckpt")
     assert torch.equal(held, held_of(tmp_path, resumed.privacy_summary()["run"]))
     assert resumed.accuracy["holdout_epsilon"] <= resumed.epsilon
