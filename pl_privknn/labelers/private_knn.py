@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -19,7 +18,15 @@ from pl_privknn._checks import (
 )
 from pl_privknn.labelers.attributes import Attributes, clip_attributes, sum_noise
 from pl_privknn.labelers.base import ChargesLedger, ShardedLabeler, UsesPublicFeatures, check_features
-from pl_privknn.labelers.voting import Aggregation, Neighbors, NeighborVoting, Screening, vote_noise
+from pl_privknn.labelers.voting import (
+    SWAPPED_L1,
+    SWAPPED_L2,
+    Aggregation,
+    Neighbors,
+    NeighborVoting,
+    Screening,
+    vote_noise,
+)
 from pl_privknn.neighbors import (
     Coins,
     PoissonNeighbors,
@@ -38,10 +45,6 @@ __all__ = ["PrivateKNN", "PrivateRadius", "PrivateRegression", "Screening"]
 _EXAMPLES = 2000
 
 STATISTICS = ("mean", "median")
-
-#: A record that enters the k nearest pushes another one out: a vote leaves one class and joins another.
-KNN_VOTES_L2 = math.sqrt(2.0)
-KNN_VOTES_L1 = 2.0
 
 
 class PrivateKNN(NeighborVoting, ShardedLabeler):
@@ -94,8 +97,8 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         self.k = check_int("k", k)
         super().__init__(
             self.k,
-            KNN_VOTES_L1,
-            KNN_VOTES_L2,
+            SWAPPED_L1,
+            SWAPPED_L2,
             sampling_rate,
             screening,
             noise if noise is not None else Gaussian(sigma=25.0 if attributes is None else 50.0),
@@ -312,7 +315,7 @@ class PrivateRegression:
             noise = noise if noise is not None else ExponentialArgmax(scale=0.1 * self.k)
             if not isinstance(noise, ExponentialArgmax):
                 raise ValueError(f"noise={noise!r} can't choose a median; use ExponentialArgmax(scale)")
-            self.noise = vote_noise(noise, KNN_VOTES_L1, KNN_VOTES_L2, self.sampling_rate)
+            self.noise = vote_noise(noise, SWAPPED_L1, SWAPPED_L2, self.sampling_rate)
         count = check_int("candidates", candidates, 2)
         self.candidates = torch.linspace(self.low, self.high, count, dtype=torch.float64)
         self.noise_source = noise_source if noise_source is not None else default_noise()

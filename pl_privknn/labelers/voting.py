@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -30,6 +31,9 @@ Pay = Callable[[Mechanism, int, str], NoiseSource]
 #: Private votes, shape ``(a, c)``, of the queries at these positions, int64 ``(a,)``; samples toss their coins with
 #: the noise of the release.
 Votes = Callable[[Tensor, NoiseSource], Tensor]
+
+#: L1 and L2 distance that votes move where one leaves a class and joins another.
+SWAPPED_L1, SWAPPED_L2 = 2.0, math.sqrt(2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,27 +178,7 @@ class Neighbors(Protocol):
 
 
 class VotingLabeler(ProtectsPersons, HasCanaries):
-    """A labeler in which one record, or one person, moves one vote about a query."""
-
-    attributes: Attributes | None = None
-
-    def take_attributes(self, attributes: Attributes | None) -> None:
-        """Answer with attributes where there are any; a rule that learns wants a whole round in one release."""
-        self.attributes = attributes
-        if attributes is not None:
-            self.tasks = ("multilabel",)
-            self.asks_in_batches = not attributes.decision.learns
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """One record, and questions about its place."""
-        return (at_one_place if self.attributes is None else hub)(public, num_classes)
-
-
-class NeighborVoting(VotingLabeler):
-    """Screening on one sample of the neighbours, aggregation on another.
-
-    Where the unit of privacy is a person, neighbours are persons: each enters with the record nearest to the query,
-    has one coin, and moves votes as one record does.
+    """A labeler in which one record, or one person, moves one vote about a query.
 
     Args:
         most_votes: the largest count that :class:`Screening` sees; None where there is no screening.
@@ -230,17 +214,20 @@ class NeighborVoting(VotingLabeler):
         super().__init__(noise_source)
         self.most_votes = most_votes
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
-        if screening is not None and (most_votes is None or screening.threshold > most_votes):
+        if screening is not None and (most_votes is None or not 0 <= screening.threshold <= most_votes):
             raise ValueError(
                 f"screening.threshold={screening.threshold} can't be reached by {self.most_votes_name}={most_votes} "
-                f"votes; use a threshold of at most {self.most_votes_name}, about 0.6 of it"
+                f"votes; use a threshold from 0 to {self.most_votes_name}, about 0.6 of it"
             )
         self.screening = screening
         self.release_counts = check_switch("release_counts", release_counts)
-        self.take_attributes(attributes)
+        self.attributes = attributes
         if attributes is None:
             self.noise: Mechanism = vote_noise(noise, l1, l2, self.sampling_rate, counts=release_counts)
         else:
+            self.tasks = ("multilabel",)
+            # A rule that learns wants a whole round in one release.
+            self.asks_in_batches = not attributes.decision.learns
             if screening is not None or release_counts:
                 raise ValueError(
                     f"attributes with screening={screening!r}, release_counts={release_counts!r}: "
@@ -248,14 +235,51 @@ class NeighborVoting(VotingLabeler):
                 )
             sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
             self.noise = noise
-        self._owners: Tensor | None = None
-        self._neighbors: Neighbors | None = None
-        self._aggregation: Aggregation | None = None
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
+        return self.aggregation(num_classes).plan(num_queries, max_answers)
+
+    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
+        """One record, and questions about its place."""
+        return (at_one_place if self.attributes is None else hub)(public, num_classes)
+
+    def aggregation(self, num_classes: int) -> Aggregation:
+        """Mechanism of answers about so many classes, or attributes."""
+        if self.attributes is not None:
+            assert self.most_votes is not None
+            noise = self.attributes.swapped(self.noise, num_classes, self.sampling_rate)
+            return AttributeSums(
+                noise, attributes=self.attributes, num_attributes=num_classes, total=self.most_votes
+            )
+        assert isinstance(self.noise, VoteNoise)
+        screening = None
+        if self.screening is not None and self.most_votes is not None:
+            screening = NoisyScreening(
+                k=self.most_votes,
+                threshold=self.screening.threshold,
+                sigma=self.screening.sigma,
+                num_classes=num_classes,
+                sampling_rate=self.sampling_rate,
+            )
+        return Aggregation(self.noise, screening, self.release_counts)
+
+
+class NeighborVoting(VotingLabeler):
+    """Screening on one sample of the neighbours, aggregation on another.
+
+    Where the unit of privacy is a person, neighbours are persons: each enters with the record nearest to the query,
+    has one coin, and moves votes as one record does. See :class:`VotingLabeler` for the arguments.
+    """
+
+    _owners: Tensor | None = None
+    _neighbors: Neighbors | None = None
+    _aggregation: Aggregation | None = None
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
         check_records(features, labels, num_classes, self.tasks[0])
-        aggregation = self._bind(num_classes)
+        aggregation = self.aggregation(num_classes)
         self._owners = self.checked_owners(len(features))
         own = len(features) if self._owners is None else len(self._owners.unique())
         self._check_size(self._units(own), aggregation)
@@ -273,10 +297,6 @@ class NeighborVoting(VotingLabeler):
     @abc.abstractmethod
     def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
         """The neighbours of a private table."""
-
-    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
-        return self._bind(num_classes).plan(num_queries, max_answers)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Screen and answer; see :meth:`Labeler.label`.
@@ -330,25 +350,6 @@ class NeighborVoting(VotingLabeler):
             )
         rows = torch.arange(len(queries)).repeat(times)
         return self._neighbors.votes(self._neighbors.rank(queries)[rows], coins)
-
-    def _bind(self, num_classes: int) -> Aggregation:
-        if self.attributes is not None:
-            assert self.most_votes is not None
-            noise = self.attributes.swapped(self.noise, num_classes, self.sampling_rate)
-            return AttributeSums(
-                noise, attributes=self.attributes, num_attributes=num_classes, total=self.most_votes
-            )
-        assert isinstance(self.noise, VoteNoise)
-        screening = None
-        if self.screening is not None and self.most_votes is not None:
-            screening = NoisyScreening(
-                k=self.most_votes,
-                threshold=self.screening.threshold,
-                sigma=self.screening.sigma,
-                num_classes=num_classes,
-                sampling_rate=self.sampling_rate,
-            )
-        return Aggregation(self.noise, screening, self.release_counts)
 
 
 def vote_noise(
