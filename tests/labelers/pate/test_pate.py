@@ -71,6 +71,7 @@ def test_charges_are_those_of_the_plan_and_use_the_objects_that_draw():
     assert int(release.answered.sum()) == 25
     assert stated_plan(pate, 60, 25, 3) == ledger.rows
     assert fitted(noise=Laplace(20.0)).plan(5, 9, 3) == [Charge(Laplace(20.0, 2.0), 5)]
+    assert PATE(100).plan(5, 9, 3) == [Charge(Gaussian(16.0, math.sqrt(2)), 5)]  # nothing is screened
     assert pate.plan(5, 0, 3) == [Charge(NoisyScreening(12, 8.0, 1.0, 3), 5)]
 
 
@@ -188,6 +189,7 @@ test_bad_input_is_named = refusals(
     {
         "fewer records than 12 teachers": lambda: fitted(n=11),
         r"threshold=11.*num_teachers=10": lambda: PATE(10, screening=Screening(11, 1.0), noise=Gaussian(1.0)),
+        r"threshold=-1.*from 0": lambda: PATE(10, screening=Screening(-1, 1.0)),
         "num_teachers=1": lambda: PATE(1),
         "scale=0": lambda: PATE(5, noise=Laplace(0)),
         r"l2_sensitivity=0\.5": lambda: PATE(5, noise=Gaussian(1.0, l2_sensitivity=0.5)),
