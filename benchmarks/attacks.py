@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "statistics": ("digits_statistics", {}),
     "noisy SGD teacher": ("digits_noisy_sgd_teacher", {}),
     "Private-kNN": ("digits_private_knn", {"screening": None, "noise": _SIGMA}),
-    "PATE": ("digits_pate", {"aggregator": {**_SIGMA, "class_path": "GNMAX"}}),
+    "PATE": ("digits_pate", {"screening": None, "noise": _SIGMA}),
     "Ind-KNN": ("digits_ind_knn", {}),
     "NoisySGD": ("digits_noisy_sgd", {}),
     "PrivateTraining": ("digits_noisy_sgd", {}),
@@ -167,12 +167,11 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
         return document
     arguments = document["labeling"]["labeler"]["init_args"]
     arguments.update(copy.deepcopy(changes))
-    votes = next((name for name in ("noise", "aggregator") if name in changes), None)
-    if votes is None:
+    if "noise" not in changes:
         arguments["epsilon"] = epsilon
         return document
     plan = Cost(document["data"], name).plan(document, free_parameter(document), epsilon)
-    arguments[votes]["init_args"]["sigma"] = round(plan.values[plan.found], 4)
+    arguments["noise"]["init_args"]["sigma"] = round(plan.values[plan.found], 4)
     return document
 
 

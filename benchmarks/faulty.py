@@ -23,7 +23,6 @@ from pl_privknn.auditing.releases import GivenParts, NearestTeachers, small_targ
 from pl_privknn.auditing.training import TrainingTarget, attack_training
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
-    GNMAX,
     PATE,
     IndKNN,
     Labeler,
@@ -88,7 +87,7 @@ def _sampled(sigma: float, rate: float = _RATE) -> Labeler:
 
 
 def _pate(sigma: float, made: type[PATE] = PATE) -> PATE:
-    return made(num_teachers=_TEACHERS, teachers=_NEAREST, aggregator=GNMAX(sigma), progress=False)
+    return made(num_teachers=_TEACHERS, teachers=_NEAREST, noise=Gaussian(sigma), progress=False)
 
 
 def _sgd(epsilon: float) -> Labeler:

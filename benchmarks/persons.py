@@ -24,7 +24,6 @@ from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers import (
-    GNMAX,
     PATE,
     IndKNN,
     LinearTeachers,
@@ -55,7 +54,7 @@ def noisy_knn(sigma: float, most: int = 1) -> Labeler:
 
 def noisy_pate(sigma: float, most: int = 1) -> Labeler:
     """PATE of 200 linear teachers, or more, likewise."""
-    return PATE(200 * most, LinearTeachers(steps=200), aggregator=GNMAX(sigma), progress=False)
+    return PATE(200 * most, LinearTeachers(steps=200), noise=Gaussian(sigma), progress=False)
 
 
 def _voting(made: Callable[[float, int], Labeler], epsilon: float, delta: float, most: int) -> Labeler:

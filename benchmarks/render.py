@@ -217,7 +217,7 @@ def measured(row: dict[str, Any]) -> tuple[str, Guarantee]:
         (one,) = [one for one in stored["rows"] if all(one[key] == value for key, value in wanted.items())]
         whole = guarantee_of(stored)
         return f"answers {one['mean']:.3f} ± {one['spread']:.3f}, HOG, 2,000 queries{mark(whole)}", whole
-    settings = results("pate_figures")["settings"]["100 teachers, LNMAX 1/γ = 10"]
+    settings = results("pate_figures")["settings"]["100 teachers, LNMax 1/γ = 10"]
     kinds = ("RandomPartition", "ClassBalancedPartition", "GuidedPartition")
     cells = [settings[kind][name["guided_pate"]] for kind in kinds]
     whole = weakest(guarantee_of(cell) for cell in cells)

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 #: What has no part in a plan, and may be large, read files, or run other code.
 _LEFT_OUT = ("features", "teachers", "network", "extractor", "feature_head", "augment", "views")
-#: Where a screening has its noise, seen from a section with the noise of the answers, or from one above it.
-_SCREENINGS = ("screening.sigma", "screening_sigma")
 #: Sections that ε can depend on.
 _SECTIONS = ("labeling", "model", "trainer")
 _DIGITS = 6
@@ -165,9 +163,7 @@ def _screenings(document: Mapping[str, Any], parameter: str) -> dict[str, float]
     """Where a configuration states a screening's noise beside that of the answers, and the factor between them."""
     noise = _number(document, parameter)
     sections = parameter.split(".")[:-1]
-    places = [
-        ".".join([*sections[:end], name]) for end in range(2, len(sections) + 1) for name in _SCREENINGS
-    ]
+    places = [".".join([*sections[:end], "screening.sigma"]) for end in range(2, len(sections) + 1)]
     stated = {place: _number(document, place) for place in places}
     return {place: value / noise for place, value in stated.items() if value and noise}
 

@@ -1,7 +1,6 @@
 """Teachers of attributes, by the arguments that matter in tests."""
 
 from pl_privknn.labelers import PATE, Attributes, PrivateKNN, ReverseKNN
-from pl_privknn.labelers.pate import Aggregator
 
 
 def attribute_knn(k=300, sampling_rate=0.15, tau=3.0, noise=None, rule=None, **given):
@@ -11,8 +10,7 @@ def attribute_knn(k=300, sampling_rate=0.15, tau=3.0, noise=None, rule=None, **g
 def attribute_pate(
     num_teachers=250, teachers=None, partitioner=None, tau=3.0, noise=None, rule=None, **given
 ):
-    aggregator = None if noise is None else Aggregator(noise)
-    return PATE(num_teachers, teachers, partitioner, aggregator, attributes=Attributes(tau, rule), **given)
+    return PATE(num_teachers, teachers, partitioner, noise=noise, attributes=Attributes(tau, rule), **given)
 
 
 def attribute_reverse_knn(k=1, tau=3.0, epsilon=None, noise=None, rule=None, **given):

@@ -48,12 +48,12 @@ def guided():
                     "partitioner": {
                         "class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "sample": 200, "steps": 5},
                     },
-                    "aggregator": {"class_path": "GNMAX"},
+                    "noise": {"class_path": "Gaussian"},
                 },
             },
             "queries_per_round": 10,
         },
-        "calibrate": {"parameter": "labeling.labeler.init_args.aggregator.init_args.sigma", "low": 1, "high": 1000},
+        "calibrate": {"parameter": "labeling.labeler.init_args.noise.init_args.sigma", "low": 1, "high": 1000},
     }  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from pl_privknn.labelers.pate import GNMAX, PATE
+from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import LinearTeachers
+from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 
 
@@ -27,7 +28,7 @@ def table(n=300, d=6, classes=3, seed=0):
 
 def fitted(n=300, given=None, **arguments):
     arguments = {
-        "num_teachers": 12, "teachers": LinearTeachers(steps=20, batch_size=8), "aggregator": GNMAX(2.0),
+        "num_teachers": 12, "teachers": LinearTeachers(steps=20, batch_size=8), "noise": Gaussian(2.0),
         "noise_source": SeededNoise(0), **arguments,
     }  # fmt: skip
     pate = PATE(**arguments)

@@ -30,7 +30,7 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.labelers.canaries import Canaries, Evidence
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
-from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
+from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import Partitioner, Teachers, TrainedTeachers
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.reverse_knn import ReverseKNN
@@ -317,12 +317,8 @@ class Target:
         for kept in _MEMORIES:
             if hasattr(made, kept):
                 setattr(made, kept, None)
-        owners: list[Any] = [made, getattr(made, "aggregator", None)]
-        for owner in owners:
-            additive = not hasattr(owner, "noise") or isinstance(owner.noise, AdditiveNoise)
-            if getattr(owner, "release_counts", None) is False and additive:
-                owner.release_counts = True
-        for kept in ("soft", "keeps_steps"):
+        additive = not hasattr(made, "noise") or isinstance(made.noise, AdditiveNoise)
+        for kept in ("soft", "keeps_steps", *(["release_counts"] if additive else [])):
             if hasattr(made, kept):
                 setattr(made, kept, True)
         if isinstance(made, IndKNN):
@@ -701,8 +697,8 @@ SETTINGS: dict[type[Labeler], dict[str, dict[str, Any]]] = {
         "screening": {"k": 3, "sampling_rate": 1.0, **_SCREENED},
     },
     PATE: {
-        "counts": {**_TEACHERS, "aggregator": GNMAX(10.0)},
-        "screening": {**_TEACHERS, "aggregator": ConfidentGNMAX(3.0, 2.0, 1e3)},
+        "counts": {**_TEACHERS, "noise": Gaussian(10.0)},
+        "screening": {**_TEACHERS, "screening": Screening(3.0, 2.0), "noise": Gaussian(1e3)},
     },
     ReverseKNN: {"counts": {"noise": Laplace(1.0)}},
     IndKNN: {"stream": {"threshold": 0.5, "sigma2": 1.0, "epsilon": 2.0, "num_queries": 1000}},

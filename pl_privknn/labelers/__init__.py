@@ -5,7 +5,7 @@ from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
-from pl_privknn.labelers.pate import GNMAX, LNMAX, PATE, ConfidentGNMAX
+from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import (
     ClassBalancedPartition,
     CNNTeachers,
@@ -19,13 +19,10 @@ from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.labelers.sufficient_statistics import SufficientStatistics
 
 __all__ = [
-    "GNMAX",
-    "LNMAX",
     "PATE",
     "Attributes",
     "CNNTeachers",
     "ClassBalancedPartition",
-    "ConfidentGNMAX",
     "FixedThresholds",
     "GuidedPartition",
     "IndKNN",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_open_unit, check_positive, check_switch
+from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.labelers.attributes import Attributes, clip_attributes
 from pl_privknn.labelers.base import (
     ChargesLedger,
@@ -28,169 +27,30 @@ from pl_privknn.labelers.pate_training import (
     TrainedTeachers,
     progress_bar,
 )
-from pl_privknn.labelers.voting import Aggregation, AttributeSums, Screening, VotingLabeler, vote_noise
+from pl_privknn.labelers.voting import Screening, VotingLabeler
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.data_dependent import REASON, answers_rdp, screening_rdp
-from pl_privknn.privacy.mechanisms import (
-    Adjacency,
-    Charge,
-    Gaussian,
-    Laplace,
-    Mechanism,
-    NoisyScreening,
-)
+from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import silenced
-
-#: One record is in one teacher, whose vote leaves one class and joins another.
-PATE_VOTES_L2 = math.sqrt(2.0)
-PATE_VOTES_L1 = 2.0
-
-
-class Aggregator:
-    """Releases the arg-max of noisy votes, for queries that pass a noisy screening where there is one.
-
-    One changed vote moves the histogram by √2 in L2 and 2 in L1, and the largest count by at most 1. An
-    abstention is one more choice of a teacher and moves less; the screening takes a largest count that
-    abstentions leave below ⌈k/c⌉ for ⌈k/c⌉ (:class:`~pl_privknn.privacy.mechanisms.NoisyScreening`).
-
-    Args:
-        noise: ``Gaussian``, ``Laplace`` or ``ExponentialArgmax`` with its noise scale;
-            the sensitivity is filled in.
-        screening: threshold and noise of the screening, or None to answer every query.
-        release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
-            answers can be smoothed over neighbouring queries. Data-dependent figures, which are of the winner
-            alone, are then not to be had.
-
-    Raises:
-        ValueError: if ``noise`` can't be added to votes, or states another sensitivity.
-    """
-
-    free_parameters: ClassVar[tuple[str, ...]] = ("noise",)
-
-    def __init__(
-        self,
-        noise: Mechanism,
-        screening: Screening | None = None,
-        release_counts: bool = False,
-    ) -> None:
-        self.screening, self.stated = screening, noise
-        self.release_counts = check_switch("release_counts", release_counts)
-        self.noise = vote_noise(noise, PATE_VOTES_L1, PATE_VOTES_L2, counts=release_counts)
-
-    def screening_mechanism(self, num_teachers: int, num_classes: int) -> NoisyScreening | None:
-        """Screening of ``num_teachers`` votes for ``num_classes`` classes.
-
-        Raises:
-            ValueError: for a threshold that so many votes can't reach.
-        """
-        if self.screening is None:
-            return None
-        return NoisyScreening(
-            k=num_teachers,
-            threshold=self.screening.threshold,
-            sigma=self.screening.sigma,
-            num_classes=num_classes,
-        )
-
-    def bind(self, num_teachers: int, num_classes: int) -> Aggregation:
-        """Mechanism of answers about classes."""
-        screening = self.screening_mechanism(num_teachers, num_classes)
-        return Aggregation(self.noise, screening, self.release_counts)
-
-    def sums(self, attributes: Attributes, num_attributes: int, num_teachers: int) -> Aggregation:
-        """Mechanism of answers about attributes: the same noise on sums of clipped votes.
-
-        Raises:
-            ValueError: with screening or released counts, or noise that suits whole numbers alone.
-        """
-        if self.screening is not None or self.release_counts:
-            raise ValueError(
-                f"aggregator={type(self).__name__} with screening={self.screening!r}, "
-                f"release_counts={self.release_counts!r}: sums of clipped votes are answered as they are; use "
-                "GNMAX(sigma) or LNMAX(scale) with attributes"
-            )
-        noise = attributes.swapped(self.stated, num_attributes)
-        return AttributeSums(noise, attributes=attributes, num_attributes=num_attributes, total=num_teachers)
-
-
-class LNMAX(Aggregator):
-    """Laplace noise on every count (Papernot et al. 2017): pure 2/b differential privacy an answer.
-
-    Args:
-        scale: b of the noise's density exp(−|x|/b)/2b. The papers' γ is 1/b: "noise 0.1" is scale 10.
-        **kwargs: see :class:`Aggregator`.
-
-    Example:
-        >>> from pl_privknn.labelers import LNMAX, PATE
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = PATE(num_teachers=250, aggregator=LNMAX(scale=100.0))
-        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
-        0.483
-    """
-
-    free_parameters = ("scale",)
-
-    def __init__(self, scale: float, **kwargs: Any) -> None:
-        super().__init__(Laplace(scale=check_positive("scale", scale)), None, **kwargs)
-
-
-class GNMAX(Aggregator):
-    """Gaussian noise on every count (Papernot et al. 2018): RDP α/σ² an answer.
-
-    Args:
-        sigma: standard deviation of the noise, in votes.
-        **kwargs: see :class:`Aggregator`.
-
-    Example:
-        >>> from pl_privknn.labelers import GNMAX, PATE
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = PATE(num_teachers=250, aggregator=GNMAX(sigma=40.0))
-        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
-        0.926
-    """
-
-    free_parameters = ("sigma",)
-
-    def __init__(self, sigma: float, **kwargs: Any) -> None:
-        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), None, **kwargs)
-
-
-class ConfidentGNMAX(Aggregator):
-    """Noisy screening, then GNMAX for the queries that pass (Papernot et al. 2018, Algorithm 1).
-
-    Args:
-        threshold: votes that the largest count has to reach with its noise; 0.6 to 0.8 of the teachers.
-        screening_sigma: σ1, standard deviation of the screening's noise.
-        sigma: σ2, standard deviation of the noise on the counts.
-        **kwargs: see :class:`Aggregator`.
-
-    Example:
-        >>> from pl_privknn.labelers import PATE, ConfidentGNMAX
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> aggregator = ConfidentGNMAX(threshold=200.0, screening_sigma=150.0, sigma=40.0)
-        >>> teacher = PATE(num_teachers=250, aggregator=aggregator)
-        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
-        0.96
-    """
-
-    free_parameters = ("sigma",)
-
-    def __init__(self, threshold: float, screening_sigma: float, sigma: float, **kwargs: Any) -> None:
-        screening = Screening(threshold, check_positive("screening_sigma", screening_sigma))
-        super().__init__(Gaussian(sigma=check_positive("sigma", sigma)), screening, **kwargs)
 
 
 class PATE(ShardedLabeler, VotingLabeler):
     """Private Aggregation of Teacher Ensembles (Papernot et al. 2017, 2018), and Guided PATE (Arora).
 
     The private records are dealt out to disjoint parts, one teacher is trained on each, and each query gets
-    one vote from every teacher. A record is in one part, so it changes one vote at most, at will: that is
-    the sensitivity which the aggregator's noise covers. For which neighbours the parts of all *other*
+    one vote from every teacher. A record is in one part, so it changes one vote at most, at will: that moves the
+    histogram by √2 in L2 and 2 in L1, and the largest count by at most 1. An abstention is one more choice of a
+    teacher and moves less; the screening takes a largest count that abstentions leave below ⌈k/c⌉ for ⌈k/c⌉
+    (:class:`~pl_privknn.privacy.mechanisms.NoisyScreening`). For which neighbours the parts of all *other*
     records stay as they are is the partitioner's statement; where it is conditional, every charge in the
     ledger says so and why.
+
+    **The papers' names.** ``Laplace(scale)`` is LNMax (2017), pure 2/b differential privacy an answer; the papers' γ
+    is 1/b, so "noise 0.1" is scale 10. ``Gaussian(sigma)`` is GNMax (2018), RDP α/σ² an answer, and with
+    ``screening`` Confident-GNMax (Algorithm 1), whose σ1 is ``screening.sigma`` and whose σ2 is ``noise.sigma``.
 
     **Attributes.** A teacher's vote is the attribute vector that it gives to a query, clipped as in
     :class:`~pl_privknn.labelers.attributes.Attributes`; one vote that changes at will moves the sums as one that is
@@ -209,10 +69,15 @@ class PATE(ShardedLabeler, VotingLabeler):
         teachers: how teachers are made; :class:`~pl_privknn.labelers.pate_training.LinearTeachers` by default.
         partitioner: how records are dealt out; :class:`~pl_privknn.labelers.pate_training.RandomPartition`
             by default, whose guarantee has no condition.
-        aggregator: how votes become answers; by default confident GNMAX with σ1 = 0.34, σ2 = 0.16 and a
-            threshold of 0.7, each times the number of teachers. Of attributes ``GNMAX`` or ``LNMAX``, by default
-            ``GNMAX`` with σ = 0.2 times the number of teachers.
-        attributes: labels are attributes and not classes.
+        noise: the aggregation mechanism with its noise scale, in votes; the sensitivity is filled in. ``Gaussian``,
+            ``Laplace`` or ``ExponentialArgmax``, of attributes one of the first two; by default ``Gaussian`` with
+            σ = 0.16 times the number of teachers, of attributes 0.2 times.
+        screening: :class:`~pl_privknn.labelers.voting.Screening`, or None to answer every query; a threshold of 0.6
+            to 0.8 of the teachers is usual.
+        release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
+            answers can be smoothed over neighbouring queries. Data-dependent figures, which are of the winner
+            alone, are then not to be had.
+        attributes: labels are attributes and not classes; every query is answered.
         progress: show a progress bar during training.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
 
@@ -220,16 +85,18 @@ class PATE(ShardedLabeler, VotingLabeler):
         ValueError: for arguments out of range, or that don't suit attributes.
 
     Example:
-        >>> from pl_privknn.labelers import GNMAX, PATE
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = PATE(num_teachers=250, aggregator=GNMAX(sigma=40.0))
-        >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
-        0.926
+        >>> from pl_privknn.labelers import PATE, Screening
+        >>> from pl_privknn.privacy import Gaussian, Laplace, epsilon_for_delta
+        >>> screening = Screening(threshold=200, sigma=150.0)
+        >>> choices = [{"noise": Laplace(100.0)}, {"noise": Gaussian(40.0)}, {"screening": screening}]
+        >>> plans = [PATE(num_teachers=250, **choice).plan(100, 50, 10) for choice in choices]
+        >>> [round(epsilon_for_delta(plan, 1e-5), 3) for plan in plans]
+        [0.483, 0.926, 0.96]
     """
 
     # A teacher is of one shard, so a record that moved into another one would change two.
     lasting_shards = True
-    free_parameters = ("aggregator",)
+    most_votes_name = "num_teachers"
     _trained: TrainedTeachers | None
 
     def __init__(
@@ -237,34 +104,37 @@ class PATE(ShardedLabeler, VotingLabeler):
         num_teachers: int = 250,
         teachers: Teachers | None = None,
         partitioner: Partitioner | None = None,
-        aggregator: Aggregator | None = None,
         *,
+        noise: Mechanism | None = None,
+        screening: Screening | None = None,
+        release_counts: bool = False,
         attributes: Attributes | None = None,
         progress: bool = True,
         noise_source: NoiseSource | None = None,
     ) -> None:
-        super().__init__(noise_source)
         count = self.num_teachers = check_int("num_teachers", num_teachers, minimum=2)
+        super().__init__(
+            count,
+            1.0,
+            screening,
+            noise if noise is not None else Gaussian((0.16 if attributes is None else 0.2) * count),
+            noise_source,
+            release_counts,
+            attributes,
+        )
         self.teachers = teachers if teachers is not None else LinearTeachers()
         self.partitioner = partitioner if partitioner is not None else RandomPartition()
         self.adjacencies: tuple[Adjacency, ...] = self.partitioner.adjacencies
-        self.take_attributes(attributes)
-        if not self.partitioner.takes_groups and attributes is not None:
+        self.progress = progress
+        if attributes is not None and not self.partitioner.takes_groups:
             raise ValueError(
                 f"partitioner={type(self.partitioner).__name__} deals out single records by their classes; use "
                 "RandomPartition with attributes"
             )
-        self.progress = progress
-        if attributes is not None:
-            self.aggregator = GNMAX(0.2 * count) if aggregator is None else aggregator
-            self.aggregator.sums(attributes, 2, count)  # refuses what can't be added to sums at once
-            if not isinstance(self.teachers, StackedTeachers):
-                raise ValueError(
-                    f"teachers: {type(self.teachers).__name__} answer with one class; use LinearTeachers"
-                )
-        else:
-            self.aggregator = aggregator or ConfidentGNMAX(0.7 * count, 0.34 * count, 0.16 * count)
-            self.aggregator.screening_mechanism(count, 2)  # refuses thresholds out of reach at once
+        if attributes is not None and not isinstance(self.teachers, StackedTeachers):
+            raise ValueError(
+                f"teachers: {type(self.teachers).__name__} answer with one class; use LinearTeachers"
+            )
         self._fits = 0
         self._forget()
 
@@ -334,13 +204,8 @@ class PATE(ShardedLabeler, VotingLabeler):
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One screening a query (where there is one) and one release an answer; see the base class."""
-        planned = self._bind(num_classes).plan(num_queries, max_answers)
+        planned = super().plan(num_queries, max_answers, num_classes)
         return [Charge(self.partitioner.billed(charge.mechanism), charge.count) for charge in planned]
-
-    def _bind(self, num_classes: int) -> Aggregation:
-        if self.attributes is not None:
-            return self.aggregator.sums(self.attributes, num_classes, self.num_teachers)
-        return self.aggregator.bind(self.num_teachers, num_classes)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Let the teachers vote, screen and answer; see :meth:`Labeler.label`.
@@ -361,7 +226,7 @@ class PATE(ShardedLabeler, VotingLabeler):
         def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
             return self.charge_and_draw(ledger, self.partitioner.billed(mechanism), count, key)
 
-        aggregation = self._bind(votes.shape[1])
+        aggregation = self.aggregation(votes.shape[1])
         return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
 
     def label_repeatedly(
@@ -491,7 +356,7 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     delta = check_open_unit("delta", delta)
     if pate.attributes is not None:
         raise ValueError("attributes: data-dependent bounds are of winners among classes")
-    if pate.aggregator.release_counts:
+    if pate.release_counts:
         raise ValueError(
             "release_counts=True: data-dependent bounds hold where the winner alone is released; set "
             "release_counts=False for this figure, or use the data-independent epsilon"
@@ -504,10 +369,10 @@ def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
     counts = votes.numpy()
     orders = rdp.ORDERS
     curve = np.zeros(len(orders))
-    screening = pate.aggregator.screening_mechanism(pate.num_teachers, votes.shape[1])
+    aggregation, chosen = pate.aggregation(votes.shape[1]), counts[answered.numpy()]
+    noise, screening = aggregation.noise, aggregation.screening
     if screening is not None:
         curve += screening_rdp(screening, counts.max(axis=1).clip(screening.lowest), orders).sum(axis=0)
-    noise, chosen = pate.aggregator.noise, counts[answered.numpy()]
     both = curve + answers_rdp(noise, chosen, orders, "both").sum(axis=0)
     one = curve + answers_rdp(noise, chosen, orders, "one").sum(axis=0)
     independent = account(charges, delta=delta, adjacency=pate.adjacencies[0], exact=False).epsilon

@@ -230,9 +230,9 @@ class GuidedPartition(Partitioner):
         ValueError: for arguments out of range, or fewer records than clusters.
 
     Example:
-        >>> from pl_privknn.labelers import GNMAX, PATE, GuidedPartition
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = PATE(num_teachers=100, partitioner=GuidedPartition(), aggregator=GNMAX(sigma=40.0))
+        >>> from pl_privknn.labelers import PATE, GuidedPartition
+        >>> from pl_privknn.privacy import Gaussian, epsilon_for_delta
+        >>> teacher = PATE(num_teachers=100, partitioner=GuidedPartition(), noise=Gaussian(sigma=40.0))
         >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
         0.926
     """

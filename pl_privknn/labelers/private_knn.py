@@ -1,49 +1,35 @@
-"""Private-kNN: noisy votes of the nearest private records in a Poisson sample, of classes and attributes."""
+"""Private-kNN: noisy votes of the nearest private records in a Poisson sample, of classes or attributes."""
 
 from __future__ import annotations
 
-import functools
-import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_rate, check_switch
-from pl_privknn.labelers.attributes import Attributes, clip_attributes, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, Release, ShardedLabeler, check_records
-from pl_privknn.labelers.voting import Aggregation, AttributeSums, Screening, VotingLabeler, vote_noise
+from pl_privknn._checks import check_int
+from pl_privknn.labelers.attributes import Attributes, clip_attributes
+from pl_privknn.labelers.base import ShardedLabeler
+from pl_privknn.labelers.voting import (
+    Aggregation,
+    Neighbors,
+    NeighborVoting,
+    Screening,
+)
 from pl_privknn.neighbors import Coins, PoissonNeighbors, PoissonSums, ShardedNeighbors
-from pl_privknn.privacy.mechanisms import Charge, Gaussian, Mechanism, NoisyScreening, VoteNoise
+from pl_privknn.privacy.mechanisms import Gaussian, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 
 __all__ = ["PrivateKNN", "Screening"]
 
-#: A record that enters the k nearest pushes another one out: a vote leaves one class and joins another.
-KNN_VOTES_L2 = math.sqrt(2.0)
-KNN_VOTES_L1 = 2.0
 
-
-class Neighbors(Protocol):
-    """A private table in which the neighbours of a query are found, and vote."""
-
-    def rank(self, queries: Tensor) -> Any:
-        """Find the neighbours of queries, float32 ``(m, d)``; the result is indexed by rows of queries."""
-
-    def votes(self, ranked: Any, coins: Coins | None = None) -> Tensor:
-        """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
-
-
-class PrivateKNN(ShardedLabeler, VotingLabeler):
+class PrivateKNN(NeighborVoting, ShardedLabeler):
     """Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
     For each query the k nearest records of a fresh Poisson sample vote. Screening on one sample decides
     whether the query is answered at all; aggregation on another sample releases the arg-max of the noisy
     votes. The noise is scaled to an L2 sensitivity of √2, not 1: a record that enters the neighbourhood
     pushes another one out, so two counts change.
-
-    Where the unit of privacy is a person, neighbours are persons: each enters with the record nearest to the query,
-    has one coin, and moves votes as one record does.
 
     Args:
         k: number of neighbours that vote.
@@ -72,7 +58,7 @@ class PrivateKNN(ShardedLabeler, VotingLabeler):
         0.926
     """
 
-    free_parameters = ("noise",)
+    most_votes_name = "k"
 
     def __init__(
         self,
@@ -84,33 +70,16 @@ class PrivateKNN(ShardedLabeler, VotingLabeler):
         release_counts: bool = False,
         attributes: Attributes | None = None,
     ) -> None:
-        super().__init__(noise_source)
         self.k = check_int("k", k)
-        self.sampling_rate = check_rate("sampling_rate", sampling_rate)
-        if screening is not None and screening.threshold > k:
-            raise ValueError(
-                f"screening.threshold={screening.threshold} can't be reached by k={k} votes; use a threshold of at "
-                "most k, about 0.6 of it"
-            )
-        self.screening = screening
-        self.release_counts = check_switch("release_counts", release_counts)
-        self.take_attributes(attributes)
-        if attributes is None:
-            noise = noise if noise is not None else Gaussian(sigma=25.0)
-            self.noise: Mechanism = vote_noise(
-                noise, KNN_VOTES_L1, KNN_VOTES_L2, self.sampling_rate, counts=release_counts
-            )
-        else:
-            if screening is not None or release_counts:
-                raise ValueError(
-                    f"attributes with screening={screening!r}, release_counts={release_counts!r}: "
-                    "sums of clipped votes are answered as they are; leave these out"
-                )
-            self.noise = noise if noise is not None else Gaussian(sigma=50.0)
-            sum_noise(self.noise, 1.0, 1.0)  # refuses what can't be added to sums at once
-        self._owners: Tensor | None = None
-        self._neighbors: Neighbors | None = None
-        self._aggregation: Aggregation | None = None
+        super().__init__(
+            self.k,
+            sampling_rate,
+            screening,
+            noise if noise is not None else Gaussian(sigma=25.0 if attributes is None else 50.0),
+            noise_source,
+            release_counts,
+            attributes,
+        )
 
     @property
     def takes_shards(self) -> bool:
@@ -133,24 +102,13 @@ class PrivateKNN(ShardedLabeler, VotingLabeler):
         assert self.shard is not None
         return self.noise_source.stream("shard", self.shard.group.rank, release).bernoulli
 
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
-        check_records(features, labels, num_classes, self.tasks[0])
-        aggregation = self._bind(num_classes)
-        self._owners = self.checked_owners(len(features))
-        own = len(features) if self._owners is None else len(self._owners.unique())
-        self._check_size(self._units(own), aggregation)
-        self._aggregation = aggregation
-        self._neighbors = self._find(features, labels, num_classes)
-
     def _units(self, own: int) -> int:
-        """Number of records, or of persons, of all processes."""
         if self.shard is None:
             return own
         return self.shard.total if self._owners is None else int(self.shard.group.sum(torch.tensor([own]))[0])
 
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
-        # The guarantee is for exactly k votes, with and without any one record.
+        # Its guarantee is for exactly k votes, with and without any one record.
         if aggregation.screening is not None:
             aggregation.screening.check_table_size(num_records)
         if num_records < self.k and self.sampling_rate == 1.0:
@@ -170,76 +128,3 @@ class PrivateKNN(ShardedLabeler, VotingLabeler):
                 *table, self.shard, self._own_coins, owners=self._owners, device=self.device
             )
         return PoissonNeighbors(*table, owners=self._owners, device=self.device)
-
-    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
-        return self._bind(num_classes).plan(num_queries, max_answers)
-
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Screen and answer; see :meth:`Labeler.label`.
-
-        Without screening the first ``max_answers`` queries are answered, with it the first that pass.
-
-        Raises:
-            RuntimeError: before :meth:`fit`.
-        """
-        return self.label_repeatedly(queries, 1, ledger, max_answers)
-
-    def label_repeatedly(
-        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
-    ) -> Release:
-        """:meth:`label` of the queries, ``times`` times one after another; their neighbours are ranked once."""
-        neighbors, aggregation = self._neighbors, self._aggregation
-        if neighbors is None or aggregation is None:
-            raise RuntimeError(
-                f"{type(self).__name__}.label needs the private table: call fit(features, labels) first"
-            )
-        ranked = neighbors.rank(queries)
-        rows = torch.arange(len(queries)).repeat(times)
-        pay = functools.partial(self.charge_and_draw, ledger)
-
-        def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
-            return neighbors.votes(ranked[rows[asked]], noise.bernoulli)
-
-        return aggregation.release(len(rows), votes, pay, max_answers)
-
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """Votes where every record is in the sample, of classes; see :meth:`HasCanaries.exact_votes`."""
-        if self.attributes is not None:
-            return None
-        return self._votes_of(queries, 1, lambda shape, rate: torch.ones(shape, dtype=torch.bool))
-
-    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
-        """**Private.** The mean of the votes over so many samples of the records, float64 ``(m, c)``.
-
-        For audits. A record moves it otherwise than the votes of all records, since the neighbour whose place it
-        takes is farther away where some are not drawn.
-        """
-        if self.sampling_rate == 1:
-            return self.exact_votes(queries)
-        votes = self._votes_of(queries, samples, noise.bernoulli)
-        return votes.view(samples, len(queries), -1).double().mean(dim=0)
-
-    def _votes_of(self, queries: Tensor, times: int, coins: Coins) -> Tensor:
-        if self._neighbors is None or self.shard is not None:
-            raise RuntimeError(
-                f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
-            )
-        rows = torch.arange(len(queries)).repeat(times)
-        return self._neighbors.votes(self._neighbors.rank(queries)[rows], coins)
-
-    def _bind(self, num_classes: int) -> Aggregation:
-        if self.attributes is not None:
-            noise = self.attributes.swapped(self.noise, num_classes, self.sampling_rate)
-            return AttributeSums(noise, attributes=self.attributes, num_attributes=num_classes, total=self.k)
-        assert isinstance(self.noise, VoteNoise)
-        screening = None
-        if self.screening is not None:
-            screening = NoisyScreening(
-                k=self.k,
-                threshold=self.screening.threshold,
-                sigma=self.screening.sigma,
-                num_classes=num_classes,
-                sampling_rate=self.sampling_rate,
-            )
-        return Aggregation(self.noise, screening, self.release_counts)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_finite, check_positive
-from pl_privknn.labelers.attributes import Attributes
-from pl_privknn.labelers.base import HasCanaries, ProtectsPersons, Release
+from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
+from pl_privknn.labelers.attributes import Attributes, sum_noise
+from pl_privknn.labelers.base import ChargesLedger, HasCanaries, ProtectsPersons, Release, check_records
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
+from pl_privknn.neighbors import Coins
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,
@@ -26,6 +31,9 @@ Pay = Callable[[Mechanism, int, str], NoiseSource]
 #: Private votes, shape ``(a, c)``, of the queries at these positions, int64 ``(a,)``; samples toss their coins with
 #: the noise of the release.
 Votes = Callable[[Tensor, NoiseSource], Tensor]
+
+#: L1 and L2 distance that votes move where one leaves a class and joins another.
+SWAPPED_L1, SWAPPED_L2 = 2.0, math.sqrt(2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,21 +167,186 @@ class AttributeSums(Aggregation):
         return Release(labels, probabilities)
 
 
+class Neighbors(Protocol):
+    """A private table in which the neighbours of a query are found, and vote."""
+
+    def rank(self, queries: Tensor) -> Any:
+        """Find the neighbours of queries, float32 ``(m, d)``; the result is indexed by rows of queries."""
+
+    def votes(self, ranked: Any, coins: Coins | None = None) -> Tensor:
+        """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
+
+
 class VotingLabeler(ProtectsPersons, HasCanaries):
-    """A labeler in which one record, or one person, moves one vote about a query."""
+    """A labeler in which one record, or one person, moves one vote about a query.
 
-    attributes: Attributes | None = None
+    Args:
+        most_votes: number of votes about a query, the largest count that :class:`Screening` sees.
+        sampling_rate: γ in (0, 1], the probability with which each record takes part in a release.
+        screening: :class:`Screening`, or None to answer every query.
+        noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+        release_counts: let out all noisy counts of an answered query.
+        attributes: labels are attributes; every query is answered, by sums of clipped votes.
 
-    def take_attributes(self, attributes: Attributes | None) -> None:
-        """Answer with attributes where there are any; a rule that learns wants a whole round in one release."""
+    Raises:
+        ValueError: for parameters out of range, or a threshold that the votes can't reach.
+    """
+
+    #: What ``most_votes`` is called where users set it.
+    most_votes_name = "most_votes"
+    free_parameters = ("noise",)
+
+    def __init__(
+        self,
+        most_votes: int,
+        sampling_rate: float,
+        screening: Screening | None,
+        noise: Mechanism,
+        noise_source: NoiseSource | None,
+        release_counts: bool,
+        attributes: Attributes | None = None,
+    ) -> None:
+        super().__init__(noise_source)
+        self.most_votes = most_votes
+        self.sampling_rate = check_rate("sampling_rate", sampling_rate)
+        if screening is not None and not 0 <= screening.threshold <= most_votes:
+            raise ValueError(
+                f"screening.threshold={screening.threshold} can't be reached by {self.most_votes_name}={most_votes} "
+                f"votes; use a threshold from 0 to {self.most_votes_name}, about 0.6 of it"
+            )
+        self.screening = screening
+        self.release_counts = check_switch("release_counts", release_counts)
         self.attributes = attributes
-        if attributes is not None:
+        if attributes is None:
+            self.noise: Mechanism = vote_noise(
+                noise, SWAPPED_L1, SWAPPED_L2, self.sampling_rate, counts=release_counts
+            )
+        else:
             self.tasks = ("multilabel",)
+            # A rule that learns wants a whole round in one release.
             self.asks_in_batches = not attributes.decision.learns
+            if screening is not None or release_counts:
+                raise ValueError(
+                    f"attributes with screening={screening!r}, release_counts={release_counts!r}: "
+                    "sums of clipped votes are answered as they are; leave these out"
+                )
+            sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
+            self.noise = noise
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
+        return self.aggregation(num_classes).plan(num_queries, max_answers)
 
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """One record, and questions about its place."""
         return (at_one_place if self.attributes is None else hub)(public, num_classes)
+
+    def aggregation(self, num_classes: int) -> Aggregation:
+        """Mechanism of answers about so many classes, or attributes."""
+        if self.attributes is not None:
+            noise = self.attributes.swapped(self.noise, num_classes, self.sampling_rate)
+            return AttributeSums(
+                noise, attributes=self.attributes, num_attributes=num_classes, total=self.most_votes
+            )
+        assert isinstance(self.noise, VoteNoise)
+        screening = None
+        if self.screening is not None:
+            screening = NoisyScreening(
+                k=self.most_votes,
+                threshold=self.screening.threshold,
+                sigma=self.screening.sigma,
+                num_classes=num_classes,
+                sampling_rate=self.sampling_rate,
+            )
+        return Aggregation(self.noise, screening, self.release_counts)
+
+
+class NeighborVoting(VotingLabeler):
+    """Screening on one sample of the neighbours, aggregation on another.
+
+    Where the unit of privacy is a person, neighbours are persons: each enters with the record nearest to the query,
+    has one coin, and moves votes as one record does. See :class:`VotingLabeler` for the arguments.
+    """
+
+    _owners: Tensor | None = None
+    _neighbors: Neighbors | None = None
+    _aggregation: Aggregation | None = None
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
+        check_records(features, labels, num_classes, self.tasks[0])
+        aggregation = self.aggregation(num_classes)
+        self._owners = self.checked_owners(len(features))
+        own = len(features) if self._owners is None else len(self._owners.unique())
+        self._check_size(self._units(own), aggregation)
+        self._aggregation = aggregation
+        self._neighbors = self._find(features, labels, num_classes)
+
+    def _units(self, own: int) -> int:
+        """Number of records, or of persons, of all processes."""
+        return own
+
+    @abc.abstractmethod
+    def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
+        """Refuse a table that is too small."""
+
+    @abc.abstractmethod
+    def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
+        """The neighbours of a private table."""
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Screen and answer; see :meth:`Labeler.label`.
+
+        Without screening the first ``max_answers`` queries are answered, with it the first that pass.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+        """
+        return self.label_repeatedly(queries, 1, ledger, max_answers)
+
+    def label_repeatedly(
+        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
+    ) -> Release:
+        """:meth:`label` of the queries, ``times`` times one after another; their neighbours are ranked once."""
+        neighbors, aggregation = self._neighbors, self._aggregation
+        if neighbors is None or aggregation is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.label needs the private table: call fit(features, labels) first"
+            )
+        ranked = neighbors.rank(queries)
+        rows = torch.arange(len(queries)).repeat(times)
+        pay = functools.partial(self.charge_and_draw, ledger)
+
+        def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
+            return neighbors.votes(ranked[rows[asked]], noise.bernoulli)
+
+        return aggregation.release(len(rows), votes, pay, max_answers)
+
+    def exact_votes(self, queries: Tensor) -> Tensor | None:
+        """Votes where every record is in the sample, of classes; see :meth:`HasCanaries.exact_votes`."""
+        if self.attributes is not None:
+            return None
+        return self._votes_of(queries, 1, lambda shape, rate: torch.ones(shape, dtype=torch.bool))
+
+    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
+        """**Private.** The mean of the votes over so many samples of the records, float64 ``(m, c)``.
+
+        For audits. A record moves it otherwise than the votes of all records, since the neighbour whose place it
+        takes is farther away where some are not drawn.
+        """
+        if self.sampling_rate == 1:
+            return self.exact_votes(queries)
+        votes = self._votes_of(queries, samples, noise.bernoulli)
+        return votes.view(samples, len(queries), -1).double().mean(dim=0)
+
+    def _votes_of(self, queries: Tensor, times: int, coins: Coins) -> Tensor:
+        if self._neighbors is None or getattr(self, "shard", None) is not None:
+            raise RuntimeError(
+                f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
+            )
+        rows = torch.arange(len(queries)).repeat(times)
+        return self._neighbors.votes(self._neighbors.rank(queries)[rows], coins)
 
 
 def vote_noise(

@@ -15,7 +15,6 @@ from traced import Fault, needs_trace, traced
 
 from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.labelers import (
-    GNMAX,
     PATE,
     GuidedPartition,
     IndKNN,
@@ -35,8 +34,10 @@ pytestmark = needs_trace
 LINEAR = LinearTeachers(steps=10, batch_size=8)
 TEACHERS = {
     "private_knn": lambda: PrivateKNN(9, 0.5, Screening(4, 2.0), Gaussian(3.0)),
-    "pate": lambda: PATE(6, LINEAR, aggregator=GNMAX(2.0), progress=False),
-    "guided_pate": lambda: PATE(6, LINEAR, GuidedPartition(5, features="given"), GNMAX(2.0), progress=False),
+    "pate": lambda: PATE(6, LINEAR, noise=Gaussian(2.0), progress=False),
+    "guided_pate": lambda: PATE(
+        6, LINEAR, GuidedPartition(5, features="given"), noise=Gaussian(2.0), progress=False
+    ),
     "reverse_knn": lambda: ReverseKNN(1, epsilon=0.5),
     "ind_knn": lambda: IndKNN(0.6, 3.0, epsilon=1.0, num_queries=300),
     "noisy_sgd_teacher": lambda: NoisySGDTeacher(

@@ -24,9 +24,7 @@ from pl_privknn.comparison.results import write_json
 from pl_privknn.datamodules import ArraysDataModule, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.labelers import (
-    GNMAX,
     PATE,
-    ConfidentGNMAX,
     FixedThresholds,
     GuidedPartition,
     IndKNN,
@@ -34,7 +32,6 @@ from pl_privknn.labelers import (
     NoisySGDTeacher,
     PreconditionedGradients,
     PrivateKNN,
-    RandomPartition,
     ReverseKNN,
     Screening,
     SufficientStatistics,
@@ -183,12 +180,12 @@ RUNS = {
         lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), release_counts=True), selection="clusters"
     ),
     "private_knn winners": fit_teacher(lambda: PrivateKNN(3, 0.9, noise=ExponentialArgmax(0.5))),
-    "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), aggregator=GNMAX(0.5))),
+    "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), noise=Gaussian(0.5))),
     "pate confident": fit_teacher(
-        lambda: PATE(3, NearestTeachers(), RandomPartition(), ConfidentGNMAX(2.0, 0.5, 0.5)), **REPLACED
+        lambda: PATE(3, NearestTeachers(), screening=Screening(2.0, 0.5), noise=Gaussian(0.5)), **REPLACED
     ),
     "pate guided": fit_teacher(
-        lambda: PATE(3, LinearTeachers(20), GuidedPartition(5, features="given"), GNMAX(0.5))
+        lambda: PATE(3, LinearTeachers(20), GuidedPartition(5, features="given"), noise=Gaussian(0.5))
     ),
     "reverse_knn": fit_teacher(lambda: ReverseKNN(1, 4.0)),
     "reverse_knn local": fit_teacher(lambda: ReverseKNN(1, 8.0, trust="local"), **REPLACED),

@@ -16,7 +16,6 @@ from pl_privknn.callbacks import PrivateLabeler, labeling_round
 from pl_privknn.callbacks.private_labeler import check_whole_persons, shard_of
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
-    GNMAX,
     PATE,
     ClassBalancedPartition,
     IndKNN,
@@ -46,7 +45,7 @@ TEACHERS = {
     "class sums": lambda: SufficientStatistics(noise_multiplier=1.0, components=6),
     "noisy sgd": lambda: NoisySGDTeacher(1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True),
     "ind knn": lambda: IndKNN(0.9, 0.5, budgets=RecordBudgets(budget=1.0, sigma1=4.0), soft=True),
-    "pate": lambda: PATE(4, LinearTeachers(60), aggregator=GNMAX(0.01, release_counts=True), progress=False),
+    "pate": lambda: PATE(4, LinearTeachers(60), noise=Gaussian(0.01), release_counts=True, progress=False),
 }
 #: Two unless said otherwise.
 PROCESSES = {"class sums": 3, "ind knn": 3, "noisy sgd": 4}

@@ -13,7 +13,6 @@ from pl_privknn.cli import main
 from pl_privknn.cli.common import mistake
 from pl_privknn.config import ConfigurationError, instantiate
 from pl_privknn.labelers import (
-    GNMAX,
     PATE,
     IndKNN,
     NoisySGDTeacher,
@@ -242,7 +241,6 @@ def told_or_made(make, *arguments):
         (NoisySGDTeacher, {"sampling_rate": 0.2, "expected_batch_size": 20, "noise_multiplier": 2.0}),
         (PreconditionedGradients, {"noise_multiplier": 2.0, "releases": 3}),
         (PATE, {"num_teachers": 10}),
-        (GNMAX, {"sigma": 4.0}),
         (PrivateLabeler, {}),
     ],
 )

@@ -8,7 +8,6 @@ from scripted_noise import Scripted
 
 from pl_privknn.labelers import PATE
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
-from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
@@ -23,7 +22,7 @@ class ReplaceOnly(RandomPartition):
 
 
 def of_replaced_records(run):
-    labeler = PATE(4, LinearTeachers(steps=2), ReplaceOnly(), GNMAX(2.0), progress=False)
+    labeler = PATE(4, LinearTeachers(steps=2), ReplaceOnly(), noise=Gaussian(2.0), progress=False)
     labeler.fit(torch.randn(40, 4), torch.arange(40) % 3, 3)
     labeler.noise_source = Scripted([])
     labeler.label(torch.randn(3, 4), run)
@@ -59,7 +58,7 @@ def test_charges_that_state_too_little_make_the_ledger_conditional(tmp_path):
 def test_ledgers_of_both_adjacencies_take_what_holds_under_both(tmp_path):
     votes = np.array([[3, 1], [0, 4]])
     for adjacency in ADJACENCIES:
-        pate = PATE(4, teachers=LinearTeachers(steps=2), aggregator=GNMAX(2.0), progress=False)
+        pate = PATE(4, teachers=LinearTeachers(steps=2), noise=Gaussian(2.0), progress=False)
         pate.votes = lambda queries: torch.as_tensor(votes)
         run = Ledger(tmp_path / f"{adjacency}.sqlite", adjacency=adjacency).run("a")
         pate.label(torch.zeros(2, 4), run)

@@ -7,9 +7,10 @@ from shard_setup import in_order, members_of, parts_of
 from statistics_setup import MADE, fitted, labels_for, table
 
 from pl_privknn.auditing.releases import NearestTeachers
-from pl_privknn.labelers import GNMAX, PATE, NoisySGDTeacher
+from pl_privknn.labelers import PATE, NoisySGDTeacher
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -198,7 +199,7 @@ class Given(Partitioner):
 
 
 def pate(count, **given):
-    return PATE(count, NEAREST, aggregator=GNMAX(1.0), progress=False, **given)
+    return PATE(count, NEAREST, noise=Gaussian(1.0), progress=False, **given)
 
 
 @pytest.mark.parametrize("parts", ["one", "two", "three", "four", "unequal"])

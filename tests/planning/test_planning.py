@@ -55,8 +55,8 @@ DOCUMENTS = {
         "labeling.labeler.init_args.noise.init_args.sigma",
     ),
     "PATE": (
-        labeling("PATE", {"num_teachers": 50, "aggregator": made("LNMAX", scale=9)}),
-        "labeling.labeler.init_args.aggregator.init_args.scale",
+        labeling("PATE", {"num_teachers": 50, "noise": made("Laplace", scale=9)}),
+        "labeling.labeler.init_args.noise.init_args.scale",
     ),
     "ReverseKNN": (labeling("ReverseKNN", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
     "IndKNN": (
@@ -111,16 +111,16 @@ def test_the_noise_of_a_screening_follows_that_of_the_answers():
     free = free_parameter(document)
     assert free.tied == {"labeling.labeler.init_args.screening.sigma": 2.0}
     assert free_parameter(document, sigma).tied == {}
-    confident = made("ConfidentGNMAX", threshold=30, screening_sigma=20, sigma=8)
-    document = labeling("PATE", {"num_teachers": 50, "aggregator": confident})
-    place = "labeling.labeler.init_args.aggregator.init_args.screening_sigma"
+    confident = {"screening": {"threshold": 30, "sigma": 20}, "noise": made("Gaussian", sigma=8)}
+    document = labeling("PATE", {"num_teachers": 50, **confident})
+    (place,) = free.tied
     assert free_parameter(document).tied == {place: 2.5}
     assert free_parameter(document, tied={place: 3.0}).tied == {place: 3.0}
 
 
 def test_plans_of_gaussian_teachers_are_those_of_the_closed_form():
     document = labeling(
-        "PATE", {"num_teachers": 50, "aggregator": made("GNMAX", sigma=5)}, queries_per_round=30
+        "PATE", {"num_teachers": 50, "noise": made("Gaussian", sigma=5)}, queries_per_round=30
     )
     cost = Cost(None, "here", num_classes=10)
     plan = cost.plan(document, free_parameter(document), 1.0)

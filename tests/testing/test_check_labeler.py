@@ -1,4 +1,4 @@
-"""Every labeler and aggregator of the project passes the check, and the check says what it saw."""
+"""Every labeler of the project passes the check, and the check says what it saw."""
 
 import math
 
@@ -11,10 +11,8 @@ from checked_persons import check_persons_move
 
 from pl_privknn.auditing.releases import NearestTeachers
 from pl_privknn.labelers import (
-    LNMAX,
     PATE,
     ClassBalancedPartition,
-    ConfidentGNMAX,
     GuidedPartition,
     IndKNN,
     LinearTeachers,
@@ -147,16 +145,16 @@ HONEST = {
         attribute_pate(4, LinearTeachers(steps=2, batch_size=4), tau=2.0, progress=False),
         {"gaussian (L2)": 2.0},
     ),
-    "pate": (PATE(4, LINEAR, aggregator=LNMAX(2.0), progress=False), {"laplace (L1)": 2.0}),
+    "pate": (PATE(4, LINEAR, noise=Laplace(2.0), progress=False), {"laplace (L1)": 2.0}),
     "pate by class": (
         PATE(
             4, NearestTeachers(),
-            ClassBalancedPartition(), ConfidentGNMAX(4, 1.0, 2.0), progress=False,
+            ClassBalancedPartition(), screening=Screening(4, 1.0), noise=Gaussian(2.0), progress=False,
         ),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
     "pate guided": (
-        PATE(4, LINEAR, GuidedPartition(4, sample=20, steps=2), progress=False),
+        PATE(4, LINEAR, GuidedPartition(4, sample=20, steps=2), screening=Screening(2.8, 1.36), progress=False),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
 }  # fmt: skip

@@ -8,7 +8,6 @@ from broken_persons import EachRecordAdds, EachRecordCounts, EachRecordIsClipped
 from grouped import grouped
 
 from pl_privknn.labelers import (
-    GNMAX,
     PATE,
     IndKNN,
     LinearTeachers,
@@ -161,7 +160,7 @@ class StatesRecords(PrivateKNN):
 
 def pate(teachers=None, partitioner=None, cls=PATE):
     teachers = teachers if teachers is not None else LinearTeachers(steps=3, batch_size=8)
-    return cls(6, teachers, partitioner, GNMAX(2.0), progress=False)
+    return cls(6, teachers, partitioner, noise=Gaussian(2.0), progress=False)
 
 
 def local(cls):

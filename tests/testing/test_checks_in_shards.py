@@ -5,7 +5,6 @@ from grouped import grouped
 
 from pl_privknn import Gaussian, Laplace
 from pl_privknn.labelers import (
-    GNMAX,
     PATE,
     IndKNN,
     LinearTeachers,
@@ -42,7 +41,7 @@ HONEST = {
     "curvature": (PreconditionedGradients(releases=2, **SUMS), 2, {"gaussian (L2)": 0.5}),
     "ind knn": (IndKNN(0.5, 2.0, **grouped(IndKNN, **BUDGETS)), 3, {STREAM: 0.16}),
     "noisy sgd": (sgd(), 3, {"gaussian (L2)": 0.25}),
-    "pate": (PATE(4, LinearTeachers(2), aggregator=GNMAX(2.0), progress=False), 3, {"gaussian (L2)": ROOT2}),
+    "pate": (PATE(4, LinearTeachers(2), noise=Gaussian(2.0), progress=False), 3, {"gaussian (L2)": ROOT2}),
 }
 
 

@@ -1,4 +1,4 @@
-"""Data-dependent Rényi costs of PATE's aggregators and of screening, as conditional figures.
+"""Data-dependent Rényi costs of PATE's answers and of screening, as conditional figures.
 
 A data-dependent cost is small where the votes agree. It is a function of the private votes: stating it
 reveals something about them, so it is no guarantee that may be published. It never carries over to a random
@@ -155,7 +155,7 @@ def _log_beaten(mechanism: Gaussian | Laplace, gaps: Floats) -> Floats:
 
 
 def _gaussian_given_q(log_q: Floats, sigma: float, orders: Floats) -> Floats:
-    """Theorem 6 at the two orders of Proposition 10; inf where it does not apply. GNMAX has ε(α) = α/σ².
+    """Theorem 6 at the two orders of Proposition 10; inf where it does not apply. GNMax has ε(α) = α/σ².
 
     Args:
         log_q: log of a bound q on the probability of all but one class, shape ``(m, 1)``.

@@ -9,7 +9,7 @@ from scipy import stats
 from scripted_noise import Quiet
 
 from pl_privknn.labelers.base import check_protects, stated_plan, unit_of
-from pl_privknn.labelers.pate import GNMAX, LNMAX, PATE, Aggregator, ConfidentGNMAX
+from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import (
     ClassBalancedPartition,
     GuidedPartition,
@@ -28,7 +28,7 @@ HISTOGRAM = np.array([12, 9, 4])
 
 
 def literal_confident(rng, m, noisier):
-    """ConfidentGNMAX of the histogram; screening has its own draws."""
+    """Confident-GNMax of the histogram; screening has its own draws."""
     passes = 12 + noisier * rng.normal(0, 3.0, m) >= 13
     return np.where(passes, (HISTOGRAM + noisier * rng.normal(0, 2.0, (m, 3))).argmax(axis=1), -1)
 
@@ -38,17 +38,17 @@ def literal(draw):
 
 
 LITERAL = {
-    "lnmax": (LNMAX(4.0), literal(lambda rng, size: rng.laplace(0, 4.0, size))),
-    "gnmax": (GNMAX(4.0), literal(lambda rng, size: rng.normal(0, 4.0, size))),
-    "gumbel": (Aggregator(ExponentialArgmax(3.0)), literal(lambda rng, size: rng.gumbel(0, 3.0, size))),
-    "confident": (ConfidentGNMAX(threshold=13, screening_sigma=3.0, sigma=2.0), literal_confident),
+    "lnmax": ({"noise": Laplace(4.0)}, literal(lambda rng, size: rng.laplace(0, 4.0, size))),
+    "gnmax": ({"noise": Gaussian(4.0)}, literal(lambda rng, size: rng.normal(0, 4.0, size))),
+    "gumbel": ({"noise": ExponentialArgmax(3.0)}, literal(lambda rng, size: rng.gumbel(0, 3.0, size))),
+    "confident": ({"screening": Screening(13, 3.0), "noise": Gaussian(2.0)}, literal_confident),
 }
 
 
 @pytest.mark.parametrize("name", LITERAL)
 def test_labels_have_the_distribution_of_the_literal_mechanism(name):
-    draws, (aggregator, simulate) = 8000, LITERAL[name]
-    pate = FixedVotes(np.tile(HISTOGRAM, (draws, 1)), aggregator=aggregator, noise_source=SeededNoise(3))
+    draws, (mechanism, simulate) = 8000, LITERAL[name]
+    pate = FixedVotes(np.tile(HISTOGRAM, (draws, 1)), **mechanism, noise_source=SeededNoise(3))
     ours, rng = pate.label(torch.zeros(draws, 1), FreeLedger()).labels.numpy(), np.random.default_rng(0)
     # Two-sample chi-square at a fixed seed: a correct release fails for one seed in a thousand.
     # The test has power: a quarter more noise is told apart.
@@ -62,7 +62,7 @@ def test_labels_have_the_distribution_of_the_literal_mechanism(name):
 
 
 def test_charges_are_those_of_the_plan_and_use_the_objects_that_draw():
-    pate = fitted(aggregator=ConfidentGNMAX(8, 1.0, 2.0))
+    pate = fitted(screening=Screening(8, 1.0), noise=Gaussian(2.0))
     ledger = FreeLedger()
     release = pate.label(table(60, seed=1)[0], ledger, max_answers=25)
     screening, answers = ledger.rows
@@ -70,13 +70,14 @@ def test_charges_are_those_of_the_plan_and_use_the_objects_that_draw():
     assert (answers.mechanism, answers.count) == (Gaussian(2.0, math.sqrt(2)), 25)
     assert int(release.answered.sum()) == 25
     assert stated_plan(pate, 60, 25, 3) == ledger.rows
-    assert fitted(aggregator=LNMAX(20.0)).plan(5, 9, 3) == [Charge(Laplace(20.0, 2.0), 5)]
+    assert fitted(noise=Laplace(20.0)).plan(5, 9, 3) == [Charge(Laplace(20.0, 2.0), 5)]
+    assert PATE(100).plan(5, 9, 3) == [Charge(Gaussian(16.0, math.sqrt(2)), 5)]  # nothing is screened
     assert pate.plan(5, 0, 3) == [Charge(NoisyScreening(12, 8.0, 1.0, 3), 5)]
 
 
 def test_published_settings_cost_what_was_recomputed():
     # 250 teachers, T 200, σ1 150, σ2 40 (MNIST of Papernot et al. 2018): 286 answers of 640 queries.
-    pate = PATE(250, aggregator=ConfidentGNMAX(200, 150, 40))
+    pate = PATE(250, screening=Screening(200, 150), noise=Gaussian(40))
     report = account(pate.plan(640, 286, 10), delta=1e-5, exact=False)
     assert report.guarantee == "unconditional"
     # From first principles: the worst coin of the screening and α/σ² an answer.
@@ -98,7 +99,7 @@ def test_published_settings_cost_what_was_recomputed():
 
 @pytest.mark.parametrize("partitioner", [ClassBalancedPartition(), GuidedPartition(4, sample=50, steps=5)])
 def test_conditional_partitions_mark_every_charge_with_the_reason(partitioner):
-    conditional = fitted(partitioner=partitioner, aggregator=ConfidentGNMAX(8, 1.0, 2.0))
+    conditional = fitted(partitioner=partitioner, screening=Screening(8, 1.0), noise=Gaussian(2.0))
     ledger = FreeLedger()
     conditional.label(table(20, seed=1)[0], ledger)
     assert {charge.mechanism.guarantee for charge in ledger.rows} == {"conditional"}
@@ -108,7 +109,7 @@ def test_conditional_partitions_mark_every_charge_with_the_reason(partitioner):
     report = account([Charge(row.mechanism, row.count) for row in ledger.rows], delta=1e-3, exact=False)
     assert report.guarantee == "conditional"
     assert partitioner.condition in report.reason
-    plain = fitted(aggregator=ConfidentGNMAX(8, 1.0, 2.0))
+    plain = fitted(screening=Screening(8, 1.0), noise=Gaussian(2.0))
     counts = [charge.count for charge in ledger.rows]
     same = account(plain.plan(*counts, 3), delta=1e-3, exact=False)
     assert same.guarantee == "unconditional"
@@ -142,7 +143,7 @@ def test_persons_are_dealt_out_where_a_partition_can():
     pate.private_owners = torch.arange(300) // 6
     assert unit_of(pate) == "person"
     with pytest.raises(ValueError, match="unit='person': PATE"):
-        check_protects(PATE(5, aggregator=GNMAX(1.0), partitioner=GuidedPartition()), "person")
+        check_protects(PATE(5, noise=Gaussian(1.0), partitioner=GuidedPartition()), "person")
     pate.private_owners = torch.tensor([1, 2, 3, 4, 5])
     with pytest.raises(ValueError, match=r"private_groups: must be int64 of shape \(n,\)"):
         pate.fit(*table(), 3)
@@ -170,7 +171,7 @@ def test_a_teacher_that_fails_abstains_and_the_run_stops_where_all_do():
 
 
 def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
-    pate = fitted(n=12, aggregator=ConfidentGNMAX(5, 1e-3, 1e-3))  # 12 records drawn to 12 parts
+    pate = fitted(n=12, screening=Screening(5, 1e-3), noise=Gaussian(1e-3))  # 12 records drawn to 12 parts
     empty = int(pate.trained.empty.sum())
     assert 0 < empty < 12
     votes = pate.votes(table(50, seed=1)[0])
@@ -179,7 +180,7 @@ def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
     # One vote is left of twelve: screening compares ⌈12/3⌉ = 4, the least that twelve votes can give.
     few = torch.tensor([[1, 0, 0]])
     for threshold, label in ((4, 0), (4.01, -1)):
-        bound = Aggregator(Gaussian(1.0), Screening(threshold, 1.0)).bind(12, 3)
+        bound = PATE(12, noise=Gaussian(1.0), screening=Screening(threshold, 1.0)).aggregation(3)
         assert bound.release(1, lambda *_: few, lambda *_: Quiet()).labels.tolist() == [label]
     assert len(fitted().label(torch.zeros(0, 6), FreeLedger()).labels) == 0
 
@@ -187,10 +188,11 @@ def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
 test_bad_input_is_named = refusals(
     {
         "fewer records than 12 teachers": lambda: fitted(n=11),
-        "threshold": lambda: PATE(10, aggregator=ConfidentGNMAX(11, 1.0, 1.0)),
+        r"threshold=11.*num_teachers=10": lambda: PATE(10, screening=Screening(11, 1.0), noise=Gaussian(1.0)),
+        r"threshold=-1.*from 0": lambda: PATE(10, screening=Screening(-1, 1.0)),
         "num_teachers=1": lambda: PATE(1),
-        "scale=0": lambda: LNMAX(0),
-        r"l2_sensitivity=0\.5": lambda: Aggregator(Gaussian(1.0, l2_sensitivity=0.5)),
-        "fit": lambda: PATE(5, aggregator=GNMAX(1.0)).label(torch.zeros(1, 2), FreeLedger()),
+        "scale=0": lambda: PATE(5, noise=Laplace(0)),
+        r"l2_sensitivity=0\.5": lambda: PATE(5, noise=Gaussian(1.0, l2_sensitivity=0.5)),
+        "fit": lambda: PATE(5, noise=Gaussian(1.0)).label(torch.zeros(1, 2), FreeLedger()),
     }
 )

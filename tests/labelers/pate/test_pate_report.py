@@ -6,9 +6,11 @@ import pytest
 import torch
 from pate_setup import FixedVotes, fitted, table
 
-from pl_privknn.labelers.pate import GNMAX, PATE, ConfidentGNMAX
+from pl_privknn.labelers.pate import PATE
+from pl_privknn.labelers.voting import Screening
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -30,7 +32,9 @@ def test_pickles_hold_nothing_private():
 
 def test_data_dependent_report_is_conditional_and_below_the_independent_figure():
     histograms = [(95, 3, 2)] * 60 + [(40, 35, 25)] * 20
-    pate = FixedVotes(histograms, aggregator=ConfidentGNMAX(70, 8.0, 12.0), noise_source=SeededNoise(0))
+    pate = FixedVotes(
+        histograms, screening=Screening(70, 8.0), noise=Gaussian(12.0), noise_source=SeededNoise(0)
+    )
     ledger = FreeLedger()
     released = pate.label(torch.zeros(80, 1), ledger)
     report = pate.data_dependent_report(1e-5)
@@ -44,12 +48,12 @@ def test_data_dependent_report_is_conditional_and_below_the_independent_figure()
     assert "private votes" in report.to_dict()["reason"]
     # Nothing of it went into the ledger.
     assert {charge.mechanism.kind for charge in ledger.rows} == {"noisy_screening", "gaussian"}
-    torn = FixedVotes([(34, 33, 33)] * 20, aggregator=GNMAX(12.0), noise_source=SeededNoise(0))
+    torn = FixedVotes([(34, 33, 33)] * 20, noise=Gaussian(12.0), noise_source=SeededNoise(0))
     torn.label(torch.zeros(20, 1), FreeLedger())
     report = torn.data_dependent_report(1e-5)
     independent = rdp.epsilon_improved(rdp.ORDERS, 20 * rdp.ORDERS / 144, 1e-5)
     assert report.epsilon == pytest.approx(min(independent, report.epsilon_independent))
-    assert PATE(5, aggregator=GNMAX(1.0)).data_dependent_report(1e-5).epsilon == 0
+    assert PATE(5, noise=Gaussian(1.0)).data_dependent_report(1e-5).epsilon == 0
 
 
 def test_example_of_the_documentation_prints_what_it_says(capsys):

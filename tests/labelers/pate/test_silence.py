@@ -12,7 +12,7 @@ import torch
 
 from pl_privknn.auditing.releases import NearestTeachers
 from pl_privknn.labelers import PATE
-from pl_privknn.labelers.pate import GNMAX
+from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.redaction import SHOW, silenced, terminal
 
@@ -58,7 +58,7 @@ def heard(capfd, caplog, recorded):
 def test_teachers_are_not_heard(capfd, caplog):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 2, generator=generator), torch.arange(40) % 2
-    pate = PATE(2, Talking(), aggregator=GNMAX(1.0), noise_source=SeededNoise(0))
+    pate = PATE(2, Talking(), noise=Gaussian(1.0), noise_source=SeededNoise(0))
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         pate.fit(x, y, 2)

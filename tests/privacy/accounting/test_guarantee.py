@@ -9,7 +9,6 @@ from attributes_setup import attribute_pate
 
 from pl_privknn.labelers import PATE, PrivateKNN
 from pl_privknn.labelers.base import stated_plan
-from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.privacy.accounting.accountant import account, merge_charges, read_records
 from pl_privknn.privacy.ledger import Ledger, charge_and_draw
@@ -165,7 +164,7 @@ def test_the_condition_of_a_partition_reaches_every_plan_and_charge(tmp_path):
         condition = "the moon is full"
 
     for number, teacher in enumerate(
-        (PATE(4, partitioner=Mine(), aggregator=GNMAX(2.0)), attribute_pate(4, partitioner=Mine()))
+        (PATE(4, partitioner=Mine(), noise=Gaussian(2.0)), attribute_pate(4, partitioner=Mine()))
     ):
         assert [charge.guarantee.level for charge in teacher.plan(10, 10, 3)] == ["conditional"]
         run = Ledger(tmp_path / f"{number}.sqlite").run("a", plan=teacher.plan(10, 10, 3))

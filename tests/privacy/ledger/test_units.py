@@ -10,9 +10,8 @@ from small_fit import fit_student
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PATE
 from pl_privknn.labelers.base import Labeler, check_protects
-from pl_privknn.labelers.pate import GNMAX
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.persons import check_owners, records_drawn
 from pl_privknn.privacy.verification import audit_ledger, check_summary, epsilon_of_files, export_ledger
@@ -97,7 +96,7 @@ def test_a_summary_of_another_unit_is_found_out(ledgers):
 
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_a_run_states_its_unit(tmp_path, unit):
-    teacher, owners = PATE(5, aggregator=GNMAX(2.0), progress=False), torch.arange(300) // 6
+    teacher, owners = PATE(5, noise=Gaussian(2.0), progress=False), torch.arange(300) // 6
     callback, _ = fit_student(tmp_path, teacher, 0.1, owners=owners, queries_per_round=20, unit=unit)
     assert callback.privacy_summary()["unit"] == callback.ledger.unit == unit
     assert (teacher.private_owners is not None) == (unit == "person")
@@ -105,7 +104,7 @@ def test_a_run_states_its_unit(tmp_path, unit):
 
 def test_persons_need_owners_and_a_teacher_that_protects_them(tmp_path):
     def fit(owners, teacher=None):
-        teacher = teacher or PATE(5, aggregator=GNMAX(2.0), progress=False)
+        teacher = teacher or PATE(5, noise=Gaussian(2.0), progress=False)
         fit_student(tmp_path, teacher, 0.1, owners=owners, queries_per_round=20, unit="person")
 
     with pytest.raises(ValueError, match="nobody says who owns"):
@@ -131,7 +130,7 @@ class RecordsAlone(Labeler):
 
 
 def test_a_teacher_without_owners_charges_for_records(tmp_path):
-    teacher = PATE(5, aggregator=GNMAX(2.0), progress=False)
+    teacher = PATE(5, noise=Gaussian(2.0), progress=False)
     generator = torch.Generator().manual_seed(0)
     teacher.fit(torch.randn(60, 3, generator=generator), torch.arange(60) % 2, 2)
     run = Ledger(tmp_path / "person.sqlite", unit="person").run("a")
