@@ -53,7 +53,16 @@ TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 _VALUES = ("numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "__dlpack__")
 _SCALARS = ("__bool__", "item", "__int__", "__float__", "__index__")
 _NUMBERS = (bool, int, float)
-_TRACKERS = ("wandb", "mlflow", "comet_ml", "neptune")
+# What writes figures of a step elsewhere: functions of libraries, and methods of their classes.
+_LOGS = ("log", "log_metric", "log_metrics", "log_artifact", "save")
+_TRACKERS = {
+    "wandb": ("run", "summary", *_LOGS),
+    "wandb:Run": _LOGS,
+    "mlflow": _LOGS,
+    "comet_ml:Experiment": _LOGS,
+    "neptune:Run": _LOGS,
+    "torch.utils.tensorboard.writer:FileWriter": ("add_event",),
+}
 
 
 class UntraceableError(ValueError):
@@ -501,11 +510,12 @@ class RecordStep:
         plugin = getattr(self._trainer, "precision_plugin", None)
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
-            for name in _TRACKERS:
-                library = sys.modules.get(name)
-                for one in ("run", "log", "save", "summary", "log_metric", "log_metrics", "log_artifact"):
-                    if hasattr(library, one):
-                        enter(mock.patch.object(library, one, Sink()))
+            for path, names in _TRACKERS.items():
+                room, _, kind = path.partition(":")
+                place = getattr(sys.modules.get(room), kind, None) if kind else sys.modules.get(room)
+                for name in names:
+                    if hasattr(place, name):
+                        enter(mock.patch.object(place, name, Sink()))
             enter(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             enter(torch.enable_grad())

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.tensorboard import SummaryWriter
 from torchmetrics.classification import MulticlassAccuracy
 from training_setup import Lit, Silent, fit, training, weights
 
@@ -272,6 +274,23 @@ def test_records_of_several_shapes_have_a_graph_each():
     data = TensorDataset(torch.stack([F.adaptive_avg_pool2d(one, 8) for one in images]), LABELS)
     found, wanted = clipped_sum(Pooled(), Sizes(), range(COUNT)), clipped_sum(Lit(), data, range(COUNT))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_writer_of_the_steps_own_gets_no_private_figure(tmp_path):
+    writer = SummaryWriter(tmp_path / "own")
+
+    def writes(module, x, y):
+        loss = plain(module, x, y)
+        writer.add_scalar("loss", float(loss))  # a value, so that the step is not traced
+        return loss
+
+    callback, _ = fit(Step(writes), tmp_path, epochs=1)
+    writer.add_scalar("after", 1.0)
+    writer.close()
+    seen = EventAccumulator(str(tmp_path / "own"))
+    seen.Reload()
+    assert callback.way == "copies"
+    assert seen.Tags()["scalars"] == ["after"]
 
 
 class Fields(UserDict):
