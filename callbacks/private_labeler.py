@@ -750,7 +750,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         data: PrivatePublicDataModule,
         queries: list[int],
     ) -> tuple[str, ...]:
-        """What extractors of others rest on; one that mixes images is refused here, before anything is planned."""
+        """Conditions of extractors of others; refuses one that mixes images, before anything is planned."""
         place = device_of(self.device, trainer.strategy.root_device)
         asking = {min(index, len(self.features) - 1) for index, count in enumerate(queries) if count}
         used = [extractor_of(self.features[index], pl_module) for index in sorted(asking)]

@@ -251,7 +251,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return out, restore
 
     def _without_private(self, name: str) -> Any:
-        """What a method loads; refused where it is private records, of which every figure would have to be paid."""
+        """Call a loading method, and refuse private records in what it returns: figures of them have to be paid."""
 
         def refuse(*args: Any) -> Any:
             raise ValueError(

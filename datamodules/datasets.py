@@ -202,7 +202,7 @@ def same_images(first: Any, second: Any) -> bool:
 
 
 def _places(store: Any, rows: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
-    """Where a store reads its images: numbers of tables, and rows in them."""
+    """Tables that a store reads, by number, and their rows."""
     rows = torch.arange(len(store)) if rows is None else rows
     if isinstance(store, ChosenImages):
         yield from _places(store.store, store.rows[rows])

@@ -1,4 +1,4 @@
-"""What a data set of private records is made of: its rows, its memory, and whose code reads it.
+"""Rows, memory and reading code of a data set of private records.
 
 A record is one index of the data set. What reading it returns is the record, so reading one must not use another:
 that can be seen of tables of tensors and of this package's data sets, and is an assumption for all others.

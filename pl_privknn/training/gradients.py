@@ -140,7 +140,7 @@ class RecordGradients:
         return frozenset() if self.traced is None else self.traced.logged
 
     def in_words(self) -> str:
-        """How records go through the step, for the log."""
+        """Description of how records go through the step, for the log."""
         if self.condition is not None:
             return f"the guarantee is conditional: {self.condition}"
         if self.traced is None:

@@ -63,7 +63,7 @@ class PrivateRandomness:
 
 
 def generator_states() -> tuple[Any, ...]:
-    """Where the global generators are."""
+    """States of the global generators."""
     words: Any = np.random.get_state()
     return (
         torch.random.get_rng_state().numpy().tobytes(),
