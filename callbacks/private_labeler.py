@@ -617,7 +617,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         owners = data.private_groups if self.unit == "person" else None
         numbers = torch.arange(len(data.private)) if owners is None else owners
         begun = self._run.ledger_run.num_charges > 0
-        held = redacted(held_out, self.evaluate, self._place, self._run.run_id, numbers, begun)
+        held = redacted(
+            held_out, self.evaluate, self._place, self._run.run_id, numbers, begun, data.private_batches
+        )
         self.accuracy = {}
         if held is not None:
             out, restore = data.hold_out(held)

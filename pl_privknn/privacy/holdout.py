@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import secrets
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,12 @@ class PaidEvaluation:
 
 
 def held_out(
-    evaluation: PaidEvaluation | None, run_dir: Path, run_id: str, numbers: Tensor, begun: bool
+    evaluation: PaidEvaluation | None,
+    run_dir: Path,
+    run_id: str,
+    numbers: Tensor,
+    begun: bool,
+    records: Callable[[], Iterable[Sequence[Tensor]]] | None = None,
 ) -> Tensor | None:
     """Toss the coins of a run, the same ones whenever it is resumed.
 
@@ -79,12 +85,14 @@ def held_out(
         run_id: the run.
         numbers: of records, or of the persons that they belong to, int64 ``(n,)``.
         begun: whether something was paid for.
+        records: gives the records in their order, in blocks of tensors; None for records that can't be compared,
+            whose run can't be resumed, since in another order a record would change its part.
 
     Returns:
         Bool ``(n,)``, True for those that are held out; None where nothing is. **Private**.
 
     Raises:
-        ValueError: if the run began with another share, or with none.
+        ValueError: if the run began with another share, with none, or with other records.
     """
     path = private_folder(run_dir) / run_id / _FILE
     if evaluation is None and not path.is_file():
@@ -92,8 +100,10 @@ def held_out(
     share = None if evaluation is None else evaluation.share
     with contextlib.closing(PrivateStore(path, one_place=False)) as store:
         noted = store.fact("holdout")
-        if noted is None and not begun:
-            noted = {"share": share, "key": secrets.token_hex(_KEY_BYTES)}
+        key = secrets.token_bytes(_KEY_BYTES) if noted is None else bytes.fromhex(noted["key"])
+        digest = None if records is None or evaluation is None else _digest(key, numbers, records())
+        if not begun and (noted is None or noted["share"] == share):
+            noted = {"share": share, "key": key.hex(), "digest": digest}
             store.note("holdout", noted)
     if noted is None or noted["share"] != share:
         raise ValueError(
@@ -101,7 +111,13 @@ def held_out(
             "record that is trained on and held out would pay for both; resume it as it began, or start a new run in "
             "another folder"
         )
-    limit, key = int(noted["share"] * 2**64), bytes.fromhex(noted["key"])
+    if begun and (digest is None or noted["digest"] != digest):
+        raise ValueError(
+            "evaluate: private records are not known to be those of the run's beginning, in their order, and a "
+            "record that changes its part would pay for both; go back to them (a data set read by code of others can't be "
+            "compared), or start a new run in another folder, which costs anew"
+        )
+    limit = int(noted["share"] * 2**64)
 
     def held(number: int) -> bool:
         coin = hashlib.blake2b(number.to_bytes(8, "little", signed=True), key=key, digest_size=8).digest()
@@ -109,6 +125,15 @@ def held_out(
 
     different, places = numbers.unique(return_inverse=True)
     return torch.tensor([held(number) for number in different.tolist()], dtype=torch.bool)[places]
+
+
+def _digest(key: bytes, numbers: Tensor, records: Iterable[Sequence[Tensor]]) -> str:
+    """Keyed digest of records in their order, with the persons that they belong to."""
+    found = hashlib.blake2b(numbers.numpy().tobytes(), key=key, digest_size=32)
+    for block in records:
+        for part in block:
+            found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def release_accuracy(

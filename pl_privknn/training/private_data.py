@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,15 @@ class PrivateData:
         self._rows = self._rows[stays]
         if self._vectors is not None:
             self._vectors = self._vectors[stays]
+
+    def all_rows(self) -> Iterator[Sequence[Tensor]]:
+        """**Private.** All records of :attr:`has_rows`, in their order and in blocks of tensors."""
+        for rows in torch.arange(self._all).split(_READ_TOGETHER):
+            if self._table is None:
+                yield self.images.store.read(rows), self.images.labels[rows]
+            else:
+                index, tensors = self._table
+                yield [part[rows if index is None else index[rows]] for part in tensors]
 
     def held_batches(self) -> Iterator[tuple[int, Any]]:
         """**Private.** Each held-out record's index, and the batch of one that it makes; None where reading fails."""

@@ -223,7 +223,8 @@ class PrivateSession:
         assert private is not None
         numbers = torch.arange(len(private)) if self._owners is None else owners
         assert numbers is not None
-        held = held_out(evaluation, run.folder, run.run_id, numbers, run.num_charges > 0)
+        records = private.all_rows if private.has_rows else None
+        held = held_out(evaluation, run.folder, run.run_id, numbers, run.num_charges > 0, records)
         if held is None:
             return
         private.hold_out(held)

@@ -45,7 +45,7 @@ def fit(folder, noise=None, student=None, **given):
 def test_the_teacher_learns_from_the_others_and_the_accuracy_is_the_students(tmp_path, monkeypatch):
     monkeypatch.setattr(Gaussian, "add_noise", lambda self, values, noise: values.double())
     labeling, student, data = fit(tmp_path)
-    held = held_out(HALF, tmp_path, labeling.run_id, torch.arange(PRIVATE), True)
+    held = held_out(HALF, tmp_path, labeling.run_id, torch.arange(PRIVATE), True, data.private_batches)
     assert labeling.labeler.seen == int((~held).sum()) < PRIVATE
     assert len(data.private) == PRIVATE  # afterwards all are there again
     with torch.no_grad():

@@ -27,9 +27,22 @@ def test_coins_are_a_persons_lasting_and_of_the_stated_rate(tmp_path):
     assert torch.equal(held[::2], held[1::2])
     # Five standard errors: a false alarm in 1.7 million.
     assert abs(float(held.double().mean()) - 0.3) < 5 * math.sqrt(0.21 / 10_000)
-    assert torch.equal(held, held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers, True))
+
+    def resumed(numbers, records):
+        return held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers, True, lambda: [records])
+
+    rows = [torch.arange(20_000.0), torch.arange(20_000)]
+    assert torch.equal(
+        held, held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers, False, lambda: [rows])
+    )
+    assert torch.equal(held, resumed(numbers, rows))
+    for changed in ((numbers, [rows[0].flip(0), rows[1]]), (numbers.flip(0), rows)):
+        with pytest.raises(ValueError, match="not known to be those of the run's beginning"):
+            resumed(*changed)
+    with pytest.raises(ValueError, match="not known to be those of the run's beginning"):
+        held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers, True)
     # A coin is its own number's, whoever else is there.
-    assert torch.equal(held[100:], held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers[100:], True))
+    assert torch.equal(held[100:], held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers[100:], False))
     assert not torch.equal(held, held_out(PaidEvaluation(0.3), tmp_path / "b", "run", numbers, False))
     for changed in (PaidEvaluation(0.4), None):
         with pytest.raises(ValueError, match="began with another one"):
@@ -66,7 +79,9 @@ def exact(monkeypatch):
 
 
 def held_of(folder, run):
-    return held_out(HALF, folder, run, torch.arange(PRIVATE), True)
+    data = make_data()
+    data.setup("fit")
+    return held_out(HALF, folder, run, torch.arange(PRIVATE), True, data.private_batches)
 
 
 @pytest.mark.parametrize("own", [True, False])
