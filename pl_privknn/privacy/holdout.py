@@ -114,8 +114,8 @@ def held_out(
     if begun and (digest is None or noted["digest"] != digest):
         raise ValueError(
             "evaluate: private records are not known to be those of the run's beginning, in their order, and a "
-            "record that changes its part would pay for both; go back to them (a data set read by code of others can't be "
-            "compared), or start a new run in another folder, which costs anew"
+            "record that changes its part would pay for both; go back to them (a data set that code of others reads "
+            "can't be compared), or start a new run in another folder, which costs anew"
         )
     limit = int(noted["share"] * 2**64)
 

@@ -1,4 +1,4 @@
-"""What private training asks of a module, its optimizer and the trainer, checked before anything is paid."""
+"""Requirements of private training on a module, its optimizer and the trainer, checked before anything is paid."""
 
 from __future__ import annotations
 

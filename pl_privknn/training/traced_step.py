@@ -506,7 +506,7 @@ class RecordStep:
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[None]:
-        """How the trainer runs steps, without trackers and compilers."""
+        """Context in which the trainer runs steps, without trackers and compilers."""
         plugin = getattr(self._trainer, "precision_plugin", None)
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context

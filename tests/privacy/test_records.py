@@ -1,4 +1,4 @@
-"""What is seen of a data set of private records: repeated rows, whose code reads it, evaluation on it."""
+"""Data sets of private records: repeated rows, code of others that reads them, evaluation on them."""
 
 import json
 

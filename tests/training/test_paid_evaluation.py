@@ -41,7 +41,7 @@ def test_coins_are_a_persons_lasting_and_of_the_stated_rate(tmp_path):
             resumed(*changed)
     with pytest.raises(ValueError, match="not known to be those of the run's beginning"):
         held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers, True)
-    # A coin is its own number's, whoever else is there.
+    # A coin depends on its number alone.
     assert torch.equal(held[100:], held_out(PaidEvaluation(0.3), tmp_path / "a", "run", numbers[100:], False))
     assert not torch.equal(held, held_out(PaidEvaluation(0.3), tmp_path / "b", "run", numbers, False))
     for changed in (PaidEvaluation(0.4), None):
