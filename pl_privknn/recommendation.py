@@ -32,7 +32,7 @@ from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_b
 from pl_privknn.config import as_section, instantiate, write_yaml
 from pl_privknn.datamodules import PrivatePublicDataModule, TextDataModule
 from pl_privknn.datamodules.arrays import image_shape
-from pl_privknn.datamodules.folder import SUFFIXES
+from pl_privknn.datamodules.folder import images_under
 from pl_privknn.datamodules.tables import Table
 from pl_privknn.datamodules.text import TABLES, files_in
 from pl_privknn.features.base import Extractor
@@ -328,7 +328,7 @@ def _folder_section(path: Path) -> dict[str, Any]:
 
     if not (path / "private").is_dir():
         raise FileNotFoundError(f"--data {path}: there is no folder private/<class>/ in it")
-    public = sorted(file for file in (path / "public").rglob("*") if file.suffix.lower() in SUFFIXES)
+    public = images_under(path / "public")
     if not public:
         raise FileNotFoundError(f"--data {path}: there are no images in public/")
     classes = {
@@ -348,7 +348,7 @@ def _folder_section(path: Path) -> dict[str, Any]:
     if len(names) < 2:
         raise ValueError(f"--data {path}: {first}/ has one class ({', '.join(names)}); want 2 or more")
     private = {folder.name for folder in (path / "private").glob("[!.]*") if folder.is_dir()}
-    secret = sorted(file for file in (path / "private").rglob("*") if file.suffix.lower() in SUFFIXES)
+    secret = images_under(path / "private")
     for place, file in enumerate(secret, 1):
         try:
             with Image.open(file) as opened:
