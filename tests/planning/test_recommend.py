@@ -14,7 +14,7 @@ import pl_privknn
 from pl_privknn import PublicFeatures, recommend
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules import EmbeddingsDataModule
-from pl_privknn.planning import plan_of_config
+from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.recommendation import Setting, Sizes, usual_delta
 
@@ -132,7 +132,7 @@ def test_init_writes_what_costs_no_more_than_epsilon_and_reads_nothing_private(e
     text = Path("one.yaml").read_text(encoding="utf-8")
     config = yaml.safe_load(text)
     assert config["data"]["init_args"]["name"] == "own"
-    stated = plan_of_config(config, "one.yaml")
+    stated = plan_of(config, "one.yaml")
     assert stated.delta == usual_delta(600) == 1e-4
     exact = account(stated.charges, delta=1e-4, adjacency="add_remove").epsilon
     assert 0.9 * epsilon < exact <= epsilon
