@@ -39,9 +39,9 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.kernel_pca import PublicKernelPCA
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
-from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from pl_privknn.testing import FreeLedger
 
 #: Teachers that are recommended, and what they are called.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
@@ -143,18 +143,6 @@ def usual_delta(records: int) -> float:
 # ------------------------------------------------------------------------------- what a teacher would do
 
 
-class _NobodyPays:
-    """The ledger of answers about public records alone."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-
-    def charge(self, mechanism: Mechanism, count: int = 1, **_: Any) -> int:
-        """The number of the row that a ledger would have."""
-        self._rows += 1
-        return self._rows - 1
-
-
 def answers(
     setting: Setting,
     sizes: Sizes,
@@ -178,7 +166,7 @@ def answers(
     Returns:
         Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model, if it has one.
     """
-    share, source, ledger = len(private) / sizes.records, SeededNoise(seed), _NobodyPays()
+    share, source, ledger = len(private) / sizes.records, SeededNoise(seed), FreeLedger()
     if setting.teacher == "ReverseKNN":
         votes = ReverseKNN(epsilon=sizes.epsilon / share, noise_source=source)
         select = ClusterSelection(**_SELECTION)
@@ -413,6 +401,7 @@ class Recommendation:
         reasons: lines for a reader.
         config: ``data`` (where a configuration can say it), ``model``, ``labeling`` and ``trainer``.
         expected: test accuracy on labelled public examples that stood in, or None.
+        data: the data module that was looked at, whose public part is read.
 
     Example:
         >>> from pl_privknn import recommend
@@ -427,6 +416,7 @@ class Recommendation:
     reasons: tuple[str, ...]
     config: dict[str, Any]
     expected: float | None
+    data: PrivatePublicDataModule = dataclasses.field(repr=False)
 
     @property
     def max_epochs(self) -> int:
@@ -505,11 +495,11 @@ def recommend(
         check_choice("teacher", teacher, tuple(TEACHERS))
     section: dict[str, Any] | None = None
     if not isinstance(data, PrivatePublicDataModule):
-        section = data_section(data, num_classes, columns)
+        section = _with_batch(data_section(data, num_classes, columns))
         data = _made(section)
     else:
         described, left_out = as_section(data)
-        section = None if left_out else described
+        section = None if left_out else _with_batch(described)
     if data.task != "multiclass":
         raise ValueError(
             f"data: task={data.task!r}; recommend is for classes, see docs/methods/multilabel.md"
@@ -533,8 +523,8 @@ def recommend(
         teachers = tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, images, sizes, rule, teachers, tell)
     reasons = _reasons(sizes, setting, data, compared)
-    config: dict[str, Any] = {} if section is None else {"data": _with_batch(section)}
-    return Recommendation(setting, sizes, reasons, config | _config(setting, sizes), expected)
+    config: dict[str, Any] = {} if section is None else {"data": section}
+    return Recommendation(setting, sizes, reasons, config | _config(setting, sizes), expected, data)
 
 
 def _made(section: dict[str, Any]) -> PrivatePublicDataModule:

@@ -25,7 +25,7 @@ MISTAKES = {
     "an argument that a teacher has not": ({f"{KNN}.kk": 90}, "did you mean k?"),
     "an argument beside `class_path`": ({"labeling.labeler.k": 90}, "go into init_args"),
     "a key of `labeling` that is none": ({"labeling.round": 2}, "did you mean labeling.rounds?"),
-    "a section that is none": ({"labelling.rounds": 2}, "did you mean labeling?"),
+    "a section that is none": ({"labelling.rounds": 2}, "did you mean labeling.rounds?"),
     "a word for a number": (
         {"labeling.rounds": "two"},
         "labeling.rounds: Expected a <class 'int'>. Got value: two",
@@ -38,7 +38,7 @@ MISTAKES = {
     "no file at all": ("fit", "give --config FILE"),
     "ε without a number of records": (
         "fit --data photos --epsilon 1",
-        "--private-records N; give these three",
+        "--private-records N; give these three and leave --config",
     ),
     "a misspelt section": ("fit --config run.yaml --modle VATStudent", "did you mean model?"),
     "a misspelt command": ("fitt", "did you mean fit?"),

@@ -109,7 +109,10 @@ def test_public_features_of_embeddings_are_their_principal_components():
         extractor(torch.rand(2, 6, 1, 1))
 
 
-def test_one_command_from_data_to_a_private_model(table, capsys):
+def test_one_command_from_data_to_a_private_model(table, monkeypatch, capsys):
+    read = []
+    load = EmbeddingsDataModule.load_public
+    monkeypatch.setattr(EmbeddingsDataModule, "load_public", lambda data: read.append(data) or load(data))
     words = ["fit", "--data", "own", "--epsilon", "2", "--private-records", "600"]
     assert main([*words, "--trainer.max_epochs", "20", "--trainer.enable_progress_bar", "false"]) == 0
     printed = capsys.readouterr().out
@@ -121,6 +124,13 @@ def test_one_command_from_data_to_a_private_model(table, capsys):
     assert 1.8 < summary["epsilon"] <= 2
     assert summary["guarantee"] == "unconditional"
     assert summary["mean_test_accuracy"] >= 0.9
+    assert len(read) == 1  # for the recommendation and for the run
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert config["data"]["init_args"]["public_embeddings"] == "own/public_embeddings.npy"
+    again = ["--run_dir", "again", "--trainer.enable_progress_bar", "false"]
+    assert main(["fit", "--config", str(folder / "config.yaml"), *again]) == 0
+    repeated = json.loads(Path("again/summary.json").read_text(encoding="utf-8"))
+    assert repeated["epsilon"] == summary["epsilon"]
     assert main([*words, "--config", "x.yaml"]) == 2
     assert "leave --config" in capsys.readouterr().err
 
