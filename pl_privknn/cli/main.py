@@ -14,9 +14,9 @@ from pl_privknn import __version__
 from pl_privknn.cli.audit import add_audit, add_check
 from pl_privknn.cli.common import CommandParser, mistake, shown_text
 from pl_privknn.cli.compare import add_compare, add_tune
+from pl_privknn.cli.fit import COMMANDS, add_init, add_training, run_training_command
 from pl_privknn.cli.privacy import add_epsilon, add_plan
 from pl_privknn.cli.publish import add_demo, add_export, add_report
-from pl_privknn.cli.fit import COMMANDS, add_init, add_training, run_training_command
 
 
 def main(args: Sequence[str] | None = None) -> int:

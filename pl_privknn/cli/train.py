@@ -81,11 +81,11 @@ def run_training(
         configs, run_dir = [str(Path(resume) / "config.yaml"), *configs], run_dir or resume
         ckpt_path = ckpt_path or _last_checkpoint(Path(resume))
     given = [*(("--config", file) for file in configs), ("--run_dir", run_dir), ("--ckpt_path", ckpt_path)]
-    expanded = [command, *(word for option in given if option[1] is not None for word in option), *words]
+    options = [word for name, value in given if value is not None for word in (name, value)]
     cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (command,), "made_data": data})
     try:
         with quietly(command), importable(list(configs)):
-            cli.run_words(expanded)
+            cli.run_words([command, *options, *words])
     except (KeyboardInterrupt, SystemExit) as stop:
         if (status := _interrupted(stop, cli.at_work)) is None:
             raise
