@@ -194,7 +194,8 @@ def _coin_losses(p: float, q: float, count: int) -> pld.LossMeasure:
 
 
 def _likely_heads(p: float, q: float, count: int) -> Floats:
-    ends = [count * x + sign * (_DEVIATIONS * math.sqrt(count * x * (1 - x)) + 40) for x in (p, q) for sign in (-1, 1)]
+    widths = {x: _DEVIATIONS * math.sqrt(count * x * (1 - x)) + 40 for x in (p, q)}
+    ends = [count * x + sign * width for x, width in widths.items() for sign in (-1, 1)]
     return np.arange(max(0, math.floor(min(ends))), min(count, math.ceil(max(ends))) + 1, dtype=np.float64)
 
 
