@@ -81,7 +81,7 @@ def data_at(
             raise ValueError(f"--data {path}: no test_labels tell the number of classes; give --num-classes")
         num_classes = max(int(Table(name, files[name]).numbers().max()) for name in known) + 1
     module = EmbeddingsDataModule if kind == "embeddings" else ArraysDataModule
-    chosen = {name: file for name, file in files.items() if name in _TABLES[kind]}
+    chosen: dict[str, Any] = {name: file for name, file in files.items() if name in _TABLES[kind]}
     return module(**chosen, num_classes=num_classes, **arguments)
 
 
