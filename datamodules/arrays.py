@@ -126,7 +126,7 @@ class _TablesDataModule(PrivatePublicDataModule):
             return len(words), sorted(check_unlike(sorted(words), "class_names"))
         if count is None:
             raise ValueError(
-                "num_classes: no test labels and no public truth tell the number of classes; give it"
+                "num_classes: no test_labels and no public_truth tell it; give num_classes= (--num-classes)"
             )
         return count, None
 

@@ -238,6 +238,15 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         names = self._class_folders() if class_names is None else [_form(name) for name in class_names]
         shape = image_shape_of(image_size, 1 if grayscale else 3)
         super().__init__(num_classes=len(names), image_shape=shape, class_names=names, **kwargs)
+        for part in ("private", "public", "test", "val"):
+            if part in ("test", "val") and not (self.root / part).is_dir():
+                continue
+            if strange := sorted(self._folders(part) - {*names}):
+                known = "" if part == "private" else f" ({', '.join(strange)})"
+                raise ValueError(
+                    f"{self.root / part} has folders{known} that aren't among the classes {', '.join(names)}; rename "
+                    "them, or pass class_names"
+                )
 
     def load_private(self) -> LabeledImages:
         """``private/<class>/``."""
@@ -287,13 +296,6 @@ class ImageFolderDataModule(PrivatePublicDataModule):
     def _files(self, part: str) -> tuple[FileImages, Tensor]:
         """The images of a part and their class indices, -1 for files outside class folders."""
         folder, private = self.root / part, (self.root / "private").resolve()
-        if part != "predict" and not self._folders(part) <= {*self.class_names}:
-            strange = sorted(self._folders(part) - {*self.class_names})
-            names = "" if part == "private" else f" ({', '.join(strange)})"
-            raise ValueError(
-                f"{folder} has folders{names} that aren't among the classes {', '.join(self.class_names)}; rename "
-                "them, or pass class_names"
-            )
         files = files_under(folder)
         paths = [path for path in files if path.suffix.lower() in suffixes()]
         if part != "private":
