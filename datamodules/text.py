@@ -174,7 +174,7 @@ class TextDataModule(PrivatePublicDataModule):
     def load_public(self) -> PublicDataset:
         """The public texts as vectors, with their labels where there are any."""
         truth = self._labels("public") if self._has_label("public") else None
-        store, faults, _ = self._vectors("public")
+        store, faults = self._vectors("public")
         return PublicDataset(store, self.num_classes, truth).chosen(self._usable("public", faults))
 
     def load_test(self) -> LabeledImages:
@@ -191,7 +191,7 @@ class TextDataModule(PrivatePublicDataModule):
         """The records to predict, if there are any."""
         if "predict" not in self._sources:
             return None
-        store, faults, _ = self._vectors("predict")
+        store, faults = self._vectors("predict")
         self._usable("predict", faults)
         return store
 
@@ -203,7 +203,7 @@ class TextDataModule(PrivatePublicDataModule):
         return [str(column[row].as_py())[:_SHOWN] for row in rows.tolist()]
 
     def _labeled(self, part: str) -> LabeledImages:
-        store, faults, digests = self._vectors(part)
+        store, faults = self._vectors(part)
         labels = self._labels(part)
         faults["no label"] = labels < 0
         numbers: dict[str, Tensor] = {}
@@ -214,10 +214,8 @@ class TextDataModule(PrivatePublicDataModule):
                 numbers[column] = torch.tensor([lasting_number(word) for word in words], dtype=torch.int64)
         rows = self._usable(part, faults)
         if part == "private":  # a copy of a record is not another record
-            keys = zip(*(of[rows].tolist() for of in (labels, *numbers.values())), strict=True)
-            rows = rows[
-                first_of_each((digests[row], *key) for row, key in zip(rows.tolist(), keys, strict=True))
-            ]
+            keys = (of[rows].tolist() for of in (labels, *numbers.values()))
+            rows = rows[first_of_each(zip(store.digests(rows), *keys, strict=True))]
             self.private_groups, self.private_ids = (
                 numbers[column][rows] if column in numbers else None for column in ("person", "id")
             )
@@ -284,17 +282,19 @@ class TextDataModule(PrivatePublicDataModule):
 
     # ------------------------------------------------------------------ vectors
 
-    def _vectors(self, part: str) -> tuple[TensorImages, dict[str, Tensor], list[bytes]]:
-        """The vectors of a part, which of its records have what fault, and a digest of each text or vector."""
+    def _vectors(self, part: str) -> tuple[TensorImages, dict[str, Tensor]]:
+        """The vectors of a part, and which of its records have what fault."""
+        faults: dict[str, Tensor] = {}
         if self.holds_vectors:
-            rows, faults = self._table_of_vectors(part), {}
-            digests = [digest_of(row.tobytes()) for row in rows.numpy()]
+            rows = self._table_of_vectors(part)
+            store = TensorImages(rows[:, :, None, None])
         else:
-            rows, faults, digests = self._texts_as_vectors(part)
+            rows, faults["no text"], digests = self._texts_as_vectors(part)
+            store = _VectorsOfTexts(rows[:, :, None, None], digests)
         if rows.shape[1:] != self.image_shape[:1]:
             raise ValueError(f"{part}: other vectors than the public ones; embed all parts by the same model")
         faults["NaN or infinite values"] = ~torch.isfinite(rows).all(1)
-        return TensorImages(rows[:, :, None, None]), faults, digests
+        return store, faults
 
     def _table_of_vectors(self, part: str) -> Tensor:
         column = self._column(part, "text").combine_chunks()
@@ -312,7 +312,8 @@ class TextDataModule(PrivatePublicDataModule):
         ).view(len(known), -1)
         return rows
 
-    def _texts_as_vectors(self, part: str) -> tuple[Tensor, dict[str, Tensor], list[bytes]]:
+    def _texts_as_vectors(self, part: str) -> tuple[Tensor, Tensor, list[bytes]]:
+        """Vectors, which texts are empty, and a digest of each."""
         column, table = self._column(part, "text"), self._table(part)
         if not any(kind in str(column.type) for kind in ("string", "binary")):
             held = "" if part == "private" else f" holds {column.type}"
@@ -332,7 +333,7 @@ class TextDataModule(PrivatePublicDataModule):
             full = [place for place, text in enumerate(texts) if text and not text.isspace()]
             if full:
                 rows[[start + place for place in full]] = self._embedded([texts[place] for place in full])
-        return rows, {"no text": torch.tensor(empty, dtype=torch.bool)}, digests
+        return rows, torch.tensor(empty, dtype=torch.bool), digests
 
     def _embedded(self, texts: list[str]) -> Tensor:
         """Vectors of texts; a user's own function sees one text at a time, so that none can depend on another."""
@@ -344,6 +345,18 @@ class TextDataModule(PrivatePublicDataModule):
                 "features: want a function that gives one vector, of the same length, for each text"
             )
         return torch.stack(vectors)
+
+
+class _VectorsOfTexts(TensorImages):
+    """Vectors of texts, compared by the texts: some models give anagrams one vector."""
+
+    def __init__(self, images: Tensor, digests: list[bytes]) -> None:
+        super().__init__(images)
+        self._digests = digests
+
+    def digests(self, indices: Tensor) -> list[bytes]:
+        """See :meth:`ImageStore.digests`; of the texts."""
+        return [self._digests[row] for row in indices.tolist()]
 
 
 def files_in(root: str | Path) -> dict[str, Path]:
@@ -451,7 +464,7 @@ def reading(named: str, public: bool = False) -> Iterator[None]:
     except _UnreadableLineError as error:
         what, line = error.args
         where = f"line {line}" if public else "some line"
-        raise ValueError(f"{named} can't be read: {where} {what}; correct it, or quote the cells") from None
+        raise ValueError(f"{named} can't be read: {where} {what}; correct it") from None
     except Exception as error:  # of pyarrow, json, or the file system; their texts may quote a row
         raise ValueError(
             f"{named} can't be read ({type(error).__name__}); write it anew, text in UTF-8, or name another encoding "
