@@ -3,6 +3,5 @@
 from pl_privknn.callbacks.private_labeler import LabelingBudget, PrivateLabeler
 from pl_privknn.callbacks.run_summary import RunReport
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.training.private_training import PrivateTraining
 
-__all__ = ["LabelingBudget", "PrivateLabeler", "PrivateTraining", "RunFiles", "RunReport"]
+__all__ = ["LabelingBudget", "PrivateLabeler", "RunFiles", "RunReport"]

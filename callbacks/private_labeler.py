@@ -27,6 +27,7 @@ from pl_privknn.callbacks.labeling_round import (
     rich_progress,
     shifted,
 )
+from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -34,8 +35,8 @@ from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.features.alone import is_foreign, keeps_apart
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.hog import DefaultFeatures
 from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
@@ -62,7 +63,6 @@ from pl_privknn.privacy.records import foreign_reader
 from pl_privknn.privacy.redaction import check_declared, redacted
 from pl_privknn.privacy.settings import Budget, RunFiles
 from pl_privknn.privacy.store import resumed_folder, trainers_folder
-from pl_privknn.training.private_training import leave_report
 
 #: Stands for the student's own backbone in a list of features.
 STUDENT = "student"
@@ -173,14 +173,6 @@ def lasting_extractor(features: Sequence[RoundFeatures]) -> Extractor | None:
     """The extractor of the first round; None where the student is part of it, which goes on learning."""
     first = features[0]
     return None if STUDENT in _parts(first) else extractor_of(first, nn.Identity())
-
-
-def released_head(labeling: PrivateLabeler, folder: Path) -> ReleasedHead | None:
-    """The model that a labelling's releases make, from a run's folder; None where they make none that lasts."""
-    extractor = lasting_extractor(labeling.features)
-    if labeling.labeler is None or extractor is None:
-        return None
-    return load_head(folder, labeling.labeler, extractor)
 
 
 def _parts(features: RoundFeatures) -> Sequence[Extractor | str]:
@@ -506,7 +498,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse trainers and data modules with which labels would go wrong."""
         if stage == "fit":
-            leave_report(trainer)
+            add_run_report(trainer)
         if stage != "fit" or self.labeler is None:
             return
         if (every := trainer.reload_dataloaders_every_n_epochs) > 1:  # type: ignore[attr-defined]
@@ -648,7 +640,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     @torch.no_grad()
     def _hits(self, module: pl.LightningModule, held: LabeledImages) -> Tensor:
         """**Private.** Whether the released model predicts each held-out record right, bool ``(n,)``."""
-        head = released_head(self, self._place) if self.released != "student" else None
+        head = self.load_head(self._place) if self.released != "student" else None
         foreign = not keeps_apart(module) or any(
             is_foreign(one) for one in self.features if isinstance(one, Extractor)
         )
@@ -810,7 +802,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         examples, labels, soft = self._run.store.answers(index + 1)
         labels, soft = self._in_use(labels, soft, told=index == 0)
         self._run.note_counts()
-        self._run.tell_losses(len(examples))
+        self._run.warn_lost(len(examples))
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
 
@@ -890,6 +882,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def folder(self) -> Path | None:
         """The run's folder, once the fit has started, on global rank 0."""
         return None if self._run is None else self._run.store.path.parent
+
+    def load_head(self, folder: Path) -> ReleasedHead | None:
+        """The model that the releases make, from a run's folder; None where they make none that lasts."""
+        extractor = lasting_extractor(self.features)
+        if self.labeler is None or extractor is None:
+            return None
+        return load_head(folder, self.labeler, extractor)
 
     @property
     def run_id(self) -> str | None:

@@ -27,6 +27,7 @@ from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.labeling_round import HEAD, MODELS, ReleasedHead
 from pl_privknn.callbacks.loggers import (
     PICTURES,
+    active_loggers,
     labeling_of,
     log_queries,
     log_results,
@@ -35,9 +36,7 @@ from pl_privknn.callbacks.loggers import (
     pictures_of,
     run_settings,
     spender_of,
-    told,
 )
-from pl_privknn.callbacks.private_labeler import PrivateLabeler, released_head
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
@@ -47,7 +46,6 @@ from pl_privknn.privacy.holdout import RESULT
 from pl_privknn.privacy.ledger import Ledger, LedgerRun, Place, files_topic
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric
-from pl_privknn.training.private_training import PrivateTraining
 
 #: The file in a run's folder.
 CONFIG = "config.yaml"
@@ -70,9 +68,9 @@ def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) 
     left_out: list[str] = []
     parts: list[tuple[str, Any]] = [("model", module), ("data", trainer.datamodule)]  # type: ignore[attr-defined]
     for callback in callbacks:
-        if isinstance(callback, PrivateLabeler):
+        if callback is labeling_of(trainer):
             parts.append(("labeling", callback))
-        elif isinstance(callback, PrivateTraining):
+        elif hasattr(callback, "privacy_summary"):
             parts.append(("trainer.callbacks", callback))
     for name, part in parts:
         if not isinstance(part, HasInitArguments):
@@ -249,7 +247,7 @@ class RunReport(pl.Callback):
         }
         self._ledger = getattr(spender_of(trainer, pl_module), "ledger", None)
         self._finish(trainer, "val")
-        with result_stands("the log of the queries"):
+        with errors_as_warnings("the log of the queries"):
             log_queries(trainer, self.run_dir)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -263,7 +261,7 @@ class RunReport(pl.Callback):
             return
         assert self.run_dir is not None
         write_config(self.run_dir, trainer, pl_module)
-        if told(trainer):
+        if active_loggers(trainer):
             self._settings = run_settings(trainer, pl_module)
             log_settings(trainer, self._settings)
 
@@ -275,7 +273,7 @@ class RunReport(pl.Callback):
             return
         # What the labeler logged before it asked for the next epoch, whose accuracy is not known yet.
         logged = trainer.callback_metrics.get("privacy/epsilon_spent")
-        if logged is None or not isinstance(spender, PrivateLabeler):
+        if logged is None or spender is not labeling_of(trainer):
             logged = spender.epsilon_spent
         log_trade_off(
             trainer,
@@ -287,9 +285,8 @@ class RunReport(pl.Callback):
         self._judged = None
         if not self.summary or trainer.world_size > 1:
             return
-        labeling, head = labeling_of(trainer), None
-        if labeling is not None and labeling.folder is not None:
-            head = released_head(labeling, labeling.folder)
+        labeling = labeling_of(trainer)
+        head = None if labeling is None or labeling.folder is None else labeling.load_head(labeling.folder)
         self._judged = TestedModels(pl_module, head, trainer.datamodule)  # type: ignore[attr-defined]
 
     def on_test_batch_end(
@@ -324,11 +321,11 @@ class RunReport(pl.Callback):
 
     def _finish(self, trainer: pl.Trainer, part: str) -> None:
         """Write, bind, log and print the summary; what fails of it takes nothing of the others."""
-        with result_stands("summary.json"):
+        with errors_as_warnings("summary.json"):
             self._write()
-        with result_stands("pictures for the report"):
+        with errors_as_warnings("pictures for the report"):
             self._keep_pictures(trainer)
-        with result_stands("a logger"):
+        with errors_as_warnings("a logger"):
             self._log_results(trainer, part)
         self._bind(trainer)
         if self.show:
@@ -417,7 +414,7 @@ class RunReport(pl.Callback):
 
     def _bind(self, trainer: pl.Trainer) -> None:
         """Note in the ledger which files the run ends with."""
-        with result_stands("the ledger's note of the run's files"):
+        with errors_as_warnings("the ledger's note of the run's files"):
             for logger in trainer.loggers:
                 logger.save()  # a table of metrics is written now and then
             if self._ledger is not None and self.run_dir is not None and self.summary.get("run"):
@@ -430,9 +427,16 @@ class RunReport(pl.Callback):
         write_durably(self.path, json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
 
 
+def add_run_report(trainer: Any) -> None:
+    """Give the trainer a :class:`RunReport`, unless it has one."""
+    quiet_lightning()
+    if not any(isinstance(callback, RunReport) for callback in trainer.callbacks):
+        trainer.callbacks.append(RunReport())
+
+
 @contextlib.contextmanager
-def result_stands(what: str) -> Iterator[None]:
-    """Within, after a training that was paid for: an error becomes a warning, and the result is kept and shown."""
+def errors_as_warnings(what: str) -> Iterator[None]:
+    """Turn an error into a warning, after a training that was paid for, so that its result is kept and shown."""
     try:
         yield
     except Exception as error:
@@ -444,7 +448,7 @@ def result_stands(what: str) -> Iterator[None]:
 _POOR = 0.4
 
 
-def advice_for(trainer: pl.Trainer, labeling: PrivateLabeler | None, accuracy: float | None) -> str:
+def advice_for(trainer: pl.Trainer, labeling: Any, accuracy: float | None) -> str:
     """The likely cause of a poor result and the next thing to try; nothing where it is not poor."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if labeling is None or labeling.labeler is None or accuracy is None or data.test.labels.ndim != 1:

@@ -16,7 +16,6 @@ import torch
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures
-from pl_privknn.callbacks.private_labeler import released_head
 from pl_privknn.callbacks.run_summary import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features.text import WordLlamaFeatures
@@ -133,7 +132,7 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
 def _head(run: Path, section: dict[str, Any]) -> Any:
     """The model that a run's releases make, from its configuration and ``head.pt``."""
     labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}, own_classes=True).labeling
-    if (head := released_head(labeling, run)) is None:
+    if (head := labeling.load_head(run)) is None:
         raise FileNotFoundError(f"{run}: the run released its head, and there is no {HEAD}; restore it")
     return head.eval()
 
