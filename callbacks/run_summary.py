@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import platform
 import subprocess
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +40,13 @@ from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.accountant import attack_in_words
+from pl_privknn.privacy.audit import CONFIG, RunContents, file_digests, note_files
 from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.holdout import RESULT
-from pl_privknn.privacy.ledger import Ledger, LedgerRun, Place, files_topic
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric
 
-#: The file in a run's folder.
-CONFIG = "config.yaml"
 _ORIGIN = "# Written by a run that Python started."
 _LEFT_OUT = "# Only Python knows these: "
 
@@ -112,24 +110,14 @@ def digests_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the files of these names in a folder; those that are not there are left out."""
-    return {name: file_digest(folder / name) for name in names if (folder / name).is_file()}
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
-
-
-def note_files(ledger_path: Path, run: str, digests: dict[str, str], place: Place = "files") -> None:
-    """Write into a run's ledger what the files in a place are, so that none can be exchanged unseen."""
-    with contextlib.closing(Ledger.reopen(ledger_path)) as ledger:
-        LedgerRun(ledger, run).note(files_topic(run, place), json.dumps(digests, sort_keys=True))
+def contents_of(folder: Path) -> RunContents:
+    """Released things in a run's folder, for :func:`~pl_privknn.privacy.audit.audit_run`."""
+    labels = None
+    if (folder / LABELS).is_file():
+        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
+            run, head = store.get_meta("run_id"), store.get_meta("ledger_head")
+            labels = {"run": run, "head": head, "counts": store.counts()}
+    return RunContents(digests_of(folder), labels)
 
 
 class TestedModels:

@@ -18,8 +18,8 @@ from pl_privknn.cli.main import main
 from pl_privknn.comparison.results import write_json
 from pl_privknn.privacy import Charge, Gaussian, Ledger
 from pl_privknn.report import privacy_card, write_report
+from pl_privknn.report.facts import percent
 from pl_privknn.report.page import facts_of
-from pl_privknn.report.promise import percent
 
 #: All that a page of a run is made of.
 FILES = ("summary.json", "config.yaml", "metrics.csv", "labels.sqlite", "ledger.sqlite", "pictures.npz")

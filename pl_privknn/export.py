@@ -19,16 +19,8 @@ from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.callbacks.run_summary import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features.text import WordLlamaFeatures
-from pl_privknn.report.audit import (
-    EXPORT,
-    REPORT,
-    audited,
-    files_in,
-    has_teacher,
-    mapping_of,
-    note_written,
-    reading,
-)
+from pl_privknn.privacy.audit import EXPORT, REPORT, files_in, mapping_of, note_written, reading
+from pl_privknn.report.facts import audited, has_teacher
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
 
