@@ -1,15 +1,13 @@
-"""Files and output of a finished run: configuration, summary, table, whole checkpoints."""
+"""The summary of a run: privacy, accuracy, a table of both."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
-import os
 import platform
 import subprocess
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,9 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import at_most, check_switch
-from pl_privknn._lightning import TorchCheckpointIO, quiet_lightning, rank_zero_warn
-from pl_privknn.callbacks.label_store import LABELS, StoredLabels
-from pl_privknn.callbacks.labeling_round import HEAD, MODELS, ReleasedHead
+from pl_privknn._lightning import quiet_lightning, rank_zero_warn
+from pl_privknn.callbacks.labeling_round import MODELS, ReleasedHead
 from pl_privknn.callbacks.loggers import (
-    PICTURES,
     active_loggers,
     labeling_of,
     log_queries,
@@ -36,88 +32,16 @@ from pl_privknn.callbacks.loggers import (
     run_settings,
     spender_of,
 )
-from pl_privknn.config import HasInitArguments, as_section, write_yaml
+from pl_privknn.callbacks.run_files import digests_of, write_config
+from pl_privknn.config import as_section
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.accountant import attack_in_words
-from pl_privknn.privacy.audit import CONFIG, RunContents, file_digests, note_files
-from pl_privknn.privacy.files import replaced_durably, write_durably
-from pl_privknn.privacy.holdout import RESULT
+from pl_privknn.privacy.audit import note_files
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric
-
-_ORIGIN = "# Written by a run that Python started."
-_LEFT_OUT = "# Only Python knows these: "
-
-
-def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Write what a run is made of, unless its folder has the configuration of a command.
-
-    What the shell reads as it stands is complete; else a comment names what it leaves out.
-    """
-    path = folder / CONFIG
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    if any(isinstance(callback, pl.both("cli.SaveConfigCallback")) for callback in callbacks):
-        return
-    if path.is_file() and not path.read_text(encoding="utf-8").startswith(_ORIGIN):
-        return
-    sections: dict[str, Any] = {"trainer": {"max_epochs": trainer.max_epochs}}
-    left_out: list[str] = []
-    parts: list[tuple[str, Any]] = [("model", module), ("data", trainer.datamodule)]  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if callback is labeling_of(trainer):
-            parts.append(("labeling", callback))
-        elif hasattr(callback, "privacy_summary"):
-            parts.append(("trainer.callbacks", callback))
-    for name, part in parts:
-        if not isinstance(part, HasInitArguments):
-            left_out.append(name)
-            continue
-        section, missing = as_section(part)
-        left_out += [f"{name}.{argument}" for argument in missing]
-        if name == "labeling":
-            sections[name] = section.get("init_args", {})
-        elif name == "trainer.callbacks":
-            sections["trainer"]["callbacks"] = [section]
-        else:
-            sections[name] = section
-    lines = [_ORIGIN, *([_LEFT_OUT + ", ".join(left_out)] if left_out else []), write_yaml(sections)]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(path, "\n".join(lines).encode())
-
-
-def left_out_of(text: str) -> str | None:
-    """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
-    lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
-    return lines[0].removeprefix(_LEFT_OUT) if lines else None
-
-
-def digests_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of all that leaves a run, by its name in the folder: released things, settings and figures alone.
-
-    Of labels it is that of what they say; files that are not there are left out.
-    """
-    paths = [
-        *(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES, RESULT)),
-        *folder.glob("*.ckpt"),
-    ]
-    paths += [*(folder / "checkpoints").glob("*.ckpt"), *folder.glob("metrics*.csv")]
-    found = file_digests(folder, (path.relative_to(folder).as_posix() for path in sorted(paths)))
-    if (folder / LABELS).is_file():
-        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-            found[LABELS] = store.digest()
-    return found
-
-
-def contents_of(folder: Path) -> RunContents:
-    """Released things in a run's folder, for :func:`~pl_privknn.privacy.audit.audit_run`."""
-    labels = None
-    if (folder / LABELS).is_file():
-        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-            run, head = store.get_meta("run_id"), store.get_meta("ledger_head")
-            labels = {"run": run, "head": head, "counts": store.counts()}
-    return RunContents(digests_of(folder), labels)
 
 
 class TestedModels:
@@ -176,7 +100,7 @@ class RunReport(pl.Callback):
     :class:`~pl_privknn.training.noisy_sgd.NoisySGD`) gives the trainer one, unless it has its own. Beside the
     summary lie ``pictures.npz``, public images and their truth for ``privknn report`` (see
     :class:`~pl_privknn.callbacks.loggers.PublicPictures`), and ``config.yaml`` (see
-    :mod:`pl_privknn.callbacks.run_summary`).
+    :mod:`pl_privknn.callbacks.run_files`).
 
     The ε in it is the exact worst case where that applies (see
     :func:`pl_privknn.privacy.accounting.accountant.account`).
@@ -502,58 +426,3 @@ def source_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None if found.returncode == 0 else None
-
-
-#: Where a run's last checkpoint lies in its folder.
-CHECKPOINT = Path("checkpoints") / "last.ckpt"
-
-
-class DurableCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, syncs it, and moves it there within one file system.
-
-    Lightning writes to the system's folder for temporary files; a move from there to another file system is a copy,
-    which a kill leaves half done. The checkpoint before the last one is kept as ``NAME.previous.ckpt``.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        """Save, so that ``path`` holds the old or the new checkpoint whenever a crash comes."""
-        place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with replaced_durably(place) as file:
-            torch.save(checkpoint, file)
-            if place.exists():
-                kept = previous(place)
-                kept.unlink(missing_ok=True)
-                os.link(place, kept)
-
-
-def previous(checkpoint: Path) -> Path:
-    """Where the checkpoint before the last one is kept."""
-    return checkpoint.with_name(f"{checkpoint.stem}.previous{checkpoint.suffix}")
-
-
-def usable_checkpoint(checkpoint: Path) -> Path | None:
-    """The checkpoint to resume from: the last one, the one before where that is damaged, or None.
-
-    Falling back repeats some training and asks nothing again: labels and charges are not kept in checkpoints.
-    """
-    if _is_whole(checkpoint):
-        return checkpoint
-    if _is_whole(kept := previous(checkpoint)):
-        rank_zero_warn(f"{checkpoint} is missing or damaged: resuming from {kept.name}, the one before it")
-        return kept
-    if checkpoint.exists():
-        rank_zero_warn(
-            f"{checkpoint} is damaged and there is none before it: training starts again, on the labels that are kept"
-        )
-    return None
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        with zipfile.ZipFile(checkpoint) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile):
-        return False

@@ -16,7 +16,7 @@ import torch
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures
-from pl_privknn.callbacks.run_summary import CHECKPOINT
+from pl_privknn.callbacks.run_files import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.privacy.audit import EXPORT, REPORT, files_in, mapping_of, note_written, reading

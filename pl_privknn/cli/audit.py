@@ -112,7 +112,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
         raise ValueError("name the ledger's file; --labeler belongs to --empirical")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
-    from pl_privknn.callbacks.run_summary import contents_of
+    from pl_privknn.callbacks.run_files import contents_of
     from pl_privknn.privacy.audit import audit_run, reading
     from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
 

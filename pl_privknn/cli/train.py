@@ -21,13 +21,8 @@ from pl_privknn._checks import check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
-from pl_privknn.callbacks.run_summary import (
-    CHECKPOINT,
-    DurableCheckpointIO,
-    errors_as_warnings,
-    left_out_of,
-    usable_checkpoint,
-)
+from pl_privknn.callbacks.run_files import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
+from pl_privknn.callbacks.run_summary import errors_as_warnings
 from pl_privknn.cli.common import importable, mistake, shown_text, suggest
 from pl_privknn.cli.words import files_of, values_of
 from pl_privknn.config import ConfigurationError, known_classes, one_line

@@ -122,7 +122,7 @@ def audit_run(
 
     Args:
         folder: of the run.
-        contents_of: reads what the folder holds: :func:`~pl_privknn.callbacks.run_summary.contents_of`.
+        contents_of: reads what the folder holds: :func:`~pl_privknn.callbacks.run_files.contents_of`.
         exact: also compute the exact worst case (seconds).
         writing: a place whose files are about to be written anew, and so are left out.
         expected: ``delta``, ``head``, ``adjacency`` and ``unit`` of

@@ -20,7 +20,7 @@ from pl_privknn._checks import at_most
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
-from pl_privknn.callbacks.run_summary import CHECKPOINT, contents_of
+from pl_privknn.callbacks.run_files import CHECKPOINT, contents_of
 from pl_privknn.comparison.results import RESULTS, Result, read_results, without_places
 from pl_privknn.comparison.table import cell, cells_of, head, marks_explained, titles_of, together
 from pl_privknn.config import known_classes, write_yaml

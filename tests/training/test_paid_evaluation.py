@@ -10,7 +10,7 @@ from refusals import refusals
 from torch.utils.data import TensorDataset
 from training_setup import Lit, Silent, fit, training, weights
 
-from pl_privknn.callbacks.run_summary import contents_of
+from pl_privknn.callbacks.run_files import contents_of
 from pl_privknn.privacy import Charge, Gaussian, Ledger, epsilon_for_delta
 from pl_privknn.privacy.audit import audit_run
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy

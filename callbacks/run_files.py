@@ -1,0 +1,146 @@
+"""Files of a run's folder: configuration, checkpoints, and what an audit binds to the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pl_privknn import _lightning as pl
+from pl_privknn._lightning import TorchCheckpointIO, rank_zero_warn
+from pl_privknn.callbacks.label_store import LABELS, StoredLabels
+from pl_privknn.callbacks.labeling_round import HEAD
+from pl_privknn.callbacks.loggers import PICTURES, labeling_of
+from pl_privknn.config import HasInitArguments, as_section, write_yaml
+from pl_privknn.privacy.audit import CONFIG, RunContents, file_digests
+from pl_privknn.privacy.files import replaced_durably, write_durably
+from pl_privknn.privacy.holdout import RESULT
+
+#: Where a run's last checkpoint lies in its folder.
+CHECKPOINT = Path("checkpoints") / "last.ckpt"
+_ORIGIN = "# Written by a run that Python started."
+_LEFT_OUT = "# Only Python knows these: "
+
+
+def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Write what a run is made of, unless its folder has the configuration of a command.
+
+    What the shell reads as it stands is complete; else a comment names what it leaves out.
+    """
+    path = folder / CONFIG
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(isinstance(callback, pl.both("cli.SaveConfigCallback")) for callback in callbacks):
+        return
+    if path.is_file() and not path.read_text(encoding="utf-8").startswith(_ORIGIN):
+        return
+    sections: dict[str, Any] = {"trainer": {"max_epochs": trainer.max_epochs}}
+    left_out: list[str] = []
+    parts: list[tuple[str, Any]] = [("model", module), ("data", trainer.datamodule)]  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if callback is labeling_of(trainer):
+            parts.append(("labeling", callback))
+        elif hasattr(callback, "privacy_summary"):
+            parts.append(("trainer.callbacks", callback))
+    for name, part in parts:
+        if not isinstance(part, HasInitArguments):
+            left_out.append(name)
+            continue
+        section, missing = as_section(part)
+        left_out += [f"{name}.{argument}" for argument in missing]
+        if name == "labeling":
+            sections[name] = section.get("init_args", {})
+        elif name == "trainer.callbacks":
+            sections["trainer"]["callbacks"] = [section]
+        else:
+            sections[name] = section
+    lines = [_ORIGIN, *([_LEFT_OUT + ", ".join(left_out)] if left_out else []), write_yaml(sections)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(path, "\n".join(lines).encode())
+
+
+def left_out_of(text: str) -> str | None:
+    """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
+    lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
+    return lines[0].removeprefix(_LEFT_OUT) if lines else None
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of all that leaves a run, by its name in the folder: released things, settings and figures alone.
+
+    Of labels it is that of what they say; files that are not there are left out.
+    """
+    paths = [
+        *(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES, RESULT)),
+        *folder.glob("*.ckpt"),
+    ]
+    paths += [*(folder / "checkpoints").glob("*.ckpt"), *folder.glob("metrics*.csv")]
+    found = file_digests(folder, (path.relative_to(folder).as_posix() for path in sorted(paths)))
+    if (folder / LABELS).is_file():
+        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
+            found[LABELS] = store.digest()
+    return found
+
+
+def contents_of(folder: Path) -> RunContents:
+    """Released things in a run's folder, for :func:`~pl_privknn.privacy.audit.audit_run`."""
+    labels = None
+    if (folder / LABELS).is_file():
+        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
+            run, head = store.get_meta("run_id"), store.get_meta("ledger_head")
+            labels = {"run": run, "head": head, "counts": store.counts()}
+    return RunContents(digests_of(folder), labels)
+
+
+class DurableCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place, syncs it, and moves it there within one file system.
+
+    Lightning writes to the system's folder for temporary files; a move from there to another file system is a copy,
+    which a kill leaves half done. The checkpoint before the last one is kept as ``NAME.previous.ckpt``.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Save, so that ``path`` holds the old or the new checkpoint whenever a crash comes."""
+        place = Path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replaced_durably(place) as file:
+            torch.save(checkpoint, file)
+            if place.exists():
+                kept = previous(place)
+                kept.unlink(missing_ok=True)
+                os.link(place, kept)
+
+
+def previous(checkpoint: Path) -> Path:
+    """Where the checkpoint before the last one is kept."""
+    return checkpoint.with_name(f"{checkpoint.stem}.previous{checkpoint.suffix}")
+
+
+def usable_checkpoint(checkpoint: Path) -> Path | None:
+    """The checkpoint to resume from: the last one, the one before where that is damaged, or None.
+
+    Falling back repeats some training and asks nothing again: labels and charges are not kept in checkpoints.
+    """
+    if _is_whole(checkpoint):
+        return checkpoint
+    if _is_whole(kept := previous(checkpoint)):
+        rank_zero_warn(f"{checkpoint} is missing or damaged: resuming from {kept.name}, the one before it")
+        return kept
+    if checkpoint.exists():
+        rank_zero_warn(
+            f"{checkpoint} is damaged and there is none before it: training starts again, on the labels that are kept"
+        )
+    return None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False
