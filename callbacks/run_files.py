@@ -37,26 +37,24 @@ def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) 
         return
     if path.is_file() and not path.read_text(encoding="utf-8").startswith(_ORIGIN):
         return
-    sections: dict[str, Any] = {"trainer": {"max_epochs": trainer.max_epochs}}
+    trainer_section: dict[str, Any] = {"max_epochs": trainer.max_epochs}
+    sections: dict[str, Any] = {"trainer": trainer_section}
     left_out: list[str] = []
-    parts: list[tuple[str, Any]] = [("model", module), ("data", trainer.datamodule)]  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if callback is labeling_of(trainer):
-            parts.append(("labeling", callback))
-        elif hasattr(callback, "privacy_summary"):
-            parts.append(("trainer.callbacks", callback))
-    for name, part in parts:
+    spenders = {
+        "labeling" if part is labeling_of(trainer) else "trainer.callbacks": part
+        for part in callbacks
+        if hasattr(part, "privacy_summary")
+    }
+    for name, part in {"model": module, "data": trainer.datamodule, **spenders}.items():  # type: ignore[attr-defined]
         if not isinstance(part, HasInitArguments):
             left_out.append(name)
             continue
         section, missing = as_section(part)
         left_out += [f"{name}.{argument}" for argument in missing]
-        if name == "labeling":
-            sections[name] = section.get("init_args", {})
-        elif name == "trainer.callbacks":
-            sections["trainer"]["callbacks"] = [section]
+        if name == "trainer.callbacks":
+            trainer_section["callbacks"] = [section]
         else:
-            sections[name] = section
+            sections[name] = section.get("init_args", {}) if name == "labeling" else section
     lines = [_ORIGIN, *([_LEFT_OUT + ", ".join(left_out)] if left_out else []), write_yaml(sections)]
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(path, "\n".join(lines).encode())

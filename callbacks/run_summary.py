@@ -277,16 +277,14 @@ class RunReport(pl.Callback):
 
     def table(self) -> list[tuple[str, str]]:
         """The summary in the few lines that people look for, as (name, value) pairs."""
-        summary = self.summary
-        rows = []
+        summary, rows = self.summary, []
         if summary.get("epsilon") is not None:
             about = f"({summary['adjacency']}, a {summary['unit']})"
             rows.append(("ε", f"{at_most(summary['epsilon'])} at δ = {summary['delta']:g} {about}"))
             rows.append(("guarantee", summary["guarantee"]))
             if summary["guarantee"] != "unconditional":
-                rows.append(
-                    ("because" if summary["guarantee"] == "none" else "holds only if", summary["reason"])
-                )
+                why = "because" if summary["guarantee"] == "none" else "holds only if"
+                rows.append((why, summary["reason"]))
             if "advantage" in summary:
                 rows.append(("best attack, at most", attack_in_words(summary)))
             rows.append(("spent in fact", f"ε = {at_most(summary['epsilon_spent'])}"))
@@ -296,19 +294,15 @@ class RunReport(pl.Callback):
                 rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
         if summary.get("holdout_accuracy") is not None:
             accuracy = f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"
-            rows.append(
-                (
-                    "accuracy of the hold-out",
-                    f"{accuracy}, released at ε {at_most(summary['holdout_epsilon'])}",
-                )
-            )
-        if summary.get("label_accuracy") is not None:
-            rows.append(("label accuracy", f"{summary['label_accuracy']:.3f}"))
-        if summary.get("test_accuracy") is not None:
-            rows.append(("test accuracy", f"{summary['test_accuracy']:.3f}"))
-        for name in MODELS:
-            if summary.get(f"{name}_test_accuracy") is not None:
-                rows.append((f"… of {name}", f"{summary[f'{name}_test_accuracy']:.3f}"))
+            cost = f"released at ε {at_most(summary['holdout_epsilon'])}"
+            rows.append(("accuracy of the hold-out", f"{accuracy}, {cost}"))
+        names = {"label accuracy": "label_accuracy", "test accuracy": "test_accuracy"}
+        for title, name in {
+            **names,
+            **{f"… of {model}": f"{model}_test_accuracy" for model in MODELS},
+        }.items():
+            if summary.get(name) is not None:
+                rows.append((title, f"{summary[name]:.3f}"))
         rows.append(("seconds", f"{summary['seconds']:.1f}"))
         if self._advice:
             rows.append(("poor, so try", self._advice))

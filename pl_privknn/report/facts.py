@@ -38,7 +38,7 @@ from pl_privknn.privacy.audit import (
 )
 from pl_privknn.privacy.ledger import Ledger, Place
 from pl_privknn.privacy.mechanisms.base import Charge, merged
-from pl_privknn.privacy.verification import audit_ledger, parameters_text
+from pl_privknn.privacy.verification import parameters_text
 from pl_privknn.training import NoisySGD, PrivateTraining
 
 _UNITS = {"add_remove": "one {} more or less", "replace_one": "one {} replaced by another"}
@@ -103,14 +103,14 @@ def percent(value: float) -> str:
 # ---------------------------------------------------------------------------- a ledger
 
 
-def ledger_facts(path: Path, exact: bool = True) -> dict[str, Any]:
+def ledger_facts(path: Path, audit: dict[str, Any], exact: bool = True) -> dict[str, Any]:
     """Facts of a ledger, recomputed from its rows alone.
 
-    Raises:
-        LedgerCorrupt: if the rows do not fit their hashes.
-        FileNotFoundError: if there is no such file.
+    Args:
+        path: the ledger.
+        audit: what an audit of it found.
+        exact: also compute the exact worst case (seconds).
     """
-    audit = audit_ledger(path, exact=exact)
     with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         trade_off = ledger.report(exact=exact).trade_off()
     charges = audit["charges"]
@@ -309,7 +309,7 @@ def run_facts(folder: Path, audit: dict[str, Any] | None, exact: bool = True) ->
         "data": _data(summary),
         "files": _files(folder),
         "promise": None,
-        **(ledger_facts(Path(audit["ledger"]), exact) if audit is not None else {}),
+        **(ledger_facts(Path(audit["ledger"]), audit, exact) if audit is not None else {}),
         "checks": [] if audit is None else audit["checks"],
         "released": released_kind(folder, audit, settings),
         "answers": _answers(folder, pictures),

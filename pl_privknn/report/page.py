@@ -29,7 +29,7 @@ from pl_privknn.privacy.accounting.certificate import certify
 from pl_privknn.privacy.audit import REPORT, note_written, reading
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
-from pl_privknn.privacy.verification import releases_of
+from pl_privknn.privacy.verification import audit_ledger, releases_of
 from pl_privknn.report.card import card_of
 from pl_privknn.report.facts import audited, comparison_facts, is_run, ledger_facts, percent, run_facts
 
@@ -138,7 +138,11 @@ def _facts_of(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result], di
     results: list[Result] = []
     audit = None
     if path.is_file():
-        facts = {"kind": "ledger", "title": path.name, **ledger_facts(path, exact)}
+        facts = {
+            "kind": "ledger",
+            "title": path.name,
+            **ledger_facts(path, audit_ledger(path, exact=exact), exact),
+        }
     elif not path.is_dir():
         raise FileNotFoundError(
             f"there is nothing at {path}; name a run's folder, a comparison's folder or a ledger"
