@@ -90,7 +90,7 @@ def contents_of(folder: Path) -> RunContents:
         with contextlib.closing(StoredLabels(folder / LABELS)) as store:
             run, head = store.get_meta("run_id"), store.get_meta("ledger_head")
             labels = {"run": run, "head": head, "counts": store.counts()}
-    return RunContents(digests_of(folder), labels)
+    return digests_of(folder), labels
 
 
 class DurableCheckpointIO(TorchCheckpointIO):

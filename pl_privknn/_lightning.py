@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import pkgutil
 import sys
 import types
 import warnings
@@ -36,22 +37,6 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers import Logger
     from pytorch_lightning.plugins.io import TorchCheckpointIO
     from pytorch_lightning.utilities import CombinedLoader
-
-
-__all__ = [
-    "Callback",
-    "CombinedLoader",
-    "LightningDataModule",
-    "LightningModule",
-    "Logger",
-    "TorchCheckpointIO",
-    "Trainer",
-    "both",
-    "package_of",
-    "rank_zero_info",
-    "rank_zero_only",
-    "rank_zero_warn",
-]
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -75,9 +60,7 @@ _PACKAGES = _packages()
 
 def both(path: str) -> tuple[Any, ...]:
     """The class at a path of each package, such as ``"strategies.DDPStrategy"``, for ``isinstance``."""
-    module, _, name = f".{path}".rpartition(".")
-    places = (f"{package.__name__}{module}" for package in _PACKAGES)
-    return tuple(getattr(importlib.import_module(place), name) for place in places)
+    return tuple(pkgutil.resolve_name(f"{package.__name__}.{path}") for package in _PACKAGES)
 
 
 _KINDS = tuple(map(both, ("Trainer", "LightningModule", "LightningDataModule", "Callback", "loggers.Logger")))
@@ -117,10 +100,10 @@ def _joined(path: str) -> Any:
         return parents[0]
     members: dict[str, Any] = {"__module__": __name__, "__doc__": parents[0].__doc__}
     for name in dir(parents[0]):
-        first, second = (inspect.getattr_static(parent, name, None) for parent in parents)
-        functions = isinstance(first, types.FunctionType) and isinstance(second, types.FunctionType)
-        if functions and first is not second and not name.startswith("__"):
-            members[name] = _Method(first, second)
+        found = [inspect.getattr_static(parent, name, None) for parent in parents]
+        functions = all(isinstance(one, types.FunctionType) for one in found)
+        if functions and found[0] is not found[1] and not name.startswith("__"):
+            members[name] = _Method(*found)
     return types.new_class(path.rpartition(".")[2], parents, exec_body=lambda body: body.update(members))
 
 

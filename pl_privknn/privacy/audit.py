@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pl_privknn.config import read_document
 from pl_privknn.privacy.holdout import LEDGER as HOLDOUT
@@ -35,16 +35,9 @@ _MOST_NAMED = 20
 _EXACT = ("epsilon", "tpr_at_fpr", "advantage", "gaussian_dp_mu")
 
 
-class RunContents(NamedTuple):
-    """Released things in a run's folder.
-
-    Attributes:
-        digests: SHA-256 of each by its name.
-        labels: ``run``, ``head`` (of the ledger) and ``counts`` that the file of labels holds; None without one.
-    """
-
-    digests: dict[str, str]
-    labels: dict[str, Any] | None
+#: SHA-256 of each released file of a run by its name; and what its labels hold, ``run``, ``head`` (of the ledger) and
+#: ``counts``, or None without labels.
+RunContents = tuple[dict[str, str], dict[str, Any] | None]
 
 
 class NotARun(ValueError):
@@ -159,11 +152,11 @@ def audit_run(
         run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
         if run not in report["runs"]:
             checks.append(compared("run", run, ", ".join(report["runs"]) or "none"))
-        contents = contents_of(folder)
-        checks += _labels(contents.labels, rows, run, bool(summary))
+        digests, labels = contents_of(folder)
+        checks += _labels(labels, rows, run, bool(summary))
         for place in ("files", "export", "report"):
             if place != writing:
-                checks += _files(folder, contents.digests, rows, str(run), place, bool(summary))
+                checks += _files(folder, digests, rows, str(run), place, bool(summary))
         names = {name for name in files_in(folder) if not name.endswith(".lock")}
         unbound = sorted(names - {check["name"] for check in checks} - {ledger.name, HOLDOUT})
         missing = [check["name"] for check in checks if check["agrees"] is None]

@@ -73,7 +73,7 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
     """
     path = Path(path)
     with reading(path):
-        facts, results, audit = _facts_of(path, exact)
+        facts, results, audit = facts_of(path, exact)
         if output is None:
             output = path / "report.html" if path.is_dir() else path.with_suffix(".report.html")
         output = Path(output)
@@ -122,19 +122,17 @@ def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
         ValueError: for a comparison, or a run that used no private record; and as :func:`write_report`.
     """
     with reading(run):
-        return card_of(facts_of(run, exact))
+        return card_of(facts_of(run, exact)[0])
 
 
-def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
-    """Everything that a page shows, as plain JSON types.
+def facts_of(
+    path: str | Path, exact: bool = True
+) -> tuple[dict[str, Any], list[Result], dict[str, Any] | None]:
+    """Everything that a page shows, as plain JSON types; a comparison's results; the audit of a private run.
 
     The template sees nothing else, and :mod:`pl_privknn.privacy.redaction` declares of each key what it is made of.
     """
-    return _facts_of(Path(path), exact)[0]
-
-
-def _facts_of(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result], dict[str, Any] | None]:
-    """Facts, the results of a comparison, and the audit of a run that used private records."""
+    path = Path(path)
     results: list[Result] = []
     audit = None
     if path.is_file():
@@ -161,8 +159,7 @@ def _facts_of(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result], di
 
 def card_markdown(card: dict[str, Any]) -> str:
     """The card for people: a page in plain words, then the technical details."""
-    text: str = _environment().get_template("privacy_card.md.j2").render(card=card, version=__version__)
-    return text
+    return str(_environment().get_template("privacy_card.md.j2").render(card=card, version=__version__))
 
 
 def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:
@@ -170,10 +167,8 @@ def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:
     template = _environment().get_template("report.html.j2")
     light, dark = colour_variables()
     parts = {**dict.fromkeys(("comparison", "answers", "student", "checks", "settings", "versions")), **facts}
-    page: str = template.render(
-        facts=parts, charts=_charts(facts, results or []), light=light, dark=dark, version=__version__
-    )
-    return page
+    charts = _charts(facts, results or [])
+    return str(template.render(facts=parts, charts=charts, light=light, dark=dark, version=__version__))
 
 
 def _charts(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
