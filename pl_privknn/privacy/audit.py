@@ -38,6 +38,7 @@ _EXACT = ("epsilon", "tpr_at_fpr", "advantage", "gaussian_dp_mu")
 #: SHA-256 of each released file of a run by its name; and what its labels hold, ``run``, ``head`` (of the ledger) and
 #: ``counts``, or None without labels.
 RunContents = tuple[dict[str, str], dict[str, Any] | None]
+_Rows = list[dict[str, Any]]
 
 
 class NotARun(ValueError):
@@ -153,10 +154,13 @@ def audit_run(
         if run not in report["runs"]:
             checks.append(compared("run", run, ", ".join(report["runs"]) or "none"))
         digests, labels = contents_of(folder)
-        checks += _labels(labels, rows, run, bool(summary))
+        if labels is not None:
+            checks += _labels(labels, rows, str(run), bool(summary))
+        if not summary and not _note(rows, files_topic(str(run), "files"))[1]:
+            digests = {}  # of a run that has not noted any yet
         for place in ("files", "export", "report"):
             if place != writing:
-                checks += _files(folder, digests, rows, str(run), place, bool(summary))
+                checks += _files(folder, digests, rows, str(run), place)
         names = {name for name in files_in(folder) if not name.endswith(".lock")}
         unbound = sorted(names - {check["name"] for check in checks} - {ledger.name, HOLDOUT})
         missing = [check["name"] for check in checks if check["agrees"] is None]
@@ -181,7 +185,7 @@ def in_short(names: list[str]) -> str:
     )
 
 
-def _note(rows: list[dict[str, Any]], topic: str) -> tuple[int, str]:
+def _note(rows: _Rows, topic: str) -> tuple[int, str]:
     """Position and text of the last note on a topic; 0 and no text where there is none."""
     noted = [
         (row["position"], row["text"]) for row in rows if row["kind"] == "note" and row["topic"] == topic
@@ -192,43 +196,29 @@ def _note(rows: list[dict[str, Any]], topic: str) -> tuple[int, str]:
     return position, text
 
 
-def _labels(
-    labels: dict[str, Any] | None, rows: list[dict[str, Any]], run: Any, finished: bool
-) -> Iterator[dict[str, Any]]:
+def _labels(labels: dict[str, Any], rows: _Rows, run: str, finished: bool) -> Iterator[dict[str, Any]]:
     """Checks of the labels' file against the ledger's rows."""
-    if labels is None:
-        return
     counts = labels["counts"]
     yield compared("labels: run", labels["run"], run)
     if (head := labels["head"]) is not None:
         known = any(row["hash"] == head for row in rows)
         yield compared("labels: ledger head", head, head if known else None)
-    _, noted = _note(rows, counts_topic(str(run)))
+    _, noted = _note(rows, counts_topic(run))
     if finished and noted:
         wanted = json.loads(noted.partition(":")[2])
         yield compared("labels: counts", {name: counts.get(name) for name in wanted}, wanted)
 
 
 def _files(
-    folder: Path,
-    digests: dict[str, str],
-    rows: list[dict[str, Any]],
-    run: str,
-    place: Place,
-    finished: bool,
+    folder: Path, digests: dict[str, str], rows: _Rows, run: str, place: Place
 ) -> Iterator[dict[str, Any]]:
     """Digests of the files in a place, against those that the run noted there last."""
     position, text = _note(rows, files_topic(run, place))
     there: dict[str, str] = json.loads(text or "{}")
-    if place == "files":
-        here = digests if finished or text else {}
-    else:
-        names = (
-            {f"{EXPORT}/{name}" for name in files_in(folder / EXPORT)}
-            if place == "export"
-            else {*REPORT, *there}
-        )
-        here = file_digests(folder, names)
+    here = digests
+    if place != "files":
+        exported = {f"{EXPORT}/{name}" for name in files_in(folder / EXPORT)}
+        here = file_digests(folder, exported if place == "export" else {*REPORT, *there})
         there = there if here else {}  # deleted as a whole, which misleads no reader
         if any(row["kind"] == "charge" and row["run"] == run for row in rows[position:]):
             there = dict.fromkeys(here, "older than the run's last charge")

@@ -24,7 +24,7 @@ from pl_privknn.callbacks.run_files import CHECKPOINT, contents_of
 from pl_privknn.comparison.results import RESULTS, Result, read_results, without_places
 from pl_privknn.comparison.table import cell, cells_of, head, marks_explained, titles_of, together
 from pl_privknn.config import known_classes, write_yaml
-from pl_privknn.privacy.accounting.accountant import RATES, TradeOff, account
+from pl_privknn.privacy.accounting.accountant import RATES, account
 from pl_privknn.privacy.audit import (
     CONFIG,
     NotARun,
@@ -69,7 +69,7 @@ def in_words(known: dict[str, Any], adjacency: str, unit: str) -> list[str]:
     """The promise for somebody outside the field, in a few sentences.
 
     Args:
-        known: what an attacker reaches, see :func:`attacker`.
+        known: what an attacker reaches, ``attacker`` of :func:`ledger_facts`.
         adjacency: neighbouring relation.
         unit: a record or a person.
     """
@@ -114,8 +114,23 @@ def ledger_facts(path: Path, audit: dict[str, Any], exact: bool = True) -> dict[
     with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         trade_off = ledger.report(exact=exact).trade_off()
     charges = audit["charges"]
+    attacker = {
+        "right_guesses": (1 + trade_off.advantage) / 2,
+        "rates": [
+            {"false_positive_rate": rate, "true_positive_rate": float(found)}
+            for rate, found in zip(RATES, trade_off.true_positive_rate(RATES), strict=True)
+        ],
+        "curve": np.stack([_CURVE, trade_off.true_positive_rate(_CURVE)], axis=1).tolist(),
+    }
+    stated = ("epsilon", "delta", "adjacency", "unit", "guarantee", "reason")
     return {
-        "promise": promise_of(audit, trade_off),
+        "promise": {
+            **{name: audit[name] for name in stated},
+            "protected": protected(audit["adjacency"], audit["unit"]),
+            "bounds": {name: audit[name] for name in _FIGURES if audit.get(name) is not None},
+            "words": in_words(attacker, audit["adjacency"], audit["unit"]),
+            "attacker": attacker,
+        },
         "planned": [described(record) for run in audit["runs"].values() for record in run["guaranteed"]],
         "spent": {
             "epsilon": audit["epsilon_spent"],
@@ -125,39 +140,10 @@ def ledger_facts(path: Path, audit: dict[str, Any], exact: bool = True) -> dict[
             "growth": growth(charges, audit["delta"], audit["adjacency"], audit["epsilon_spent"]),
         },
         "kept": {
-            "head": audit["head"],
-            "rows": audit["rows"],
+            **{name: audit[name] for name in ("head", "rows", "max_epsilon", "within_budget")},
             "runs": len(audit["runs"]),
-            "max_epsilon": audit["max_epsilon"],
-            "within_budget": audit["within_budget"],
             "rule": audit["filter"]["rule"],
         },
-    }
-
-
-def promise_of(audit: dict[str, Any], trade_off: TradeOff) -> dict[str, Any]:
-    """The promise in numbers and words.
-
-    Args:
-        audit: what an audit found.
-        trade_off: error rates of attacks on the same releases.
-    """
-    attacker = {
-        "right_guesses": (1 + trade_off.advantage) / 2,
-        "rates": [
-            {"false_positive_rate": rate, "true_positive_rate": float(found)}
-            for rate, found in zip(RATES, trade_off.true_positive_rate(RATES), strict=True)
-        ],
-        "curve": [
-            [float(x), float(y)] for x, y in zip(_CURVE, trade_off.true_positive_rate(_CURVE), strict=True)
-        ],
-    }
-    return {
-        **{name: audit[name] for name in ("epsilon", "delta", "adjacency", "unit", "guarantee", "reason")},
-        "protected": protected(audit["adjacency"], audit["unit"]),
-        "bounds": {name: audit[name] for name in _FIGURES if audit.get(name) is not None},
-        "words": in_words(attacker, audit["adjacency"], audit["unit"]),
-        "attacker": attacker,
     }
 
 
@@ -226,17 +212,14 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
             "rows": rows,
             "notes": marks_explained(cells),
             "together": together(results),
-            "delta": first["delta"],
-            "adjacency": first["adjacency"],
+            **{name: first[name] for name in ("delta", "adjacency")},
             "protected": protected(first["adjacency"], first.get("unit", "record")),
             "seeds": seeds,
             "runs": [
                 {
-                    "title": result.title,
-                    "seed": result.seed,
+                    **{name: getattr(result, name) for name in ("title", "seed", "accuracy")},
                     "epsilon": result.values["epsilon"],
                     "guarantee": result.guarantee.level,
-                    "accuracy": result.accuracy,
                     "releases": sum(record.get("count", 1) for record in result.values["records"]),
                 }
                 for result in results
@@ -301,7 +284,7 @@ def run_facts(folder: Path, audit: dict[str, Any] | None, exact: bool = True) ->
     Raises:
         ValueError: if a file in it can't be read as what it is.
     """
-    summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / "config.yaml")
+    summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / CONFIG)
     pictures = PublicPictures.read(folder)
     return {
         "kind": "run",
@@ -324,13 +307,12 @@ def run_facts(folder: Path, audit: dict[str, Any] | None, exact: bool = True) ->
 def _title(summary: dict[str, Any]) -> str:
     """Data, method, ε and accuracy, as far as the summary has them."""
     method = " · ".join(str(summary[name]) for name in ("labeler", "student") if summary.get(name))
-    figures = [
-        f"ε = {at_most(summary['epsilon'])}" if isinstance(summary.get("epsilon"), float) else "",
-        f"test accuracy {summary['test_accuracy']:.3f}"
-        if isinstance(summary.get("test_accuracy"), float)
-        else "",
-    ]
-    return ", ".join(filter(None, [" by ".join(filter(None, [_data(summary), method])), *figures]))
+    parts = [" by ".join(filter(None, [_data(summary), method]))]
+    if isinstance(summary.get("epsilon"), float):
+        parts.append(f"ε = {at_most(summary['epsilon'])}")
+    if isinstance(summary.get("test_accuracy"), float):
+        parts.append(f"test accuracy {summary['test_accuracy']:.3f}")
+    return ", ".join(filter(None, parts))
 
 
 def _data(summary: dict[str, Any]) -> str:
@@ -382,41 +364,33 @@ def _judged(
 ) -> dict[str, Any]:
     """Released labels against the public truth: by class with a confusion matrix, or by attribute."""
     if truth is None or not len(examples):
-        return {"by_class": [], "confusion": None}
-    right, wanted = labels, truth[examples]
-    if labels.ndim == 2:
-        by_class = [
-            _share(name, int((truths == told)[truths >= 0].sum()), int((truths >= 0).sum()))
-            for name, truths, told in zip(names, wanted.T, right.T, strict=True)
-        ]
-        return {"by_class": by_class, "confusion": None}
+        return _confused(None, names)
+    wanted = truth[examples]
     known = wanted >= 0
-    cells = wanted[known] * len(names) + right[known]
-    confusion = torch.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names)).numpy()
-    return {"by_class": _by_class(confusion, names), "confusion": _matrix(confusion, names)}
+    if labels.ndim == 2:
+        right = ((wanted == labels) & known).sum(dim=0).tolist()
+        return {"by_class": list(map(_share, names, right, known.sum(dim=0).tolist())), "confusion": None}
+    cells = wanted[known] * len(names) + labels[known]
+    confusion = torch.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names))
+    return _confused(confusion.numpy(), names)
 
 
 def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[str, Any]:
     """Accuracy of the released model on public examples and the public test set."""
     confusion = None if pictures is None or not pictures.confusion.size else pictures.confusion
-    names = pictures.class_names if pictures is not None else ()
+    shown = ("test_accuracy", "val_accuracy", "holdout_epsilon", "label_accuracy", "epochs")
     return {
-        "test_accuracy": summary.get("test_accuracy"),
-        "val_accuracy": summary.get("val_accuracy"),
+        **{name: summary.get(name) for name in shown},
         "holdout": None
         if summary.get("holdout_accuracy") is None
         else f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}",
-        "holdout_epsilon": summary.get("holdout_epsilon"),
-        "label_accuracy": summary.get("label_accuracy"),
-        "epochs": summary.get("epochs"),
         "released": _MODELS.get(summary.get("released", ""), ""),
         "models": {
             text: summary[f"{name}_test_accuracy"]
             for name, text in _MODELS.items()
             if summary.get(f"{name}_test_accuracy") is not None
         },
-        "by_class": [] if confusion is None else _by_class(confusion, names),
-        "confusion": None if confusion is None else _matrix(confusion, names),
+        **_confused(confusion, () if pictures is None else pictures.class_names),
     }
 
 
@@ -460,9 +434,7 @@ def _without_privacy(folder: Path, summary: dict[str, Any]) -> list[dict[str, An
         if result.target != np.inf or str(result.seed) != seed or not (bound or result.method == method):
             continue
         what = (
-            "the same student on the true labels of public images"
-            if bound
-            else "the same method without noise"
+            f"the same {'student on the true labels of public images' if bound else 'method without noise'}"
         )
         found.append({"what": what, "title": result.title, "accuracy": result.accuracy})
     return found
@@ -475,18 +447,23 @@ def _set(value: Any) -> Any:
     return [_set(item) for item in value] if isinstance(value, list) else value
 
 
-def _by_class(confusion: np.ndarray[Any, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    return [_share(name, int(confusion[i, i]), int(confusion[i].sum())) for i, name in enumerate(names)]
-
-
 def _share(name: str, right: int, count: int) -> dict[str, Any]:
     return {"name": name, "right": right, "count": count, "accuracy": right / count if count else None}
 
 
-def _matrix(confusion: np.ndarray[Any, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _confused(confusion: np.ndarray[Any, Any] | None, names: tuple[str, ...]) -> dict[str, Any]:
+    """Accuracy by class, and the confusion matrix with its rows as shares; nothing where there is none."""
+    if confusion is None:
+        return {"by_class": [], "confusion": None}
     rows = confusion.tolist()
-    shares = [[cell / sum(row) if sum(row) else 0.0 for cell in row] for row in rows]
-    return {"names": list(names), "rows": rows, "shares": shares}
+    counts = list(map(sum, rows))
+    shares = [
+        [cell / count if count else 0.0 for cell in row] for row, count in zip(rows, counts, strict=True)
+    ]
+    return {
+        "by_class": list(map(_share, names, confusion.diagonal().tolist(), counts)),
+        "confusion": {"names": list(names), "rows": rows, "shares": shares},
+    }
 
 
 def _png(image: np.ndarray[Any, Any]) -> str:
