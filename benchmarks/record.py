@@ -1,6 +1,6 @@
 """Stored results: one file a benchmark in ``results/``, with one entry a measurement; and how tables show them.
 
-An entry names what made it, so that nobody takes an old figure for one of today's code::
+An entry names what made it, so that an old figure is not taken for one of today's code::
 
     {"part": "seed 0", "commit": {…}, "machine": {…}, "versions": {…}, "seeds": [0], "settings": {…}, "results": …}
 
@@ -94,7 +94,7 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """Settings and figures of each stored measurement, beside the name of its ``part``."""
+    """Settings and figures of each stored measurement, with the name of its ``part``."""
     return [{"part": part, **one["settings"], **one["results"]} for part, one in entries(name).items()]
 
 
@@ -134,7 +134,7 @@ def guarantee(summaries: list[dict[str, Any]]) -> Guarantee:
 def store(
     name: str, measured: Measured, settings: dict[str, Any], begun: dict[str, Any] | None = None
 ) -> None:
-    """Write one measurement into the benchmark's file, beside its other parts.
+    """Write one measurement into the benchmark's file, with its other parts.
 
     Args:
         name: the benchmark.

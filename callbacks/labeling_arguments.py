@@ -1,4 +1,4 @@
-"""Arguments of a labelling: their defaults and checks, and what they stand for."""
+"""Arguments of a labelling: their defaults, their checks and the objects that they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extras for TensorBoard and Weights & Biases beside curves: settings, accuracy by ε, pictured queries."""
+"""Extras for TensorBoard and Weights & Biases: settings, accuracy by ε, pictured queries."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PublicPictures:
     def write(self, folder: Path) -> None:
         """Keep them in a run's folder."""
         buffer = io.BytesIO()
-        # Not compressed: the length of the file then tells nothing of what is in the confusion matrix.
+        # Not compressed: the length of the file must not depend on the confusion matrix.
         words = {name: np.array(getattr(self, name), dtype=str) for name in ("texts", "class_names")}
         np.savez(buffer, **{**vars(self), **words})
         write_durably(folder / PICTURES, buffer.getvalue())
@@ -230,9 +230,9 @@ def log_settings(trainer: pl.Trainer, settings: dict[str, Any]) -> None:
 
 
 def log_results(trainer: pl.Trainer, settings: dict[str, Any], part: str, results: dict[str, float]) -> None:
-    """Put settings beside results into TensorBoard's table of hyper-parameters.
+    """Put settings and results into TensorBoard's table of hyper-parameters.
 
-    The row of the run itself is Lightning's, which knows the student alone, so these have rows of their own.
+    The row of the run itself is Lightning's, which knows the student alone, so these are further rows.
     """
     for logger in active_loggers(trainer):
         if _is(logger, "TensorBoardLogger"):

@@ -112,7 +112,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         sharded: let each process of the training search a share of the private records, for teachers that can.
         class_prior: shares of the classes where the model is used, one a class, a public constant: probabilities of
             labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
-            as the releases tell them. For teachers that release probabilities.
+            as the releases have them. For teachers that release probabilities.
         evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
             private records, or persons, of which the teacher learns nothing, and release the accuracy of the released
             model on them when the training ends, at the ε of the labels.
@@ -216,7 +216,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Learn how many epochs lie behind the checkpoint."""
+        """Read the number of epochs before the checkpoint."""
         progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
         self._epochs_before = int(progress.get("current", {}).get("processed", 0))
 
@@ -546,7 +546,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     @property
     def guarantee(self) -> Level:
-        """The word beside :attr:`epsilon`; :meth:`report` has the reasons."""
+        """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; :meth:`report` has the reasons."""
         report = self.report(exact=False)
         return "unconditional" if report is None else report[0].guarantee
 

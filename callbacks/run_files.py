@@ -20,16 +20,16 @@ from pl_privknn.privacy.audit import CONFIG, RunContents, file_digests
 from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.holdout import RESULT
 
-#: Where a run's last checkpoint lies in its folder.
+#: Place of a run's last checkpoint in its folder.
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 _ORIGIN = "# Written by a run that Python started."
 _LEFT_OUT = "# Only Python knows these: "
 
 
 def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Write what a run is made of, unless its folder has the configuration of a command.
+    """Write the configuration of a run that Python started, unless the folder has that of a command.
 
-    What the shell reads as it stands is complete; else a comment names what it leaves out.
+    A comment names the parts that can't be written, without which the file is not complete.
     """
     path = folder / CONFIG
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def contents_of(folder: Path) -> RunContents:
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, syncs it, and moves it there within one file system.
+    """Writes a checkpoint to a file in the same folder, syncs it, and moves it to its place.
 
     Lightning writes to the system's folder for temporary files; a move from there to another file system is a copy,
     which a kill leaves half done. The checkpoint before the last one is kept as ``NAME.previous.ckpt``.

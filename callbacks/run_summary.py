@@ -45,10 +45,10 @@ from pl_privknn.students.losses import TASKS, accuracy_metric
 
 
 class TestedModels:
-    """Counts what a module says of test images, as its own test runs, and what a head and the mean of both say.
+    """Counts predictions of test images: of a module during its test, of a head, and of the mean of both.
 
     Args:
-        module: whose outputs are logits ``(b, classes)`` or of attributes; others are left alone.
+        module: whose outputs are logits, ``(b, classes)`` or of attributes; other outputs are not counted.
         head: the model that a teacher's releases make, if there is one.
         data: the data module; of a head it is one of this package.
     """
@@ -97,8 +97,8 @@ class RunReport(pl.Callback):
 
     Whatever spends ε in a trainer (:class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`,
     :class:`~pl_privknn.training.private_training.PrivateTraining`,
-    :class:`~pl_privknn.training.noisy_sgd.NoisySGD`) gives the trainer one, unless it has its own. Beside the
-    summary lie ``pictures.npz``, public images and their truth for ``privknn report`` (see
+    :class:`~pl_privknn.training.noisy_sgd.NoisySGD`) adds one to the trainer, unless it has one. With the
+    summary it writes ``pictures.npz``, public images and their truth for ``privknn report`` (see
     :class:`~pl_privknn.callbacks.loggers.PublicPictures`), and ``config.yaml`` (see
     :mod:`pl_privknn.callbacks.run_files`).
 
@@ -134,7 +134,7 @@ class RunReport(pl.Callback):
         return None if self.run_dir is None else self.run_dir / "summary.json"
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Keep out of the way what no user can act on; start the clock, before a labeler's first round."""
+        """Silence warnings that no user can act on; start the clock, before a labeler's first round."""
         quiet_lightning()
         if stage == "fit":
             self.summary, self.run_dir, self._advice = {}, None, ""
@@ -168,7 +168,7 @@ class RunReport(pl.Callback):
             self._bind(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the run's folder, write there what the run is, and tell the loggers."""
+        """Find the run's folder, write the configuration there, and log the settings."""
         if not self._find_folder(trainer, pl_module):
             return
         assert self.run_dir is not None
@@ -178,7 +178,7 @@ class RunReport(pl.Callback):
             log_settings(trainer, self._settings)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log ε beside the accuracy of the epoch."""
+        """Log ε with the accuracy of the epoch."""
         accuracy = trainer.callback_metrics.get("val/accuracy")
         spender = spender_of(trainer, pl_module)
         if accuracy is None or spender is None or not trainer.is_global_zero:
@@ -193,7 +193,7 @@ class RunReport(pl.Callback):
         )
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look for a head to judge beside the student; with several processes none sees all test images."""
+        """Load a head to test with the student; not in several processes, none of which sees all test images."""
         self._judged = None
         if not self.summary or trainer.world_size > 1:
             return
@@ -347,7 +347,7 @@ def errors_as_warnings(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         said = " ".join(str(error).split())
-        rank_zero_warn(f"{what} failed ({type(error).__name__}: {said}); the training's result stands")
+        rank_zero_warn(f"{what} failed ({type(error).__name__}: {said}); the training's result is kept")
 
 
 # Share of the way from a constant answer to no error below which a run's result is called poor.
@@ -377,9 +377,9 @@ def advice_for(trainer: pl.Trainer, labeling: Any, accuracy: float | None) -> st
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
     for owner in (*trainer.callbacks, pl_module):  # type: ignore[attr-defined]
-        tells = getattr(owner, "privacy_summary", None)
-        if tells is not None and (told := tells()) is not None:
-            return dict(told)
+        summary_of = getattr(owner, "privacy_summary", None)
+        if summary_of is not None and (found := summary_of()) is not None:
+            return dict(found)
     return {"epsilon": None, "guarantee": "none", "reason": "no private labels were used"}
 
 
@@ -389,7 +389,7 @@ def _metric(trainer: pl.Trainer, name: str) -> float | None:
 
 
 def _public_seconds() -> float:
-    """A clock that stands still while private records are worked on."""
+    """Seconds of a clock that stops while private records are worked on."""
     return time.monotonic() - private_seconds()
 
 

@@ -5,7 +5,7 @@ module, data module or callback of the other one. Every file of this package tak
 ``from pl_privknn import _lightning as pl``. They derive from the classes of both packages, so that an object of ours
 is an instance of both, whichever package is imported, when, and whose Trainer comes.
 
-Deriving is not enough: Trainers tell a hook that was overridden by comparing its code with that of their own class,
+Deriving is not enough: Trainers recognise an overridden hook by comparing its code with that of their own class,
 and 20 methods of LightningModule differ there in 2.6.6 (83 between 2.6.6 and 2.5.0), ``configure_sharded_model`` and
 the loaders among them. A method that both packages define therefore runs as the package of the attached Trainer
 defines it, which also keeps the versions of Trainer and method together.
@@ -14,7 +14,7 @@ Other ways fail: the package that happens to be imported says nothing of the one
 changes where a Trainer attaches is refused before that; an entry of ``sys.modules`` changes the user's own imports.
 The second package takes about half a second to import. Messages stay with the package that the user imported.
 
-Beside it: warnings on which no user can act, and a trainer that says nothing.
+Also here: warnings on which no user can act, and the options of a trainer without output.
 """
 
 from __future__ import annotations

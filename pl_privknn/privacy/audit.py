@@ -1,4 +1,4 @@
-"""The audit of a run's whole folder: what leaves it is what its ledger noted, and ε is what the ledger says."""
+"""Audit of a run's folder: its files are those that its ledger noted, and ε is that of the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = "config.yaml"
 EXPORT = "export"
 #: What ``privknn report`` writes into a run's folder.
 REPORT = ("report.html", "privacy_card.md", "privacy_card.json", "certificate.json")
-#: What no audit of files can tell.
+#: What no audit of files can find.
 NOT_CHECKED = (
     "a ledger that was rewritten with all its hashes, and everything else to fit it; a head that was noted elsewhere "
     "tells (--head)",
@@ -47,7 +47,7 @@ class NotARun(ValueError):
 
 @contextlib.contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Tell in one line of a file that a stranger damaged, whatever is wrong with it.
+    """Turn any error of a reader of damaged files into one line.
 
     Raises:
         NotARun: in place of errors that no reader raises by itself.

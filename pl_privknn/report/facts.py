@@ -66,7 +66,7 @@ def protected(adjacency: str, unit: str) -> str:
 
 
 def in_words(known: dict[str, Any], adjacency: str, unit: str) -> list[str]:
-    """The promise for somebody outside the field, in a few sentences.
+    """Explain the promise in a few sentences, for readers outside the field.
 
     Args:
         known: what an attacker reaches, ``attacker`` of :func:`ledger_facts`.
@@ -441,7 +441,7 @@ def _without_privacy(folder: Path, summary: dict[str, Any]) -> list[dict[str, An
 
 
 def _set(value: Any) -> Any:
-    """Settings without those that stand at nothing."""
+    """Settings without those that are null."""
     if isinstance(value, dict):
         return {name: _set(item) for name, item in value.items() if item is not None}
     return [_set(item) for item in value] if isinstance(value, list) else value

@@ -43,16 +43,16 @@ _SIZE = (4.8, 2.9)
 
 
 def write_report(path: str | Path, output: str | Path | None = None, exact: bool = True) -> Path:
-    """Write one HTML file that needs no network, and the privacy card beside it.
+    """Write one HTML file that needs no network, and the privacy card into the same folder.
 
     Args:
         path: the folder of a run or of a comparison, or a ledger.
-        output: the HTML file; by default ``report.html`` in the folder, or ``NAME.report.html`` beside the ledger.
+        output: the HTML file; by default ``report.html`` in the folder, or ``NAME.report.html`` next to the ledger.
         exact: also compute the exact worst case (seconds).
 
     Returns:
-        The HTML file. ``privacy_card.md``, ``privacy_card.json`` and ``certificate.json`` lie beside it, except for a
-        comparison.
+        The HTML file. ``privacy_card.md``, ``privacy_card.json`` and ``certificate.json`` are in its folder, but
+        not for a comparison.
 
     Raises:
         ValueError: where ``path`` is none of these, or a file in it is damaged.
@@ -276,7 +276,7 @@ def _environment() -> Any:
 
 
 def _markdown(text: Any) -> str:
-    """Text of a stranger's file as text: no line, column, link, emphasis or HTML of its own."""
+    """Escape text of an untrusted file: no line, column, link, emphasis or HTML comes from it."""
     return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", html.escape(printable(str(text)), quote=False))
 
 
