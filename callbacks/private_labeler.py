@@ -37,11 +37,12 @@ from pl_privknn.callbacks.labeling_round import (
     prior_shift,
     public_extractor,
     rich_progress,
+    same_buffers,
+    shard_of,
     shifted,
 )
 from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.callbacks.selection import SELECTORS, Selector
-from pl_privknn.callbacks.shards import same_buffers, shard_of
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages

@@ -16,8 +16,8 @@ from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PICTURES, labeling_of
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
-from pl_privknn.privacy.audit import CONFIG, RunContents, file_digests
-from pl_privknn.privacy.files import replaced_durably, write_durably
+from pl_privknn.privacy.audit import CONFIG, RunContents
+from pl_privknn.privacy.files import file_digests, replaced_durably, write_durably
 from pl_privknn.privacy.holdout import RESULT
 
 #: Place of a run's last checkpoint in its folder.

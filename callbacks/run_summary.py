@@ -37,9 +37,8 @@ from pl_privknn.config import as_section
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.accountant import attack_in_words
-from pl_privknn.privacy.audit import note_files
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.ledger import Ledger, note_files
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric
 

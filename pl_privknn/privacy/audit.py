@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pl_privknn.config import read_document
+from pl_privknn.privacy.files import file_digests
 from pl_privknn.privacy.holdout import LEDGER as HOLDOUT
-from pl_privknn.privacy.ledger import Ledger, LedgerRun, Place, counts_topic, files_topic
+from pl_privknn.privacy.ledger import Place, counts_topic, files_topic, note_files
 from pl_privknn.privacy.store import read_rows
 from pl_privknn.privacy.verification import audit_ledger, check_summary, compared
 
@@ -224,26 +224,6 @@ def _files(
             there = dict.fromkeys(here, "older than the run's last charge")
     for name in sorted({*here, *there}):
         yield compared(name, here.get(name), there.get(name))
-
-
-def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the files of these names in a folder; those that are not there are left out."""
-    return {name: file_digest(folder / name) for name in names if (folder / name).is_file()}
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
-
-
-def note_files(ledger_path: Path, run: str, digests: dict[str, str], place: Place = "files") -> None:
-    """Note the digests of a place's files in a run's ledger, so that an audit finds an exchanged file."""
-    with contextlib.closing(Ledger.reopen(ledger_path)) as ledger:
-        LedgerRun(ledger, run).note(files_topic(run, place), json.dumps(digests, sort_keys=True))
 
 
 def note_written(audit: Mapping[str, Any], folder: Path, names: Iterable[str], place: Place) -> None:

@@ -29,13 +29,13 @@ from pl_privknn.privacy.audit import (
     CONFIG,
     NotARun,
     audit_run,
-    file_digest,
     in_short,
     ledger_of,
     mapping_of,
     named_values,
     reading,
 )
+from pl_privknn.privacy.files import file_digest
 from pl_privknn.privacy.ledger import Ledger, Place
 from pl_privknn.privacy.mechanisms.base import Charge, merged
 from pl_privknn.privacy.verification import parameters_text

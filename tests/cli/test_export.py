@@ -19,7 +19,7 @@ from pl_privknn.config import known_classes
 from pl_privknn.features import HOG, CachedFeatures, Pixels, PublicPCA
 from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.privacy import Charge, Gaussian, Ledger
-from pl_privknn.privacy.audit import note_files
+from pl_privknn.privacy.ledger import note_files
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.students import SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger
