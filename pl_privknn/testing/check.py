@@ -14,241 +14,23 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler, ProtectsPersons, Release
 from pl_privknn.privacy.ledger import BudgetExceeded
-from pl_privknn.privacy.mechanisms import (
-    Adjacency,
-    Charge,
-    Conditional,
-    ExponentialArgmax,
-    Gaussian,
-    GaussianDPStream,
-    Mechanism,
-    NegativeBinomial,
-    NoisyScreening,
-    RandomizedResponse,
-)
+from pl_privknn.privacy.mechanisms import Charge, GaussianDPStream
 from pl_privknn.privacy.mechanisms.base import merged
-from pl_privknn.testing.tables import Makers, Pair, Table, in_shards, neighbors_of
+from pl_privknn.testing.distances import Move, moves, pools
+from pl_privknn.testing.tables import Makers, Pair, Table, neighbors_of
 from pl_privknn.testing.watch import (
     CALLED,
     REFUSED,
     Coins,
     Draw,
-    DrawingMethod,
-    Entered,
     LabelerCheckError,
     Paid,
     Run,
     Subject,
     coins_of,
     copies_of,
-    mechanism_methods,
     named,
-    protocol_methods,
 )
-
-#: Rounding: relative to the sensitivity, and to the size of the values (sums of float32).
-_RELATIVE, _OF_VALUES = 1e-6, 1e-6
-
-
-@dataclasses.dataclass(frozen=True)
-class Move:
-    """Distance by which the input of one release moved.
-
-    Attributes:
-        what: mechanism and norm.
-        amount: how far.
-        allowed: how far it may.
-        rounding: what sums of rounded numbers may add to that.
-        condition: the condition of a conditional charge; empty otherwise.
-    """
-
-    what: str
-    amount: float
-    allowed: float
-    rounding: float = 0.0
-    condition: str = ""
-
-
-@dataclasses.dataclass
-class Pool:
-    """All that was charged for one mechanism, and all that entered it.
-
-    Attributes:
-        drawn: the mechanism that draws.
-        charged: releases.
-        condition: of the charge.
-        entered: in order.
-        rows: each row of what entered is a release; otherwise all of it together is one.
-    """
-
-    drawn: Mechanism
-    charged: int = 0
-    condition: str = ""
-    entered: list[Entered] = dataclasses.field(default_factory=list)
-    rows: bool = True
-    _by_rows: int = 0
-
-    def take(self, entered: Entered) -> None:
-        """One more draw.
-
-        Raises:
-            LabelerCheckError: where more was drawn than had been charged.
-        """
-        self.entered.append(entered)
-        self._by_rows += _rows(entered)
-        self.rows &= self._by_rows <= self.charged
-        if not self.rows and (_single(entered.mechanism) or len(self.entered) > self.charged):
-            drawn = self._by_rows if _single(entered.mechanism) else len(self.entered)
-            raise LabelerCheckError(
-                f"draws more than it charged: {drawn} releases of {self.drawn.kind} drawn, {self.charged} charged "
-                "so far. Charge the number of releases before they are drawn"
-            )
-
-
-def pools(events: Sequence[Any]) -> list[Pool]:
-    """Match all that entered noise with the charges that came before.
-
-    Raises:
-        LabelerCheckError: for a draw that no charge pays for.
-    """
-    found: dict[Mechanism, Pool] = {}
-    for event in events:
-        if isinstance(event, Paid):
-            _open(found, event.charge)
-        elif isinstance(event, Entered):
-            _pool_of(found, event.mechanism).take(event)
-    return list(found.values())
-
-
-def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
-    """Distance between the releases of two tables at equal answers.
-
-    Raises:
-        LabelerCheckError: where the two tables were not asked for the same releases.
-    """
-    shapes = [
-        [(pool.drawn.kind, pool.charged, [tuple(e.values.shape) for e in pool.entered if e.measure is None])
-         for pool in side]
-        for side in (first, second)
-    ]  # fmt: skip
-    if shapes[0] != shapes[1]:
-        raise LabelerCheckError(
-            f"what is charged or released depends on the private table: {shapes[0]} on one, {shapes[1]} on the "
-            "other, at equal answers"
-        )
-    found: list[Move] = []
-    for one, other in zip(first, second, strict=True):
-        if isinstance(one.drawn, GaussianDPStream):
-            found.append(_total(one, other))
-            continue
-        for a, b in zip(one.entered, other.entered, strict=True):
-            amount, allowed, unit = _apart(a, b, one.rows)
-            rounding = _OF_VALUES * _norm(a.values, 2) if a.values.is_floating_point() else 0.0
-            found.append(Move(f"{one.drawn.kind} ({unit})", amount, allowed, rounding, one.condition))
-    return found
-
-
-def _open(found: dict[Mechanism, Pool], charge: Charge) -> None:
-    drawn = charge.mechanism.bare
-    pool = found.setdefault(drawn, Pool(drawn))
-    pool.charged += charge.count
-    if isinstance(charge.mechanism, Conditional):
-        pool.condition = charge.mechanism.condition
-
-
-def _pool_of(found: dict[Mechanism, Pool], mechanism: Mechanism) -> Pool:
-    if mechanism in found:
-        return found[mechanism]
-    streams = [pool for pool in found.values() if isinstance(pool.drawn, GaussianDPStream)]
-    if streams and isinstance(mechanism, Gaussian):
-        streams[0].charged += 1  # a stream that is paid for as a whole may have any number of releases
-        return streams[0]
-    charged = ", ".join(repr(known) for known in found) or "nothing"
-    raise LabelerCheckError(
-        f"draws with {mechanism!r}, which was not charged (charged: {charged}). Draw with the very object that is "
-        "charged, after its charge"
-    )
-
-
-def _total(one: Pool, other: Pool) -> Move:
-    """Σ(Δ/σ)² of all Gaussian releases of a stream against μ²: what the worst record pays and may pay."""
-    assert isinstance(one.drawn, GaussianDPStream)
-    paid = 0.0
-    for a, b in zip(one.entered, other.entered, strict=True):
-        assert isinstance(a.mechanism, Gaussian)
-        assert isinstance(b.mechanism, Gaussian)
-        paid += _norm(a.values - b.values, 2) ** 2 / min(a.mechanism.sigma, b.mechanism.sigma) ** 2
-    return Move("stream of gaussian releases (sum of squares of move / sigma)", paid, one.drawn.mu**2)
-
-
-def _apart(a: Entered, b: Entered, rows: bool) -> tuple[float, float, str]:
-    if a.measure is not None:
-        return (*a.measure(a.values, b.values), "answers")
-    mechanism, first, second = a.mechanism, a.values.double(), b.values.double()
-    moved = first - second
-    if not bool(moved.isfinite().all()):
-        return math.inf, 0.0, "values that are not finite"
-    if isinstance(mechanism, NoisyScreening):
-        top = max(float(first.max()), float(second.max()))
-        if top > mechanism.k:
-            return top, float(mechanism.k), "largest count, above the k that is accounted for"
-        return _norm(moved, math.inf), 1.0, "largest count"
-    if isinstance(mechanism, ExponentialArgmax):
-        spread = moved.amax(dim=-1) - moved.amin(dim=-1)
-        return float(spread.max()), 1.0 if mechanism.votes == "add" else 2.0, "range of the votes' moves"
-    if isinstance(mechanism, NegativeBinomial):
-        ways = max(float(moved.clamp(min=0).sum()), float((-moved).clamp(min=0).sum()))
-        return ways, float(mechanism.moved), "counts moved one way"
-    if isinstance(mechanism, RandomizedResponse):
-        return float((moved != 0).sum()), float(mechanism.differing), "places"
-    parts = (
-        moved.flatten(1)
-        if rows and moved.ndim > 1
-        else moved.reshape(-1, 1)
-        if rows
-        else moved.reshape(1, -1)
-    )
-    order, allowed = _norm_of(mechanism)
-    largest = max((_norm(part, order) for part in parts), default=0.0)
-    return largest, allowed, f"L{order}"
-
-
-def _norm_of(mechanism: Mechanism) -> tuple[int, float]:
-    for order in (1, 2):
-        stated = getattr(mechanism, f"l{order}_sensitivity", None)
-        if stated is not None:
-            return order, float(stated)
-    raise LabelerCheckError(
-        f"can't look inside {mechanism!r}: it states neither l1_sensitivity nor l2_sensitivity, so how far two "
-        "tables may be apart is not known. Give check_labeler a DrawingMethod for it, with a measure"
-    )
-
-
-def exceeds(move: Move) -> bool:
-    """Whether a move is more than is allowed, beyond rounding."""
-    return not move.amount <= move.allowed * (1 + _RELATIVE) + move.rounding
-
-
-def _norm(values: Tensor, order: float) -> float:
-    return float(torch.linalg.vector_norm(values.double(), order)) if values.numel() else 0.0
-
-
-def _single(mechanism: Mechanism) -> bool:
-    """Whether a release is one number or one choice, so that a table of them is many releases."""
-    return isinstance(mechanism, NoisyScreening | ExponentialArgmax)
-
-
-def _rows(entered: Entered) -> int:
-    """Releases in what entered, if each row is one."""
-    shape = tuple(entered.values.shape)
-    if entered.measure is not None or isinstance(entered.mechanism, RandomizedResponse | NegativeBinomial):
-        return 1
-    if isinstance(entered.mechanism, NoisyScreening):
-        return math.prod(shape)
-    if isinstance(entered.mechanism, ExponentialArgmax):
-        return math.prod(shape[:-1])
-    return shape[0] if shape else 1
-
 
 _ORDERS = np.array([1.5, 2.0, 8.0])
 #: Refuse the first charge, the second, …; a labeler with more charges is refused at these.
@@ -310,12 +92,12 @@ def check_payments(run: Run) -> str:
     if not charged:
         raise LabelerCheckError("label charged nothing; every release has to be paid for")
     pools(run.events)
-    own = run.unclaimed()
+    own = run.unseen()
     if own:
         raise LabelerCheckError(
-            f"label draws {own[0].kind} noise by itself, so the check can't look inside: draw with the charged "
-            "mechanism's own method (add_noise, argmax, passes, randomize), or give check_labeler a DrawingMethod "
-            "for what draws. Coins of a sample are tossed by noise.bernoulli(shape, sampling_rate)"
+            f"label draws {own[0].kind} noise by itself, so the check can't look inside: draw by the charged "
+            "mechanism (add_noise, argmax, passes, randomize, or draw). Coins of a sample are tossed by "
+            "noise.bernoulli(shape, sampling_rate)"
         )
     rates = {
         rate for event in run.events if isinstance(event, Paid) and (rate := sampling_rate(event.charge)) < 1
@@ -564,7 +346,7 @@ class Largest:
                     f"a record whose coin shows tails moves {move.what} by {move.amount:.6g}; a record that is not "
                     "in the sample must have no influence"
                 )
-            if exceeds(move):
+            if move.exceeds:
                 if not move.condition:
                     raise LabelerCheckError(
                         f"one record moves {move.what} by {move.amount:.6g}, and {move.allowed:.6g} was charged. "
@@ -645,28 +427,17 @@ def check_strangers(subject: Subject, table: Table, others: Sequence[Table]) -> 
     for passing in ("all", "half"):
         first = Run(subject, coins="heads", passing=passing, records=len(table)).fit(table)
         first.label(table.queries)
-        left = first.left()  # at once: the next run may change what the class holds
         for other in others:
             second = (
                 Run(subject, coins="heads", after=first, hold_parts=False).fit(other).label(table.queries)
             )
             check_outcomes(first, second)
             for what, told in second.left().items():
-                if told != left[what]:
-                    one, two = _different(left[what], told)
+                if told != first.left()[what]:
                     raise LabelerCheckError(
-                        f"{what} differ between private tables: {one[:80]!r} on one, {two[:80]!r} on the other; what "
-                        "is private reaches the release alone, by noise"
+                        f"{what} differ between private tables; what is private reaches the release alone, by noise"
                     )
     return f"{len(others)} tables"
-
-
-def _different(*sides: Any) -> tuple[str, ...]:
-    """Both sides in words; of tables, the entries that differ."""
-    one, two = sides
-    if isinstance(one, dict) and isinstance(two, dict):
-        sides = tuple({k: v for k, v in side.items() if one.get(k) != two.get(k)} for side in sides)
-    return tuple(map(str, sides))
 
 
 def is_sampled(subject: Subject, queries: int) -> bool:
@@ -719,9 +490,7 @@ def check_labeler(
     num_classes: int | None = None,
     dimension: int = 6,
     pairs: Sequence[Pair] = (),
-    methods: Sequence[DrawingMethod] = (),
     seed: int = 0,
-    shards: int = 1,
 ) -> CheckReport:
     """Check that a labeler charges before it draws, and that its noise covers what one record can do.
 
@@ -741,10 +510,10 @@ def check_labeler(
     * *samples*: coins have the charged rate, each sampled release has a coin for each record, and a record whose coin
       shows tails has no influence.
 
-    What enters the noise is seen at the drawing methods of mechanisms (``add_noise``, ``argmax``, ``passes``,
-    ``randomize``; also of your own mechanism, if it has ``l1_sensitivity`` or ``l2_sensitivity``), without the
-    labeler's help. A labeler that draws otherwise can't be looked into: the check says so, and wants a
-    :class:`~pl_privknn.testing.watch.DrawingMethod`.
+    What enters the noise is observed in :meth:`~pl_privknn.privacy.mechanisms.Mechanism.draw`, through which
+    ``add_noise``, ``argmax``, ``passes`` and ``randomize`` go, without the labeler's help. A mechanism of your own
+    states ``l1_sensitivity`` or ``l2_sensitivity``, or registers with :func:`~pl_privknn.testing.distances.distance`.
+    A labeler that draws otherwise can't be looked into: the check says so.
 
     A check finds faults; it proves nothing. Neighbours that are not among the tables may move more, and the noise of
     the mechanisms themselves is tested elsewhere.
@@ -757,9 +526,7 @@ def check_labeler(
         num_classes: classes, or attributes for labelers of multi-label data; 5 by default.
         dimension: of the features.
         pairs: further neighbouring tables to try.
-        methods: further methods through which values enter noise.
         seed: of the tables and of the noise.
-        shards: check it as a training of so many processes has it, each of which holds a share of the records.
 
     Returns:
         What was checked, with the largest moves that were seen.
@@ -783,17 +550,15 @@ def check_labeler(
     records, queries = check_int("num_records", num_records, 4), check_int("num_queries", num_queries)
     checks: list[tuple[str, str]] = []
     largest: dict[str, Largest] = {}
-    adjacencies = in_shards(lambda: owner, shards).adjacencies
-    known = [*mechanism_methods(), *protocol_methods(), *methods]
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
             classes = check_int("num_classes", 5 if num_classes is None else num_classes, 2)
             makers = Makers(task, records, queries, classes, check_int("dimension", dimension), seed)
-            subject = Subject(make, known, classes, makers.public(), seed, shards)
-            examined = _Examined(owner, adjacencies, subject, makers, task, checks)
+            subject = Subject(make, classes, makers.public(), seed)
+            examined = _Examined(owner, subject, makers, task, checks)
             examined.contract()
             largest |= examined.neighbors(pairs)
-            if isinstance(owner, ProtectsPersons) and owner.protects_persons and shards == 1:
+            if isinstance(owner, ProtectsPersons) and owner.protects_persons:
                 largest |= examined.neighbors((), each=_RECORDS_OF_A_PERSON)
     if isinstance(labeler, Labeler):
         labeler.checked = True  # which runs of it note
@@ -805,7 +570,6 @@ class _Examined:
     """One labeler on the tables of one task."""
 
     owner: Labeler
-    adjacencies: tuple[Adjacency, ...]
     subject: Subject
     makers: Makers
     task: str
@@ -822,7 +586,7 @@ class _Examined:
         self.do("fresh noise", check_fresh_noise, subject, table)
         self.do("same again", check_reproducible, subject, table)
         # Where a replaced record is all that neighbours differ in, the number of records is public.
-        more = 7 if "add_remove" in self.adjacencies else 0
+        more = 7 if "add_remove" in self.owner.adjacencies else 0
         strangers = self.makers.strangers(more)
         self.do("earlier tables", check_forgets, subject, table, strangers)
         self.do("noise alone", check_strangers, subject, table, strangers)
@@ -842,7 +606,7 @@ class _Examined:
         owned = [makers.random(), makers.scattered(), *makers.decisive(), makers.together()]
         tables = makers.all() if each == 1 else [table.of_persons(each) for table in owned]
         what = "" if each == 1 else ", persons"
-        for adjacency in self.adjacencies:
+        for adjacency in self.owner.adjacencies:
             seen = found[f"{self.task}, {adjacency}{what}"] = Largest()
             made = [pair for table in tables for pair in neighbors_of(table, adjacency)]
             made += [pair for pair in pairs if pair.adjacency == adjacency]

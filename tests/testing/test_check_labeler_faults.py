@@ -1,5 +1,7 @@
 """Every broken labeler is caught, by the check that is meant for it."""
 
+import dataclasses
+
 import broken_answers
 import broken_labelers as broken
 import pytest
@@ -21,7 +23,6 @@ from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian
-from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.testing import LabelerCheckError, check_labeler
 
 FAULTS = {
@@ -44,7 +45,7 @@ FAULTS = {
     "NumbersItsOwnNoise": "fresh noise: a resumed run repeats the noise of stream",
     "NoiseByHand": "label draws normal noise by itself",
     "HalfTheNoise": "noise alone: labels differ between two private tables",
-    "AnotherGenerator": r"add_noise draws from SystemNoise\(\) and not",
+    "AnotherGenerator": r"gaussian draws from SystemNoise\(\) and not",
     "GlobalGenerator": "same again: labels differ",
     "IgnoresMaxAnswers": "max_answers: answers 12 of 12 queries with max_answers=4",
     "TakesNoneForAll": "max_answers: answers 12 of 12 queries with max_answers=0",
@@ -204,37 +205,27 @@ def stream(**settings):
 
 
 @pytest.mark.parametrize(
-    "scales",
-    [[1, 1, 1, 1], [1, 0.5, 0.5, 0.5], [0.5, 1, 1, 1]],
+    "quiet",
+    [{}, {"sigma2": 0.5}, {"sigma1": 2.0}],
     ids=["spent budgets vote on", "quiet votes", "quiet count"],
 )
-def test_stream_with_a_fault_is_caught(monkeypatch, scales):
+def test_stream_with_a_fault_is_caught(monkeypatch, quiet):
     original = ind_knn_engine.ask
 
-    def ask(parameters, active, votes, public_votes, num_public, draws):
-        return original(parameters, active, votes, public_votes, num_public, draws * scales)
+    def ask(parameters, *given):
+        return original(dataclasses.replace(parameters, **quiet), *given)
 
-    if scales == [1, 1, 1, 1]:
+    if not quiet:
         monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_settle", lambda self: None)
     monkeypatch.setattr(ind_knn_engine, "ask", ask)
     with pytest.raises(LabelerCheckError, match="moves stream of gaussian releases"):
         check_labeler(stream(), num_classes=3)
 
 
-class OneRow:
-    """Noise whose first row serves all queries of a call."""
-
-    def __init__(self, noise):
-        self.noise = noise
-
-    def normal(self, shape, scale):
-        return self.noise.normal(shape, scale)[:1].repeat(shape[0], 1)
-
-
 def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
-    pay_for = BudgetTable.pay_for
-    monkeypatch.setattr(BudgetTable, "pay_for", lambda *given: OneRow(pay_for(*given)))
-    with pytest.raises(LabelerCheckError, match="every query needs a row of its own"):
+    original = ind_knn_engine.ask
+    monkeypatch.setattr(ind_knn_engine, "ask", lambda *given: original(*given[:-1], given[-1].stream("all")))
+    with pytest.raises(LabelerCheckError, match="fresh noise: a later draw repeats the noise of stream"):
         check_labeler(stream())
 
 

@@ -80,7 +80,10 @@ class RepeatAndSelect(Mechanism):
         return pld.from_rdp(orders, self.rdp(orders, adjacency), discretization)
 
     def draw_count(self, noise: NoiseSource) -> int:
-        """K, which nobody but the search may ever know."""
+        """K, which only the search may know."""
+        return int(self.draw((), noise))
+
+    def _draw(self, values: tuple[()], noise: NoiseSource) -> int:
         count = 1
         while not bool(noise.bernoulli(1, 1 / self.mean)):
             count += 1

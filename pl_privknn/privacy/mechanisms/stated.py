@@ -163,6 +163,10 @@ class NoNoise(Mechanism):
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return ``values`` as float64; nothing is drawn."""
+        exact: Tensor = self.draw(values, noise)
+        return exact
+
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         return values.double()
 
     def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:
