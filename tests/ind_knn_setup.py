@@ -60,7 +60,7 @@ class Draws(SeededNoise):
 
 
 def draws_of(source, queries, classes):
-    """Standard normal draws of the algorithm from ``source``: a row a query, first of its count, then of its votes."""
+    """Standard normal draws of the algorithm from ``source``: of the count and then of the votes of each query."""
     return np.stack(
         [np.concatenate([source.normal(size, 1.0) for size in (1, classes)]) for _ in range(queries)]
     )

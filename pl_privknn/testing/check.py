@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,11 +25,11 @@ from pl_privknn.testing.watch import (
     REFUSED,
     Coins,
     Draw,
+    Falling,
     LabelerCheckError,
     Paid,
     Run,
     Subject,
-    coins_of,
     copies_of,
     named,
 )
@@ -76,62 +78,44 @@ def check_plan(subject: Subject, table: Table) -> str:
 
 def check_payments(run: Run) -> str:
     """Everything drawn was charged before, by the mechanism that draws; source and adjacencies are stated."""
-    paid_here, stream, charged = False, False, 0
+    paid_here, stream = False, False
     for event in run.events:
         if event == CALLED:
             paid_here = stream
         elif isinstance(event, Paid):
-            paid_here, charged = True, charged + 1
+            paid_here = True
             stream = stream or isinstance(event.charge.mechanism.bare, GaussianDPStream)
             _check_stated(run, event)
-        elif isinstance(event, Draw) and event.place == "label" and not paid_here:
+        elif isinstance(event, Draw | Coins) and not paid_here:
             raise LabelerCheckError(
-                f"draws {event.kind} before it charges; get the noise from "
-                "self.charge_and_draw(ledger, mechanism, count, key), which charges first"
+                "draws before it charges; get the noise from self.charge_and_draw(ledger, mechanism, count, key), "
+                "which charges first"
             )
-    if not charged:
+    if not run.ledger.rows:
         raise LabelerCheckError("label charged nothing; every release has to be paid for")
     pools(run.events)
-    own = run.unseen()
-    if own:
+    if any(isinstance(event, Draw) and not event.through for event in run.events):
         raise LabelerCheckError(
-            f"label draws {own[0].kind} noise by itself, so the check can't look inside: draw by the charged "
-            "mechanism (add_noise, argmax, passes, randomize, or draw). Coins of a sample are tossed by "
-            "noise.bernoulli(shape, sampling_rate)"
+            "label draws noise by itself, so the check can't look inside: draw by the charged mechanism (add_noise, "
+            "argmax, passes, randomize, draw). Coins of a sample are those of noise.bernoulli(shape, sampling_rate)"
         )
-    rates = {
-        rate for event in run.events if isinstance(event, Paid) and (rate := sampling_rate(event.charge)) < 1
-    }
+    rates = set(map(sampling_rate, run.ledger.rows))
     for event in run.events:
-        coin = isinstance(event, Draw) and event.place == "label" and event.kind == "bernoulli"
-        if coin and not event.through and event.parameter not in rates:
+        if isinstance(event, Coins) and event.rate not in rates:
             raise LabelerCheckError(
-                f"tosses coins of probability {event.parameter:g}, but what it charged has sampling_rate "
-                f"{', '.join(f'{rate:g}' for rate in sorted(rates)) or '1'}; sample at the rate that is charged"
+                f"tosses coins of probability {event.rate:g}, but what it charged has sampling_rate "
+                f"{', '.join(f'{rate:g}' for rate in sorted(rates))}; sample at the rate that is charged"
             )
     return ""
 
 
 def _check_stated(run: Run, event: Paid) -> None:
-    kind = event.charge.mechanism.kind
-    if event.adjacencies is None:
+    adjacencies = tuple(run.labeler.adjacencies)
+    if event.adjacencies != adjacencies or getattr(event.noise, "run", None) is not run:
         raise LabelerCheckError(
-            f"the charge of {kind} states no adjacencies; charge by "
+            f"the charge of {event.charge.mechanism.kind} states adjacencies={event.adjacencies} and "
+            f"noise={event.noise!r}, and not the labeler's {adjacencies} and noise_source; charge by "
             "self.charge_and_draw(ledger, mechanism, count, key)"
-        )
-    if event.adjacencies != tuple(run.labeler.adjacencies):
-        raise LabelerCheckError(
-            f"the charge of {kind} states adjacencies={event.adjacencies}, the labeler "
-            f"{tuple(run.labeler.adjacencies)}"
-        )
-    if event.noise is None or getattr(event.noise, "run", None) is not run:
-        raise LabelerCheckError(
-            f"the charge of {kind} names {event.noise!r} as its noise and not the labeler's noise_source; charge by "
-            "self.charge_and_draw(ledger, mechanism, count, key)"
-        )
-    if event.charge.guarantee.level != "none":
-        raise LabelerCheckError(
-            f"the charge of {kind} has the guarantee {event.charge.guarantee.level!r} with seeded noise"
         )
 
 
@@ -192,34 +176,32 @@ def _check_tensor(name: str, value: Tensor, shape: tuple[int, ...], dtypes: Sequ
 
 def check_refusals(subject: Subject, table: Table) -> str:
     """A refused charge ends the call, with nothing drawn after it; a later call pays before it draws."""
-    refused = 0
-    for limit in range(_REFUSALS):
-        run = Run(subject, passing="all", limit=limit).fit(table)
-        try:
-            run.label(table.queries)
-        except BudgetExceeded:
-            pass
-        else:
-            if len(run.ledger.rows) < limit or not _refused(run):
-                break  # it makes no further charge
-            raise LabelerCheckError(
-                f"answers although charge {limit + 1} was refused; let BudgetExceeded pass, and return nothing"
-            )
-        place = next(number for number, event in enumerate(run.events) if event == REFUSED)
-        if len(run.events) > place + 1:
-            raise LabelerCheckError(f"goes on to draw or charge after charge {limit + 1} was refused")
-        if limit:
-            check_payments(run)
-        run.ledger.limit = None
-        check_payments(run.label(table.queries))
-        refused += 1
+    refused = len(list(itertools.takewhile(functools.partial(_refuses, subject, table), range(_REFUSALS))))
     if not refused:
         raise LabelerCheckError("no charge was made that a ledger could refuse")
     return f"at {refused} charges"
 
 
-def _refused(run: Run) -> bool:
-    return any(event == REFUSED for event in run.events)
+def _refuses(subject: Subject, table: Table, limit: int) -> bool:
+    """Whether so many charges leave another one to refuse; if so, the check of what follows."""
+    run, ended = Run(subject, passing="all", limit=limit).fit(table), False
+    try:
+        run.label(table.queries)
+    except BudgetExceeded:
+        ended = True
+    if REFUSED not in run.events:
+        return False
+    if not ended:
+        raise LabelerCheckError(
+            f"answers although charge {limit + 1} was refused; let BudgetExceeded pass, and return nothing"
+        )
+    if run.events.index(REFUSED) < len(run.events) - 1:
+        raise LabelerCheckError(f"goes on to draw or charge after charge {limit + 1} was refused")
+    if limit:
+        check_payments(run)
+    run.ledger.limit = None
+    check_payments(run.label(table.queries))
+    return True
 
 
 def check_fresh_noise(subject: Subject, table: Table) -> str:
@@ -231,7 +213,7 @@ def check_fresh_noise(subject: Subject, table: Table) -> str:
     seen: dict[tuple[int | str, ...], tuple[int, int]] = {}
     for number, run in enumerate((first, resumed)):
         for event in run.events:
-            if isinstance(event, Draw) and event.place == "label":
+            if isinstance(event, Draw):
                 owner = seen.setdefault(event.path, (number, event.stream))
                 if owner != (number, event.stream):
                     raise LabelerCheckError(
@@ -300,7 +282,7 @@ def check_samples(subject: Subject, table: Table, instead: Table) -> str:
         if rate < 1:
             wanted[rate] = wanted.get(rate, 0) + charge.count * len(table)
     for rate, coins in wanted.items():
-        tossed = coins_of([event for event in run.events if getattr(event, "place", "") == "label"], rate)
+        tossed = sum(event.count for event in run.events if isinstance(event, Coins) and event.rate == rate)
         if tossed < coins:
             raise LabelerCheckError(
                 f"tosses {tossed} coins of probability {rate:g} where its charges are of {coins // len(table)} "
@@ -373,7 +355,7 @@ class Largest:
 
 
 def compare(
-    subject: Subject, owner: object, pairs: Sequence[Pair], coins: Coins, largest: Largest, check: str
+    subject: Subject, owner: object, pairs: Sequence[Pair], coins: Falling, largest: Largest, check: str
 ) -> None:
     """Run a labeler on both tables of each pair, with the same coins and the same answers, and measure.
 

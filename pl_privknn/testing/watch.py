@@ -92,47 +92,33 @@ class FreeLedger:
 
 #: ``drawn``: coins fall as they fall. ``heads``: every record is drawn. ``tails``: none is. ``mixed``: as they fall,
 #: and the same ones of two neighbouring tables.
-Coins = Literal["drawn", "heads", "tails", "mixed"]
+Falling = Literal["drawn", "heads", "tails", "mixed"]
 #: Whether queries pass a screening: as drawn, all of them, or every second one.
 Passing = Literal["drawn", "all", "half"]
 Place = Literal["fit", "label"]
-#: Values of attributes that are compared.
-_PLAIN = (int, float, str, bytes, list, tuple)
-#: Methods of a noise source that take a shape (or scores) and one parameter at most.
-KINDS = (
-    "uniform",
-    "integers",
-    "bernoulli",
-    "normal",
-    "rounded_normal",
-    "rounded_laplace",
-    "laplace",
-    "normal_at_least",
-    "exponential_choice",
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """One call of a method of a noise source that draws.
+    """Random words drawn in ``label``.
 
     Attributes:
-        kind: the method.
         path: key of the stream, and of the streams that it came from.
         stream: number of the stream's object; each object starts its stream anew.
-        dims: shape of what was drawn.
-        parameter: probability, scale or range.
-        place: in which call of the labeler.
-        through: whether a mechanism drew it.
+        through: whether a mechanism drew them, or a coin.
     """
 
-    kind: str
     path: tuple[int | str, ...]
     stream: int
-    dims: tuple[int, ...]
-    parameter: float
-    place: Place
     through: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Coins:
+    """Coins of one probability that ``label`` tossed, not a mechanism."""
+
+    rate: float
+    count: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,69 +140,31 @@ class WatchedNoise(NoiseSource):
     def __init__(self, run: Run, source: SeededNoise, path: tuple[int | str, ...]) -> None:
         self.run, self._source, self._path = run, source, path
         run.streams += 1
-        self._number, self._drawing = run.streams, False
+        self._number = run.streams
 
     def random_words(self, count: int) -> NDArray[np.uint64]:
         """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
-        if not self._drawing:
-            self._note("random_words", (count,))
+        if self.run.place == "label":
+            self.run.events.append(Draw(self._path, self._number, self.run.through))
         return self._source.random_words(count)
 
     def stream(self, *key: int | str) -> WatchedNoise:
         """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
         return WatchedNoise(self.run, self._source.stream(*key), (*self._path, *key))
 
-    def drawn(self, kind: str, of: Shape | Tensor, *parameter: float) -> Tensor:
-        """Draw of a noise source's method ``kind``, coupled and noted."""
-        original = getattr(NoiseSource, kind)
-        if self._drawing:  # one draw is made of another
-            values: Tensor = original(self, of, *parameter)
-            return values
-        chosen = isinstance(of, Tensor)  # thresholds, or scores of whose last axis one is chosen
-        dims = _dims(of) if not isinstance(of, Tensor) else tuple(of.shape)
-        dims = dims[:-1] if kind == "exponential_choice" else dims
-        self._drawing = True
-        try:
-            values = self.run.fallen(
-                kind, dims, lambda shape: original(self, of if chosen else shape, *parameter)
-            )
-        finally:
-            self._drawing = False
-        self._note(kind, tuple(values.shape), parameter[0] if parameter else 0.0)
-        return values
+    def uniform(self, shape: Shape) -> Tensor:
+        """See :class:`~pl_privknn.privacy.noise.NoiseSource`; coupled, as the next two."""
+        return self.run.coupled(shape, super().uniform)
 
-    def _note(self, kind: str, dims: tuple[int, ...], parameter: float = 0.0) -> None:
-        run = self.run
-        drawn = Draw(kind, self._path, self._number, dims, float(parameter), run.place, run.through)
-        run.events.append(drawn)
+    def integers(self, shape: Shape, below: int) -> Tensor:
+        """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
+        draw = super().integers
+        return self.run.coupled(shape, lambda dims: draw(dims, below))
 
-
-def _watched(kind: str) -> Callable[..., Tensor]:
-    @functools.wraps(getattr(NoiseSource, kind))
-    def method(self: WatchedNoise, *given: Any, **named: Any) -> Tensor:
-        return self.drawn(kind, *given, *named.values())
-
-    return method
-
-
-for _kind in KINDS:
-    setattr(WatchedNoise, _kind, _watched(_kind))
-
-
-def _dims(shape: Shape) -> tuple[int, ...]:
-    return tuple(int(size) for size in shape) if isinstance(shape, Sequence) else (int(shape),)
-
-
-def coins_of(events: list[Any], rate: float) -> int:
-    """Number of coins of probability ``rate`` that no mechanism tossed."""
-    return sum(
-        math.prod(event.dims)
-        for event in events
-        if isinstance(event, Draw)
-        and event.kind == "bernoulli"
-        and not event.through
-        and event.parameter == rate
-    )
+    def bernoulli(self, shape: Shape, p: float) -> Tensor:
+        """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
+        draw = super().bernoulli
+        return self.run.tossed(shape, p, lambda dims: draw(dims, p))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +222,7 @@ class Run:
 
     Args:
         subject: what is run.
-        coins: how coins fall; see :data:`~pl_privknn.testing.watch.Coins`.
+        coins: how coins fall; see :data:`~pl_privknn.testing.watch.Falling`.
         passing: how screenings end; see :data:`~pl_privknn.testing.watch.Passing`.
         after: the run on the other table of a pair; its outcomes are given again here.
         hold_parts: give its conditional partition again, too.
@@ -289,7 +237,7 @@ class Run:
         self,
         subject: Subject,
         *,
-        coins: Coins = "drawn",
+        coins: Falling = "drawn",
         passing: Passing = "drawn",
         after: Run | None = None,
         hold_parts: bool = True,
@@ -303,7 +251,7 @@ class Run:
         self.records, self.removed, self.each = records, removed, each
         self.events: list[Any] = []
         self.place: Place = "fit"
-        #: Whether a mechanism draws at present.
+        #: Whether a mechanism draws at present, or a coin is tossed.
         self.through = False
         self.streams = 0
         self.outcomes: list[Any] = []
@@ -349,43 +297,44 @@ class Run:
     def left(self) -> dict[str, Any]:
         """What is public beside the release: attributes of the labeler, keys of the streams that draws used."""
         shown = {
-            name: value.tolist() if isinstance(value, Tensor | np.ndarray) else value
+            name: value
             for name, value in vars(self.labeler).items()
             if not name.startswith(("_", "private_"))
         }
-        plain = {name: value for name, value in shown.items() if isinstance(value, _PLAIN)}
-        drawn = [e for e in self.events if isinstance(e, Draw) and e.place == "label" and e.through]
+        tables = {
+            name: value.tolist() for name, value in shown.items() if isinstance(value, Tensor | np.ndarray)
+        }
+        plain = {name: value for name, value in shown.items() if isinstance(value, int | float | str)}
+        keys = [e.path for e in self.events if isinstance(e, Draw) and e.through]
         return {
-            "public attributes": plain,
-            "keys": [[part for part in draw.path if isinstance(part, str)] for draw in drawn],
+            "public attributes": plain | tables,
+            "keys": [[part for part in key if isinstance(part, str)] for key in keys],
         }
 
     # ------------------------------------------------------------------ noise
 
-    def unseen(self) -> list[Draw]:
-        """Draws of ``label`` outside mechanisms, other than coins."""
-        return [
-            event
-            for event in self.events
-            if isinstance(event, Draw)
-            and event.place == "label"
-            and not event.through
-            and event.kind != "bernoulli"
-        ]
+    def tossed(self, shape: Shape, rate: float, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        """Coins: of a sample of records where ``label`` tosses them."""
+        if self.place == "fit" or self.through:
+            return self.coupled(shape, draw)
+        dims = _dims(shape)
+        self.events.append(Coins(rate, math.prod(dims)))
+        if self.coins in ("heads", "tails"):
+            return torch.full(dims, self.coins == "heads")
+        self.through = True
+        try:
+            return self._of_records(dims, draw) if self.coins == "mixed" else draw(dims)
+        finally:
+            self.through = False
 
-    def fallen(self, kind: str, dims: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """Result of a draw, coupled between neighbouring tables where it is of records.
+    def coupled(self, shape: Shape, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        """Result of a draw, coupled between neighbouring tables where ``fit`` makes it for each record.
 
-        Coins, and what ``fit`` draws for each record, are those of the same records in both tables: the larger
-        table's are drawn, and the one of the record that is missing is taken out. The last axis is that of the
-        records, by row or by rank; a pair whose coins are looked at has its records in order of distance, so that
-        both are the same.
+        As with coins, the draws are those of the same records in both tables: the larger table's are drawn, and the
+        one of the record that is missing is taken out. The last axis is that of the records, by row or by rank; a
+        pair whose coins are looked at has its records in order of distance, so that both are the same.
         """
-        if self.place == "label" and kind == "bernoulli" and not self.through and self.coins != "drawn":
-            if self.coins != "mixed":
-                return torch.full(dims, self.coins == "heads")
-            return self._of_records(dims, draw)
-        here = self.records - (self.removed is not None)
+        dims, here = _dims(shape), self.records - (self.removed is not None)
         if self.place == "fit" and dims and dims[-1] == here:
             return self._of_records(dims, draw)
         if self.place == "fit" and dims and dims[-1] == self.each * here:
@@ -456,6 +405,10 @@ class Run:
                 parts = torch.cat([parts[:removed], parts[removed + 1 :]])
         self.parts.append(parts)
         return parts
+
+
+def _dims(shape: Shape) -> tuple[int, ...]:
+    return tuple(np.atleast_1d(shape).tolist())
 
 
 def copies_of(labeler: Labeler) -> Callable[[], Labeler]:
