@@ -154,12 +154,12 @@ def attack(
 @contextlib.contextmanager
 def _fewer_shares(made: Any, size: float) -> Iterator[Any]:
     """Of the shares of noise so few come that what is left is so many times too small."""
-    literal = negative_binomial._draw
+    literal = negative_binomial._shares
 
     def drawn(shape: float, *given: Any) -> Tensor:
         return literal(shape / size**2, *given)
 
-    with mock.patch.object(negative_binomial, "_draw", drawn):
+    with mock.patch.object(negative_binomial, "_shares", drawn):
         yield made
 
 

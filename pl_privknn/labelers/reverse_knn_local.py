@@ -170,11 +170,14 @@ class Protocol(abc.ABC):
 
     Attributes:
         table: shape of an answer.
-        mechanism: cost of one round of messages.
     """
 
     table: Table
-    mechanism: Mechanism
+
+    @property
+    @abc.abstractmethod
+    def mechanism(self) -> Mechanism:
+        """Cost of one round of messages; all clients together cost this."""
 
     def draw(
         self,
@@ -184,10 +187,12 @@ class Protocol(abc.ABC):
         by: Callable[[Tensor, Tensor, NoiseSource], Tensor],
     ) -> Tensor:
         """Pass clients' answers through the mechanism's :meth:`~pl_privknn.privacy.mechanisms.Mechanism.draw`."""
-        sent: Tensor = self.mechanism.draw(
-            (nearest, labels), noise, lambda sent, noise: by(*sent, noise), lambda sent: self.compared(*sent)
+        return self.mechanism.draw(
+            (nearest, labels),
+            noise,
+            lambda sent, noise: by(sent[0], sent[1], noise),
+            lambda sent: self.compared(*sent),
         )
-        return sent
 
     def compared(self, nearest: Tensor, labels: Tensor) -> Tensor:
         """**Private.** Cells that clients vote for, int64 ``(n, k·r)``, in order; for tests that compare tables.
@@ -239,7 +244,7 @@ class LocalRandomizer(Protocol):
             )
 
     @property
-    def mechanism(self) -> Mechanism:  # type: ignore[override]
+    def mechanism(self) -> Mechanism:
         """Cost of one round of messages; each record is in one message, so all clients together cost this."""
         return PureDP(self.epsilon)
 
@@ -452,14 +457,6 @@ class Shuffled(Protocol):
         """The messages in an order that tells nothing of who sent them; rows are messages."""
         return messages[noise.uniform((len(messages),)).argsort()]
 
-    def messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """Every client's messages, shuffled; a message a row."""
-        return self.draw(nearest, labels, noise, self._messages)
-
-    @abc.abstractmethod
-    def _messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """See :meth:`messages`."""
-
 
 class SingleMessage(Shuffled):
     """One locally private message a client, amplified by shuffling (Feldman, McMillan, Talwar 2021).
@@ -476,11 +473,12 @@ class SingleMessage(Shuffled):
         self.randomizer: LocalRandomizer = make_randomizer(name, local_epsilon, table)
 
     @property
-    def mechanism(self) -> Mechanism:  # type: ignore[override]
+    def mechanism(self) -> Mechanism:
         """Cost of one round."""
         return ShuffleAmplification(self.randomizer.epsilon, self.num_clients)
 
-    def _messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+    def messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Every client's message, shuffled."""
         sent = self.randomizer.randomize(nearest, labels, noise.stream("clients"))
         return self.shuffle(sent, noise.stream("shuffler"))
 
@@ -509,7 +507,12 @@ class MultiMessage(Shuffled):
         super().__init__(table, num_clients)
         if noise.moved != table.ones:
             raise ValueError(f"noise.moved={noise.moved} must be k·r = {table.ones}, the votes of a record")
-        self.mechanism = noise
+        self._noise = noise
+
+    @property
+    def mechanism(self) -> NegativeBinomial:
+        """The noise."""
+        return self._noise
 
     def compared(self, nearest: Tensor, labels: Tensor) -> Tensor:
         """**Private.** Counts, int64 ``(s·c,)``, of different cells of each client."""
@@ -528,7 +531,8 @@ class MultiMessage(Shuffled):
         extra = self.mechanism.share(self.table.cells, self.num_clients, noise)
         return torch.cat([votes, torch.arange(self.table.cells).repeat_interleave(extra)])[:, None]
 
-    def _messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+    def messages(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Every client's messages, shuffled."""
         source = noise.stream("clients")
         sent = [self.client(*record, source) for record in zip(nearest, labels, strict=True)]
         return self.shuffle(torch.cat(sent), noise.stream("shuffler"))

@@ -276,20 +276,17 @@ def check_samples(subject: Subject, table: Table, instead: Table) -> str:
     except ValueError:
         table = instead
         run = Run(subject, coins="tails", passing="all").fit(table).label(table.queries)
-    wanted: dict[float, int] = {}
-    for charge in run.ledger.rows:
-        rate = sampling_rate(charge)
-        if rate < 1:
-            wanted[rate] = wanted.get(rate, 0) + charge.count * len(table)
-    for rate, coins in wanted.items():
+    rates = {rate for rate in map(sampling_rate, run.ledger.rows) if rate < 1}
+    for rate in rates:
+        releases = sum(charge.count for charge in run.ledger.rows if sampling_rate(charge) == rate)
         tossed = sum(event.count for event in run.events if isinstance(event, Coins) and event.rate == rate)
-        if tossed < coins:
+        if tossed < releases * len(table):
             raise LabelerCheckError(
-                f"tosses {tossed} coins of probability {rate:g} where its charges are of {coins // len(table)} "
+                f"tosses {tossed} coins of probability {rate:g} where its charges are of {releases} "
                 f"sampled releases of {len(table)} records: each release needs a coin for each record, by "
                 "noise.bernoulli(shape, sampling_rate); a sample that serves twice, or of fixed size, is not covered"
             )
-    return "" if wanted else "nothing is sampled"
+    return "" if rates else "nothing is sampled"
 
 
 def sampling_rate(charge: Charge) -> float:
@@ -354,39 +351,6 @@ class Largest:
         return "; ".join([f"{self.pairs} pairs", *shown, *beyond, *refused])
 
 
-def compare(
-    subject: Subject, owner: object, pairs: Sequence[Pair], coins: Falling, largest: Largest, check: str
-) -> None:
-    """Run a labeler on both tables of each pair, with the same coins and the same answers, and measure.
-
-    Args:
-        subject: what is run.
-        owner: the labeler, for messages.
-        pairs: neighbouring tables.
-        coins: how coins fall.
-        largest: takes the measurements.
-        check: name of the check, for messages.
-    """
-    firsts: dict[int, Run | None] = {}
-    for pair in pairs:
-        with named(check, owner, f"tables {pair.name}, coins {coins}"):
-            key, units = id(pair.first), pair.first.units
-            sizes = {"records": units, "each": len(pair.first) // max(1, units)}
-            if key not in firsts:
-                firsts[key] = _accepted(subject, pair.first, largest, coins=coins, **sizes)
-            first = firsts[key]
-            if first is None:
-                continue
-            second = _accepted(
-                subject, pair.second, largest,
-                coins=coins, removed=pair.removed, after=first, **sizes,
-            )  # fmt: skip
-            if second is None:
-                continue
-            check_outcomes(first, second)
-            largest.take(moves(pools(first.events), pools(second.events)))
-
-
 def check_outcomes(first: Run, second: Run) -> None:
     """Raise unless two runs with equal answers of all mechanisms let out the same, at the same charges."""
     rows = [[(row.mechanism, row.count) for row in run.ledger.rows] for run in (first, second)]
@@ -422,16 +386,10 @@ def check_strangers(subject: Subject, table: Table, others: Sequence[Table]) -> 
     return f"{len(others)} tables"
 
 
-def is_sampled(subject: Subject, queries: int) -> bool:
-    """Whether anything in the plan is of a Poisson sample."""
-    plan = subject.make().plan(queries, queries, subject.num_classes)
-    return any(sampling_rate(charge) < 1 for charge in plan)
-
-
-def _accepted(subject: Subject, table: Table, largest: Largest, **settings: object) -> Run | None:
+def _accepted(made: Callable[..., Run], subject: Subject, table: Table, largest: Largest) -> Run | None:
     """A run that answers all queries; None where the labeler refuses the table."""
     try:
-        run = Run(subject, passing="all", **settings).fit(table)  # type: ignore[arg-type]
+        run = made(subject, passing="all").fit(table)
     except (ValueError, RuntimeError) as error:
         largest.refused.append(f"'{table.name}' of {len(table)} records ({type(error).__name__})")
         return None
@@ -593,7 +551,7 @@ class _Examined:
             made = [pair for table in tables for pair in neighbors_of(table, adjacency)]
             made += [pair for pair in pairs if pair.adjacency == adjacency]
             self._compare(f"sensitivity under {adjacency}{what}", made, "heads", seen)
-            if adjacency == "add_remove" and is_sampled(self.subject, self.makers.m):
+            if adjacency == "add_remove" and self._is_sampled():
                 few = [
                     pair
                     for table in (tables[0], tables[-1] if each > 1 else makers.together())
@@ -622,9 +580,16 @@ class _Examined:
                 ) from error
         self.checks.append((name, seen))
 
-    def _compare(self, name: str, pairs: Sequence[Pair], coins: Any, largest: Largest) -> None:
+    def _is_sampled(self) -> bool:
+        plan = self.subject.make().plan(self.makers.m, self.makers.m, self.subject.num_classes)
+        return any(sampling_rate(charge) < 1 for charge in plan)
+
+    def _compare(self, name: str, pairs: Sequence[Pair], coins: Falling, largest: Largest) -> None:
         def check() -> str:
-            compare(self.subject, self.owner, pairs, coins, largest, name)
+            firsts: dict[int, Run | None] = {}
+            for pair in pairs:
+                with named(name, self.owner, f"tables {pair.name}, coins {coins}"):
+                    self._compare_pair(pair, coins, largest, firsts)
             if not largest.pairs:
                 raise LabelerCheckError(f"no pair of tables was accepted ({largest})")
             if coins == "heads" and not largest.all_moved:
@@ -635,6 +600,23 @@ class _Examined:
             return str(largest)
 
         self.do(name, check)
+
+    def _compare_pair(
+        self, pair: Pair, coins: Falling, largest: Largest, firsts: dict[int, Run | None]
+    ) -> None:
+        """Run the labeler on both tables, with the same coins and the same answers, and measure."""
+        key, units = id(pair.first), pair.first.units
+        run = functools.partial(Run, coins=coins, records=units, each=len(pair.first) // max(1, units))
+        if key not in firsts:
+            firsts[key] = _accepted(run, self.subject, pair.first, largest)
+        first = firsts[key]
+        if first is None:
+            return
+        after = functools.partial(run, removed=pair.removed, after=first)
+        second = _accepted(after, self.subject, pair.second, largest)
+        if second is not None:
+            check_outcomes(first, second)
+            largest.take(moves(pools(first.events), pools(second.events)))
 
     def _rounds(self, table: Table) -> str:
         """Payments of one round, of its batches, and of two rounds."""

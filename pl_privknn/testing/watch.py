@@ -353,8 +353,8 @@ class Run:
     # ------------------------------------------------------------------ draws of mechanisms
 
     def _observed(
-        self, mechanism: Mechanism, values: Tensor, noise: NoiseSource, draw: Callable[[], Any]
-    ) -> Any:
+        self, mechanism: Mechanism, values: Tensor, noise: NoiseSource, draw: Callable[[], Tensor]
+    ) -> Tensor:
         """One draw; see :data:`~pl_privknn.privacy.mechanisms.base.Observer`."""
         if self.through:  # one behind another
             return draw()

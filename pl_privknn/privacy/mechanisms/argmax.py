@@ -92,8 +92,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
         """
         if not bool(votes.isfinite().all()):
             raise ValueError("votes: some are NaN or infinite; count votes with finite weights")
-        winners: Tensor = self.draw(votes, noise)
-        return winners
+        return self.draw(votes, noise)
 
     def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         return noise.exponential_choice(values, self.scale)

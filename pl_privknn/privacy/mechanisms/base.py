@@ -164,7 +164,7 @@ def check_adjacency(adjacency: str) -> Adjacency:
 
 #: Stands in for a draw: from the mechanism, the values as they are compared, the noise source and the draw itself, it
 #: makes the release.
-Observer = Callable[["Mechanism", Any, "NoiseSource", Callable[[], Any]], Any]
+Observer = Callable[["Mechanism", Any, "NoiseSource", Callable[[], "Tensor"]], "Tensor"]
 _OBSERVER: ContextVar[Observer | None] = ContextVar("observer of draws", default=None)
 
 
@@ -220,9 +220,9 @@ class Mechanism(abc.ABC):
         self,
         values: Any,
         noise: NoiseSource,
-        by: Callable[[Any, NoiseSource], Any] | None = None,
+        by: Callable[[Any, NoiseSource], Tensor] | None = None,
         compared: Callable[[Any], Tensor] | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """Release private values with fresh noise. Every draw of every mechanism passes through here.
 
         Args:
@@ -243,7 +243,7 @@ class Mechanism(abc.ABC):
             self, values if compared is None else compared(values), noise, lambda: sample(values, noise)
         )
 
-    def _draw(self, values: Any, noise: NoiseSource) -> Any:
+    def _draw(self, values: Any, noise: NoiseSource) -> Tensor:
         """The noise of this mechanism on ``values``; for :meth:`draw` alone."""
         raise TypeError(f"{type(self).__name__} has no draw of its own; give draw a function for it")
 
@@ -657,8 +657,7 @@ class AdditiveNoise(VoteNoise):
         release with ideal noise, costs what that costs, and no last bits tell of x (Mironov 2012). Sums of weights
         get float64 noise.
         """
-        noisy: Tensor = self.draw(values, noise)
-        return noisy
+        return self.draw(values, noise)
 
     @abc.abstractmethod
     def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:

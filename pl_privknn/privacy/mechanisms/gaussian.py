@@ -79,13 +79,12 @@ class Gaussian(AdditiveNoise):
             raise ValueError(f"counts: dtype {counts.dtype}; noise on multiples wants whole numbers (int64)")
         if math.frexp(check_positive("step", step))[0] != 0.5:
             raise ValueError(f"step={step!r} must be a power of two, so that no product with it is rounded")
-        noisy: Tensor = self.draw(
+        return self.draw(
             counts.long(),
             noise,
             lambda counts, noise: self._draw_multiples(counts, step, noise),
             lambda counts: counts.double() * step,
         )
-        return noisy
 
     def _draw_multiples(self, counts: Tensor, step: float, noise: NoiseSource) -> Tensor:
         drawn = noise.rounded_normal(tuple(counts.shape), self.sigma / step)

@@ -82,8 +82,7 @@ class RandomizedResponse(DominatingPair):
         Returns:
             A new tensor of the same shape and dtype.
         """
-        sent: Tensor = self.draw(values, noise)
-        return sent
+        return self.draw(values, noise)
 
     def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         flipped = noise.bernoulli(tuple(values.shape), self.flip_probability).to(values.device)

@@ -88,8 +88,7 @@ class NoisyScreening(OutcomeMechanism):
         Returns:
             Bool tensor of the same shape: which queries may be answered.
         """
-        passed: Tensor = self.draw(max_votes, noise)
-        return passed
+        return self.draw(max_votes, noise)
 
     def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         return noise.normal_at_least(self.threshold - values.clamp_min(self.lowest).double(), self.sigma)

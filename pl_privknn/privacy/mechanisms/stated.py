@@ -163,8 +163,7 @@ class NoNoise(Mechanism):
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return ``values`` as float64; nothing is drawn."""
-        exact: Tensor = self.draw(values, noise)
-        return exact
+        return self.draw(values, noise)
 
     def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         return values.double()
