@@ -127,7 +127,7 @@ class Paid:
 
     charge: Charge
     noise: NoiseSource | None
-    adjacencies: tuple[Adjacency, ...] | None
+    adjacencies: tuple[Adjacency, ...]
 
 
 #: Events without more to say: a call of ``label`` begins; the ledger refused a charge.
@@ -194,9 +194,7 @@ class _WatchedLedger(FreeLedger):
         except BudgetExceeded:
             self._events.append(REFUSED)
             raise
-        adjacencies = stated.get("adjacencies")
-        named = None if adjacencies is None else tuple(adjacencies)
-        self._events.append(Paid(self.rows[-1], stated.get("noise"), named))
+        self._events.append(Paid(self.rows[-1], stated.get("noise"), tuple(stated.get("adjacencies") or ())))
         return row
 
 
@@ -254,16 +252,15 @@ class Run:
         #: Whether a mechanism draws at present, or a coin is tossed.
         self.through = False
         self.streams = 0
-        self.outcomes: list[Any] = []
+        self.outcomes: list[Tensor] = []
         #: Parts that a conditional partitioner made.
         self.parts: list[Tensor] = []
         self._replay = None if after is None else after.outcomes
         self._parts_given = [] if after is None or not hold_parts else after.parts
-        self.noise = WatchedNoise(self, SeededNoise(subject.seed), ())
         self.ledger = _WatchedLedger(self.events, limit, start)
         self.labeler = subject.make()
         self._hold_parts()
-        self.labeler.noise_source = self.noise
+        self.labeler.noise_source = WatchedNoise(self, SeededNoise(subject.seed), ())
         self.releases: list[Release] = []
 
     def fit(self, table: Table, images: Tensor | None = None) -> Run:
@@ -297,17 +294,14 @@ class Run:
     def left(self) -> dict[str, Any]:
         """What is public beside the release: attributes of the labeler, keys of the streams that draws used."""
         shown = {
-            name: value
+            name: value.tolist() if isinstance(value, Tensor | np.ndarray) else value
             for name, value in vars(self.labeler).items()
-            if not name.startswith(("_", "private_"))
+            if isinstance(value, Tensor | np.ndarray | int | float | str)
+            and not name.startswith(("_", "private_"))
         }
-        tables = {
-            name: value.tolist() for name, value in shown.items() if isinstance(value, Tensor | np.ndarray)
-        }
-        plain = {name: value for name, value in shown.items() if isinstance(value, int | float | str)}
         keys = [e.path for e in self.events if isinstance(e, Draw) and e.through]
         return {
-            "public attributes": plain | tables,
+            "public attributes": shown,
             "keys": [[part for part in key if isinstance(part, str)] for key in keys],
         }
 

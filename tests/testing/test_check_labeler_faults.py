@@ -33,7 +33,7 @@ FAULTS = {
     "PlansNothing": r"plan: plan returns \[\]",
     "ChargesNothing": "label charged nothing",
     "ChargesLess": r"draws with Gaussian\(sigma=1.0.*which was not charged",
-    "StatesNoAdjacency": "states adjacencies=None",
+    "StatesNoAdjacency": r"states adjacencies=\(\) and",
     "StatesAnotherAdjacency": "states adjacencies=.'replace_one',. and .* not the labeler's .'add_remove',.",
     "StatesNoSource": "and noise=None, and not the labeler",
     "HoldsUnderNoAdjacency": "plan: adjacencies names 'replace_one', under which its plan has no cost",
