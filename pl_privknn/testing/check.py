@@ -183,7 +183,7 @@ def check_refusals(subject: Subject, table: Table) -> str:
 
 
 def _refuses(subject: Subject, table: Table, limit: int) -> bool:
-    """Whether so many charges leave another one to refuse; if so, the check of what follows."""
+    """Refuse the charge after the first ``limit`` and check what follows; False where there is no such charge."""
     run, ended = Run(subject, passing="all", limit=limit).fit(table), False
     try:
         run.label(table.queries)
@@ -301,15 +301,14 @@ class Largest:
     Attributes:
         still: nothing may move, because no record is drawn.
         pairs: how many pairs were compared.
-        moves: for each mechanism the move that is the largest share of what is allowed.
-        conditional: moves beyond what is allowed, of charges that name a condition.
+        moves: for each mechanism the move that is the largest share of what is allowed; beyond that, of charges that
+            name a condition.
         refused: names of tables that ``fit`` or ``label`` refused.
     """
 
     still: bool = False
     pairs: int = 0
     moves: dict[str, Move] = dataclasses.field(default_factory=dict)
-    conditional: dict[str, Move] = dataclasses.field(default_factory=dict)
     refused: list[str] = dataclasses.field(default_factory=list)
 
     def take(self, found: Iterable[Move]) -> None:
@@ -325,13 +324,11 @@ class Largest:
                     f"a record whose coin shows tails moves {move.what} by {move.amount:.6g}; a record that is not "
                     "in the sample must have no influence"
                 )
-            if move.exceeds:
-                if not move.condition:
-                    raise LabelerCheckError(
-                        f"one record moves {move.what} by {move.amount:.6g}, and {move.allowed:.6g} was charged. "
-                        "State the larger sensitivity, or bound each record's part"
-                    )
-                self.conditional[move.what] = move
+            if move.exceeds and not move.condition:
+                raise LabelerCheckError(
+                    f"one record moves {move.what} by {move.amount:.6g}, and {move.allowed:.6g} was charged. "
+                    "State the larger sensitivity, or bound each record's part"
+                )
             known = self.moves.get(move.what)
             if known is None or move.amount * known.allowed > known.amount * move.allowed:
                 self.moves[move.what] = move
@@ -345,7 +342,8 @@ class Largest:
         shown = [f"{m.what} at most {m.amount:.4g} of {m.allowed:.4g}" for m in self.moves.values()]
         beyond = [
             f"{m.what} {m.amount:.4g} of {m.allowed:.4g}, covered only if {m.condition}"
-            for m in self.conditional.values()
+            for m in self.moves.values()
+            if m.exceeds
         ]
         refused = [f"refused: {', '.join(dict.fromkeys(self.refused))}"] if self.refused else []
         return "; ".join([f"{self.pairs} pairs", *shown, *beyond, *refused])
