@@ -28,7 +28,7 @@ from pl_privknn.auditing.releases import attack_labeler, target_of_config
 from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.results import SEEDED, stated
 from pl_privknn.config import read_document
-from pl_privknn.planning import Cost, free_parameter, is_training
+from pl_privknn.planning import is_training, solve
 from pl_privknn.privacy.noise import SeededNoise
 
 NONE = "none"
@@ -170,7 +170,7 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
     if "noise" not in changes:
         arguments["epsilon"] = epsilon
         return document
-    plan = Cost(document["data"], name).plan(document, free_parameter(document), epsilon)
+    plan = solve(document, None, epsilon, source=name)
     arguments["noise"]["init_args"]["sigma"] = round(plan.values[plan.found], 4)
     return document
 

@@ -16,7 +16,6 @@ import inspect
 import json
 import numbers
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 MAX_JSON_BYTES = 1 << 24
 #: YAML is written by people, and read a hundred times more slowly.
 MAX_YAML_BYTES = 1 << 18
-#: Most lists and mappings within each other; configurations have about ten.
-MAX_DEPTH = 64
 #: Most values of a YAML document with its aliases written out; a file of this size has fewer without them.
 MAX_VALUES = 1 << 18
 #: Rooms whose classes YAML may name, bare or by their path.
@@ -42,9 +39,7 @@ ROOMS = (
     "students", "training",
 )  # fmt: skip
 
-_TAG = "tag:yaml.org,2002:"
-_PLAIN = {_TAG + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null")}
-_TOO_DEEP = f"more than {MAX_DEPTH} lists and mappings within each other; write it flatter"
+_TOO_DEEP = "too many lists and mappings within each other; write it flatter"
 _MOST_ITEMS = 100  # of a list that is written into a configuration: longer ones are data
 _MOST_NAMES = 12
 
@@ -60,49 +55,26 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     """Plain types, with 1e-5 a number (YAML 1.1 wants a dot, people don't write one) and dates as text."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: [(tag, pattern) for tag, pattern in known if tag not in (_TAG + "float", _TAG + "timestamp")]
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":float", ":timestamp"))]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def plain(self, node: yaml.Node, given: Mapping[int, Any], depth: int = 0) -> Any:
-        """A node with its aliases written out, so that no two places share a list or a mapping."""
-        self.values = getattr(self, "values", 0) + 1
-        where = f"line {node.start_mark.line + 1}"
-        if self.values > MAX_VALUES:
-            raise ConfigurationError(f"{where}: aliases make more than {MAX_VALUES} values; write less")
-        if node.tag not in _PLAIN:
-            raise ConfigurationError(f"{where} has the tag {shown(node.tag)}; leave tags out")
-        if id(node) in given:
-            return copy.deepcopy(given[id(node)])
-        if isinstance(node, yaml.ScalarNode):
-            return self.construct_object(node)
-        if depth == MAX_DEPTH:
-            raise ConfigurationError(f"{where}: {_TOO_DEEP}")
-        if isinstance(node, yaml.SequenceNode):
-            return [self.plain(item, given, depth + 1) for item in node.value]
-        own: dict[Any, Any] = {}
-        merged: dict[Any, Any] = {}
-        for key, value in node.value:
-            if key.tag == _TAG + "merge":
-                for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    inherited = self.plain(part, given, depth + 1)
-                    if not isinstance(inherited, dict):
-                        raise ConfigurationError(f"{where}: << wants a mapping, or a list of them")
-                    merged = {**inherited, **merged}
-                continue
-            if not isinstance(key, yaml.ScalarNode):
-                raise ConfigurationError(f"{where} has a list or a mapping as key; use a word")
-            name = self.plain(key, {})
-            if name in own:
-                raise ConfigurationError(
-                    f"line {key.start_mark.line + 1}: {shown(name)} stands twice in one mapping; leave one out"
-                )
-            own[name] = self.plain(value, given, depth + 1)
-        return {**merged, **own}
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._flat: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuse a key that one mapping has twice, of which YAML would take the last; then merge ``<<``."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if id(node) not in self._flat and (twice := next((n for n in names if names.count(n) > 1), None)):
+            line = node.start_mark.line + 1
+            raise ConfigurationError(f"line {line}: {shown(twice)} is twice in one mapping; leave one out")
+        self._flat.add(id(node))  # which has inherited keys from now on, too
+        super().flatten_mapping(node)
 
 
 _Loader.add_implicit_resolver(
-    _TAG + "float",
+    "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
     list("-+.0123456789"),
 )  # fmt: skip
@@ -121,7 +93,7 @@ def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None
         definitions: see :func:`read_yaml`.
 
     Raises:
-        ConfigurationError: if it is neither, or larger, deeper or less plain than what :func:`read_yaml` reads.
+        ConfigurationError: if it is neither, or larger or deeper than what :func:`read_yaml` reads.
         OSError: if it can't be read.
     """
     path = Path(path)
@@ -159,8 +131,8 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
         definitions: other values of those in the section, by their names.
 
     Raises:
-        ConfigurationError: for anything but one document, or one with a tag, a key that stands twice in a mapping,
-            more than :data:`MAX_DEPTH` levels or :data:`MAX_VALUES` values; a definition that it does not have.
+        ConfigurationError: for anything but one document, or one with a tag, a key that is twice in a mapping, too
+            many levels, or more than :data:`MAX_VALUES` values; for a definition that it does not have.
 
     Example:
         >>> from pl_privknn.config import read_yaml
@@ -170,18 +142,33 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        given = {id(_node(root, "definitions", name)): value for name, value in (definitions or {}).items()}
-        document = None if root is None else loader.plain(root, given)
+        for name, value in (definitions or {}).items():
+            place, new = _node(root, "definitions", name), _Loader(write_yaml(value)).get_single_node()
+            place.__class__, place.__dict__ = type(new), vars(new)  # for every alias of it
+        document = _written_out(None if root is None else loader.construct_document(root), [0])
     except ConfigurationError:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of thousands of digits
-        deep = isinstance(error, RecursionError) or "maximum nesting depth" in str(error)
-        raise ConfigurationError(
-            _TOO_DEEP if deep else f"not readable as YAML: {' '.join(str(error).split())}"
-        ) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: of thousands of digits
+        raise ConfigurationError(f"not readable as YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigurationError(_TOO_DEEP) from None
     if isinstance(document, dict):
         document.pop("definitions", None)
     return document
+
+
+def _written_out(value: Any, count: list[int]) -> Any:
+    """A copy in which no two places share a list or a mapping; refused above :data:`MAX_VALUES` values."""
+    count[0] += 1
+    if count[0] > MAX_VALUES:
+        raise ConfigurationError(f"aliases make more than {MAX_VALUES} values; write less")
+    if isinstance(value, list):
+        return [_written_out(item, count) for item in value]
+    if isinstance(value, dict):
+        return {key: _written_out(item, count) for key, item in value.items()}
+    if not isinstance(value, str | int | float | None):
+        raise ConfigurationError(f"a {type(value).__name__} is not plain data; leave tags out")
+    return value
 
 
 def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> str:
@@ -207,7 +194,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigurationError(f"{shown(twice)} stands twice in one object; leave one of them out")
+        raise ConfigurationError(f"{shown(twice)} is twice in one object; leave one of them out")
     return found
 
 
@@ -553,68 +540,40 @@ def did_you_mean(name: str, candidates: Iterable[str], what: str = "known are") 
 
 
 def one_line(error: BaseException, options: Collection[str] = ()) -> str:
-    """The message of an error in one line; that of jsonargparse cut to the key, what is wrong and what is wanted.
+    """The message of an error in one line; of a parser's, without the types that a value is not of.
 
     Args:
         error: of a parser, or any other.
         options: names of the command's options, for a key that is none of them.
     """
-    text = " ".join(str(error).split()) or type(error).__name__
-    if options and (match := re.match(_NO_OPTION, text)):
-        return f"{match[1]}: there is no such option; {did_you_mean(match[1], options, 'options are')}"
-    if not re.search(r"Parser key|Does not validate against|Given value type", text):
-        return text
-    # The innermost value comes first, after the keys that lead to it.
-    head, _, tail = re.sub(r"(?:Got|Given) value: ", "\0", str(error)).partition("\0")
-    key = ".init_args.".join(re.findall(r'Parser key "(.+?)"', head))
-    owner = "".join(re.findall(r"given class_path '(.+?)'", head)[-1:])
-    inner = f"{key}.init_args" if owner else key
-    if match := re.search(r"Expected a dot import path string: (\S+)", head):
-        names = [name for name in known_classes() if "." not in name]
-        return (
-            f"{key}.class_path={match[1]}: no class has this name; {did_you_mean(match[1], names)} A class of "
-            "another package needs its whole path, as in my_package.MyClass"
-        )
-    if match := re.search(r"(?:Group '(.+?)' does not accept o|O)ption '(.+?)'", head):
-        name = ".".join(filter(None, match.groups()))
-        names = argument_names(found) if (found := _loaded(owner)) else []
-        title = owner.rsplit(".", 1)[-1] or "this section"
-        return f"{inner}.{name}: {title} has no argument {name!r}; {did_you_mean(name, names, 'it takes')}"
-    if match := re.search(r"Importing '(.+?)' is not allowed", head):
-        return (
-            f"{key}.class_path={match[1]} is not a class of this project; a file's cost is stated without running "
-            "other code, so run privknn fit and audit the run's ledger instead"
-        )
-    if match := re.search(r"No module named '(.+?)'", head):
-        return (
-            f"{key}.class_path={owner}: there is no module {match[1]}; put {match[1]}.py beside the "
-            "configuration, or install its package"
-        )
-    value = tail.splitlines()[0] if tail else ""
-    if "Not a valid subclass" in head and "'class_path'" in value:
-        return f"{key}: want a class_path, and the arguments of the class within init_args: {{NAME: VALUE}}"
-    lines = [re.sub(r'Parser key ".+?":', "", line).strip(" -") for line in head.splitlines()]
-    wanted = [
-        re.sub(r"Expected an? (?:<class '([\w.]+)'>|(\S+\[.*\]))", r"want \1\2", line) for line in lines
-    ]
-    told = ", or ".join(dict.fromkeys(line.rstrip(" .") for line in wanted if not re.match(_NOISE, line)))
-    return f"{key}={_cut(value)}: {told or 'is not what is wanted here'}" if key else told
+    from jsonargparse import ArgumentError
+
+    keys: list[str] = []
+    names: Collection[str] = options
+    while "\n" in str(error) and error.__cause__ is not None:  # the parser's own, around what is wrong
+        _, *key = str(error).splitlines()[0].split('"')
+        keys += [key[0]] if key and key[0] not in keys[-1:] else []
+        owner = [
+            known_classes()[word] for word in str(error).splitlines()[0].split("'") if word in known_classes()
+        ]
+        names = argument_names(owner[0]) if owner else names
+        error = error.__cause__
+    parsed = bool(keys) or isinstance(error, ArgumentError)
+    text = str(error).split("\n")[0] if parsed else " ".join(str(error).split())
+    where = f"{'.init_args.'.join(keys)}: " if keys else ""
+    return f"{where}{text or type(error).__name__}{_remedy(error, text, names) if parsed else ''}"
 
 
-def _loaded(path: str) -> type | None:
-    module, _, name = path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) else known_classes().get(path)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:80]}…"
-
-
-_NO_OPTION = (
-    r"(?:(?:Subcommand|Group) '\w+' does not accept option '|[Uu]nrecognized arguments: --)([^\s=']+)"
-)
-_NOISE = (
-    r"$|Does not validate|Problem with given|Subtypes:|Errors:|want NoneType|Expected a path but|Given value type|"
-    r"Subclass types expect|a class path \(|a dict with"
-)
+def _remedy(error: BaseException, text: str, names: Collection[str]) -> str:
+    """What to do about an error of jsonargparse, which states what is wrong."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"; put {error.name}.py into the configuration's folder, or install its package"
+    if "is not allowed" in text:
+        return "; a file's cost is stated without running other code, so run privknn fit and audit its ledger"
+    if "Expected an instantiatable class" in text or "Not a valid subclass" in text:
+        return "; a class is named by class_path, and its arguments go into init_args: {NAME: VALUE}"
+    for before in ("import path string:", "ption '", "nrecognized arguments:"):
+        if unknown := text.partition(before)[2].strip(" -"):
+            names = [name for name in known_classes() if "." not in name] if "import" in before else names
+            return f"; {did_you_mean(unknown.replace(chr(39), ' ').replace('=', ' ').split()[0], names)}"
+    return ""

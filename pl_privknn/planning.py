@@ -6,6 +6,7 @@ no private record is read.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -26,6 +27,7 @@ from pl_privknn.config import (
     made_by,
     merged,
     one_line,
+    own_classes_only,
     put,
 )
 from pl_privknn.labelers.base import stated_plan
@@ -38,7 +40,6 @@ from pl_privknn.privacy.verification import Releases
 if TYPE_CHECKING:
     from pl_privknn._lightning import LightningModule
     from pl_privknn.callbacks import PrivateLabeler
-    from pl_privknn.datamodules import PrivatePublicDataModule
     from pl_privknn.training import PrivateTraining
 
 #: What has no part in a plan, and may be large, read files, or run other code.
@@ -61,88 +62,6 @@ _RISING: dict[str, tuple[float, float]] = {
 }
 #: All others are taken for noise, which ε falls with.
 _NOISE = (1e-2, 1e9)
-
-
-@dataclasses.dataclass(frozen=True)
-class FreeParameter:
-    """The setting of a configuration that is found for an ε.
-
-    Attributes:
-        parameter: its dotted path.
-        low: smallest value allowed.
-        high: largest value allowed.
-        rising: whether ε grows with it, as with a number of queries; ε falls with noise.
-        whole: whether it is a whole number.
-        exact: search on the exact worst case too (slower, a little less noise).
-        tied: further settings, each a factor times the found one.
-    """
-
-    parameter: str
-    low: float
-    high: float
-    rising: bool = False
-    whole: bool = False
-    exact: bool = False
-    tied: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    def values(self, value: float) -> dict[str, float]:
-        """The setting and those tied to it, by their dotted paths."""
-        chosen = int(value) if self.whole else value
-        tied = {path: float(f"{factor * value:.{_DIGITS}g}") for path, factor in self.tied.items()}
-        return {self.parameter: chosen, **tied}
-
-    def filled(self, document: Mapping[str, Any], value: float) -> dict[str, Any]:
-        """A copy of a configuration with :meth:`values` in it."""
-        copy = merged(document, None)
-        for path, chosen in self.values(value).items():
-            put(copy, path, chosen)
-        return copy
-
-    def start(self, document: Mapping[str, Any]) -> float:
-        """Where a search starts: at the configuration's own value, or in the middle."""
-        stated = _number(document, self.parameter) or math.sqrt(self.low * self.high)
-        return min(max(stated, self.low), self.high)
-
-
-def free_parameter(
-    document: Mapping[str, Any],
-    path: str | None = None,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    rising: bool = False,
-    exact: bool = False,
-    tied: Mapping[str, float] | None = None,
-) -> FreeParameter:
-    """A setting to look for, with the limits that go with its name unless others are given.
-
-    Args:
-        document: the configuration.
-        path: dotted path of the setting; by default that which the teacher's or the training's class names.
-        low: smallest value allowed.
-        high: largest value allowed.
-        rising: whether ε grows with it, for a name that is not known.
-        exact: see :class:`FreeParameter`.
-        tied: likewise. Where the class names the setting, a screening's noise is tied to that of the answers, as the
-            configuration states both.
-
-    Raises:
-        ValueError: for limits that don't fit, or a configuration whose class names no such setting.
-    """
-    parameter = default_parameter(document) if path is None else path
-    for place in (parameter, *(tied or {})):
-        check_choice("the section of " + place, place.split(".")[0], _SECTIONS)
-    ties = {**(_screenings(document, parameter) if path is None else {}), **(tied or {})}
-    # Of a list, such as one of a number for each round, the list has the name.
-    name = next((word for word in reversed(parameter.split(".")) if not word.isdigit()), "")
-    lowest, highest = _RISING.get(name, _NOISE)
-    whole = isinstance(highest, int)
-    check = check_int if whole else check_rate if highest == 1 else check_positive
-    lowest = lowest if low is None else check("low", low)
-    highest = highest if high is None else check("high", high)
-    if lowest >= highest:
-        raise ValueError(f"low={lowest:g} must be below high={highest:g}")
-    return FreeParameter(parameter, lowest, highest, rising or name in _RISING, whole, exact, ties)
 
 
 def default_parameter(document: Mapping[str, Any]) -> str:
@@ -232,93 +151,146 @@ class Plan:
         return {**stated, **self.report.to_dict(), "records": records}
 
 
-class Cost:
-    """Cost of configurations with one ``data`` section.
+def plan_of(
+    document: Mapping[str, Any], source: str | Path, num_classes: int | None = None, own_code: bool = False
+) -> Releases:
+    """The plan that a configuration states before its first query, or its first step.
+
+    Of the data nothing but the number of classes is asked; where a teacher's cost depends on the number of public
+    examples and all are asked about, also that.
 
     Args:
-        data: the section; None for a fragment, whose number of classes is then given.
-        path: where the configuration came from, for messages.
-        num_classes: number of classes, where no data section tells it.
-        own_code: let sections name classes of other packages, whose code then runs; files of strangers may not.
+        document: the configuration, or a fragment of it.
+        source: where it came from, for messages.
+        num_classes: number of classes, for a fragment without ``data``.
+        own_code: allow sections to name classes of other packages, whose code then runs; do not for a file that is
+            not your own.
+
+    Raises:
+        ConfigurationError: for sections that don't parse, name classes that may not be named, or say too little.
     """
+    return _releases(document, source, _Data(document.get("data"), num_classes, own_code))
 
-    def __init__(
-        self, data: Any, path: str | Path, num_classes: int | None = None, own_code: bool = False
-    ) -> None:
-        self.path, self.own_code = path, own_code
-        self._section = data
+
+def solve(
+    document: Mapping[str, Any],
+    path: str | None,
+    epsilon: float,
+    *,
+    source: str | Path,
+    low: float | None = None,
+    high: float | None = None,
+    rising: bool = False,
+    tied: Mapping[str, float] | None = None,
+    delta: float | None = None,
+    adjacency: Adjacency | None = None,
+    exact: bool = True,
+    exact_search: bool = False,
+    num_classes: int | None = None,
+    own_code: bool = False,
+) -> Plan:
+    """Find the value of a setting at which a configuration keeps ε.
+
+    Args:
+        document: the configuration.
+        path: dotted path of the setting; None for the one that the class of the teacher, or of the training, names.
+            A screening's noise is then tied to that of the answers, as the configuration states both.
+        epsilon: target ε.
+        source: see :func:`plan_of`.
+        low: smallest value allowed; by default what goes with the setting's name, as for ``high``.
+        high: largest value allowed.
+        rising: whether ε grows with the setting, for a name that is not known.
+        tied: further settings, each a factor times the found one.
+        delta: target δ; the configuration's own by default.
+        adjacency: neighbouring relation; likewise.
+        exact: state the exact worst case too.
+        exact_search: search on the exact worst case too (slower, a little less noise).
+        num_classes: see :func:`plan_of`.
+        own_code: likewise.
+
+    Raises:
+        ValueError: as :func:`plan_of`; also for limits that do not fit, and where the target can't be met.
+    """
+    epsilon = check_positive("epsilon", epsilon)
+    name = default_parameter(document) if path is None else path
+    ties = {**(_screenings(document, name) if path is None else {}), **(tied or {})}
+    for place in (name, *ties):
+        check_choice("the section of " + place, place.split(".")[0], _SECTIONS)
+    parameter = parameter_of(document, name, low=low, high=high, rising=rising, epsilon=epsilon)
+    data = _Data(document.get("data"), num_classes, own_code)
+
+    def values(value: float) -> dict[str, float]:
+        chosen = int(value) if parameter.whole else value
+        return {name: chosen, **{at: float(f"{factor * value:.{_DIGITS}g}") for at, factor in ties.items()}}
+
+    def filled(value: float) -> dict[str, Any]:
+        copy = merged(document, None)
+        for at, chosen in values(value).items():
+            put(copy, at, chosen)
+        return copy
+
+    stated = _releases(filled(parameter.start), source, data)
+    delta, adjacency = stated.delta if delta is None else delta, adjacency or stated.adjacency
+    assert delta is not None
+    assert adjacency is not None
+    found = calibrate(
+        lambda value: _releases(filled(value), source, data).charges,
+        parameter,
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=adjacency,
+        exact=exact,
+        exact_search=exact_search,
+    )
+    report = dataclasses.replace(found.report, unit=stated.unit or "record")
+    return Plan(name, values(found.value), epsilon, report, found.charges, filled(found.value))
+
+
+def parameter_of(
+    document: Mapping[str, Any],
+    path: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    rising: bool = False,
+    epsilon: float | None = None,
+) -> Parameter:
+    """What :func:`solve` looks for, from the configuration's own value on, or from the middle of the limits.
+
+    Args:
+        document: the configuration.
+        path: see :func:`solve`, as for the others.
+        low: smallest value allowed.
+        high: largest value allowed.
+        rising: whether ε grows with it.
+        epsilon: target ε, from which the search for a setting of this name starts.
+
+    Raises:
+        ValueError: for limits that do not fit.
+    """
+    # Of a list, such as one of a number for each round, the list has the name.
+    name = next((word for word in reversed(path.split(".")) if not word.isdigit()), "")
+    lowest, highest = _RISING.get(name, _NOISE)
+    whole = isinstance(highest, int)
+    check = check_int if whole else check_rate if highest == 1 else check_positive
+    lowest = lowest if low is None else check("low", low)
+    highest = highest if high is None else check("high", high)
+    if lowest >= highest:
+        raise ValueError(f"low={lowest:g} must be below high={highest:g}")
+    start = _number(document, path) or math.sqrt(lowest * highest)
+    if epsilon is not None and name == "epsilon":  # a class that finds its noise itself keeps it, as a rule
+        start = epsilon
+    return Parameter(
+        path, min(max(start, lowest), highest), lowest, highest, rising or name in _RISING, whole
+    )
+
+
+class _Data:
+    """What a plan asks of a ``data`` section, made when it is asked for."""
+
+    def __init__(self, section: Any, num_classes: int | None, own_code: bool) -> None:
+        self._section, self.own_code = section, own_code
         self._stated = None if num_classes is None else check_int("num_classes", num_classes, minimum=2)
-
-    def releases(self, document: Mapping[str, Any]) -> Releases:
-        """The most that a configuration may release.
-
-        Raises:
-            ConfigurationError: for sections that don't parse, name classes that may not be named, or say too little.
-        """
-        try:
-            places = list(private_trainings(document, self._class))
-            labeling = document.get("labeling")
-            if labeling is not None:
-                made = self._made({"labeling": labeling}, "labeling")
-                if made.labeler is not None:
-                    if places:
-                        raise ConfigurationError(
-                            f"{places[0]} trains on the private records and asks no teacher; leave labeling.labeler "
-                            "out"
-                        )
-                    charges = labeling_plan(made, self.num_classes, lambda: self.public_examples)
-                    return Releases(tuple(charges), made.delta, made.adjacency, made.unit)
-            if not places:
-                raise ConfigurationError(_NOTHING)
-            training = self._made(document, places[0])
-            training = getattr(training, "private_training", training)  # of a NoisySGD
-            steps = planned_steps(document.get("trainer") or {}, training.steps_per_epoch)
-            return Releases(tuple(training.plan(steps)), training.delta, "add_remove", training.unit)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{self.path}: {error}") from error
-
-    def plan(
-        self,
-        document: Mapping[str, Any],
-        free: FreeParameter,
-        epsilon: float,
-        delta: float | None = None,
-        adjacency: Adjacency | None = None,
-        exact: bool = True,
-    ) -> Plan:
-        """Find the value of a setting at which a configuration keeps ε.
-
-        Args:
-            document: the configuration.
-            free: the setting.
-            epsilon: target ε.
-            delta: target δ; the configuration's own by default.
-            adjacency: neighbouring relation; likewise.
-            exact: state the exact worst case too.
-
-        Raises:
-            ValueError: as :meth:`releases`; also where the target can't be met.
-        """
-        epsilon, start = check_positive("epsilon", epsilon), free.start(document)
-        if free.parameter.endswith(".epsilon"):  # a class that finds its noise itself keeps it, as a rule
-            start = min(max(epsilon, free.low), free.high)
-        stated = self.releases(free.filled(document, start))
-        delta, adjacency = stated.delta if delta is None else delta, adjacency or stated.adjacency
-        assert delta is not None
-        assert adjacency is not None
-        found = calibrate(
-            lambda value: self.releases(free.filled(document, value)).charges,
-            Parameter(free.parameter, start, free.low, free.high, free.rising, free.whole),
-            epsilon=epsilon,
-            delta=delta,
-            adjacency=adjacency,
-            exact=exact,
-            exact_search=free.exact,
-        )
-        filled = free.filled(document, found.value)
-        values = free.values(found.value)
-        report = dataclasses.replace(found.report, unit=stated.unit or "record")
-        return Plan(free.parameter, values, epsilon, report, found.charges, filled)
 
     @functools.cached_property
     def num_classes(self) -> int:
@@ -330,69 +302,59 @@ class Cost:
                 "num_classes=None: there is no data section that tells it; pass it (--num-classes)"
             )
         stated = get(self._section, "init_args.num_classes")
-        return int(self.data.num_classes) if stated is None else check_int("data.num_classes", stated, 2)
+        return int(self._made.num_classes) if stated is None else check_int("data.num_classes", stated, 2)
 
     @functools.cached_property
     def public_examples(self) -> int:
         """Size of the public set, which is read for it."""
-        return len(self.data.load_public())
+        return len(self._made.load_public())
 
     @functools.cached_property
-    def data(self) -> PrivatePublicDataModule:
-        """The data module, of this project."""
-        from pl_privknn.datamodules.base import PrivatePublicDataModule
+    def _made(self) -> Any:
+        return made_data(self._section, own_classes=not self.own_code)
 
-        section = self._section
-        if section is None:
-            raise ConfigurationError(
-                "there is no data section, which tells the classes and, for selection: all, the number of queries"
-            )
-        found: Any = self._made(
-            {"data": {"class_path": section} if isinstance(section, str) else section}, "data"
+
+def _releases(document: Mapping[str, Any], source: str | Path, data: _Data) -> Releases:
+    try:
+        places = list(private_trainings(document, functools.partial(_class, own_code=data.own_code)))
+        labeling = document.get("labeling")
+        if labeling is not None:
+            made = _made(document, "labeling", data.own_code)
+            if made.labeler is not None:
+                if places:
+                    raise ConfigurationError(
+                        f"{places[0]} trains on the private records and asks no teacher; leave labeling.labeler out"
+                    )
+                charges = labeling_plan(made, data.num_classes, lambda: data.public_examples)
+                return Releases(tuple(charges), made.delta, made.adjacency, made.unit)
+        if not places:
+            raise ConfigurationError(_NOTHING)
+        training = _made(document, places[0], data.own_code)
+        training = getattr(training, "private_training", training)  # of a NoisySGD
+        steps = planned_steps(document.get("trainer") or {}, training.steps_per_epoch)
+        return Releases(tuple(training.plan(steps)), training.delta, "add_remove", training.unit)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+
+
+def _class(name: Any, own_code: bool) -> type | None:
+    return class_named(str(name)) if own_code else known_classes().get(str(name))
+
+
+def _made(document: Mapping[str, Any], place: str, own_code: bool) -> Any:
+    """The object of a section, without what has no part in a plan."""
+    from pl_privknn.callbacks import PrivateLabeler
+
+    section = _without(get(document, place))
+    if place == "labeling":
+        return instantiate({place: section}, {place: PrivateLabeler}, not own_code).labeling
+    found = _class(get(section, "class_path"), own_code)
+    if found is None or set(section) - {"class_path", "init_args"}:
+        raise ConfigurationError(
+            f"{place}={shown(section)} must have the class_path of a class"
+            f"{'' if own_code else ' of this project'}, and its arguments as init_args"
         )
-        if not isinstance(found, PrivatePublicDataModule):
-            raise ConfigurationError(f"data.class_path={shown(type(found).__name__)} must name a data module")
-        return found
-
-    def _class(self, name: Any) -> type | None:
-        return class_named(str(name)) if self.own_code else known_classes().get(str(name))
-
-    def _made(self, document: Mapping[str, Any], place: str) -> Any:
-        """The object of a section, without what has no part in a plan."""
-        from pl_privknn.callbacks import PrivateLabeler
-
-        section = _without(get(document, place))
-        own_classes = not self.own_code
-        if place == "labeling":
-            return instantiate({place: section}, {place: PrivateLabeler}, own_classes).labeling
-        if not isinstance(section, Mapping) or set(section) - {"class_path", "init_args"}:
-            raise ConfigurationError(
-                f"{place}={shown(section)} must have a class_path, and its arguments as init_args"
-            )
-        found = self._class(section.get("class_path"))
-        if found is None:
-            raise ConfigurationError(
-                f"{place}.class_path={shown(section.get('class_path'))} is not a class"
-                f"{' of this project; run privknn fit and audit its ledger instead' if own_classes else ''}"
-            )
-        return instantiate({"made": section.get("init_args") or {}}, {"made": found}, own_classes).made
-
-
-def plan_of_config(document: dict[str, Any], path: str | Path, num_classes: int | None = None) -> Releases:
-    """The plan that a configuration states before its first query, or its first step.
-
-    Only the project's own classes may be named, and of the data nothing but the number of classes is asked; where a
-    teacher's cost depends on the number of public examples and all are asked about, also that.
-
-    Args:
-        document: the configuration, or a fragment of it.
-        path: where it came from, for messages.
-        num_classes: number of classes, for a fragment without ``data``.
-
-    Raises:
-        ConfigurationError: for sections that don't parse, name other classes, or say too little.
-    """
-    return Cost(document.get("data"), path, num_classes).releases(document)
+    return instantiate({"made": section.get("init_args") or {}}, {"made": found}, not own_code).made
 
 
 def labeling_plan(
@@ -485,20 +447,29 @@ def is_training(document: Mapping[str, Any]) -> bool:
     return "labeling" not in document and any(private_trainings(document))
 
 
-def made_data(section: Mapping[str, Any]) -> Any:
-    """The data module of a configuration, of whatever package.
+def made_data(section: Any, own_classes: bool = False) -> Any:
+    """The data module of a configuration.
+
+    Args:
+        section: its class, or a mapping with the class and its arguments.
+        own_classes: refuse classes of other packages, whose code would run, and leave out what has no part in a plan.
 
     Raises:
-        ConfigurationError: for a section that does not parse.
+        ConfigurationError: for a section that is missing, does not parse, or names no data module.
     """
     from pl_privknn import _lightning as pl
 
+    if section is None:
+        raise ConfigurationError(
+            "there is no data section, which tells the classes and, for selection: all, the number of queries"
+        )
     known_classes()
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
     try:
-        return made_by(parser, {"data": merged(section, None)}).data
-    except (ArgumentError, TypeError, ValueError) as error:
+        with own_classes_only() if own_classes else contextlib.nullcontext():
+            return made_by(parser, {"data": _without(section) if own_classes else section}).data
+    except (ArgumentError, ArithmeticError, TypeError, ValueError, KeyError) as error:
         raise ConfigurationError(f"data: {one_line(error)}") from error
 
 

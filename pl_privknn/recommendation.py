@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,18 +29,15 @@ from pl_privknn._checks import check_choice, check_int, check_open_unit, check_p
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.config import as_section, instantiate, write_yaml
-from pl_privknn.datamodules import PrivatePublicDataModule, TextDataModule
-from pl_privknn.datamodules.arrays import image_shape
-from pl_privknn.datamodules.folder import SUFFIXES
-from pl_privknn.datamodules.tables import Table
-from pl_privknn.datamodules.text import TABLES, files_in
+from pl_privknn.datamodules import PrivatePublicDataModule
+from pl_privknn.datamodules.at import data_at
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.kernel_pca import PublicKernelPCA
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
-from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from pl_privknn.testing import FreeLedger
 
 #: Teachers that are recommended, and what they are called.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
@@ -69,12 +65,6 @@ _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 _STEPS, _BATCH = 1_000, 32
 # Public examples of known classes that a comparison needs, in all and of each class; folds and seeds of noise.
 _LABELLED, _OF_EACH, _FOLDS = 60, 5, 2
-_TABLES = {
-    "images": ("private_images", "private_labels", "public_images", "public_truth", "test_images", "test_labels",
-               "val_images", "val_labels"),
-    "embeddings": ("private_embeddings", "private_labels", "public_embeddings", "public_truth", "test_embeddings",
-                   "test_labels", "val_embeddings", "val_labels"),
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,18 +133,6 @@ def usual_delta(records: int) -> float:
 # ------------------------------------------------------------------------------- what a teacher would do
 
 
-class _NobodyPays:
-    """The ledger of answers about public records alone."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-
-    def charge(self, mechanism: Mechanism, count: int = 1, **_: Any) -> int:
-        """The number of the row that a ledger would have."""
-        self._rows += 1
-        return self._rows - 1
-
-
 def answers(
     setting: Setting,
     sizes: Sizes,
@@ -178,7 +156,7 @@ def answers(
     Returns:
         Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model, if it has one.
     """
-    share, source, ledger = len(private) / sizes.records, SeededNoise(seed), _NobodyPays()
+    share, source, ledger = len(private) / sizes.records, SeededNoise(seed), FreeLedger()
     if setting.teacher == "ReverseKNN":
         votes = ReverseKNN(epsilon=sizes.epsilon / share, noise_source=source)
         select = ClusterSelection(**_SELECTION)
@@ -263,117 +241,6 @@ def compare(
 # ------------------------------------------------------------------------------- the public side
 
 
-def data_section(
-    path: str | Path, num_classes: int | None = None, columns: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The ``data`` section for a folder of images, of tables or of ``.npy`` files, or for an ``.npz`` file.
-
-    Sizes come from public files, the number of classes from the test set (its folders or labels) or the public one
-    unless it is given. Of private files only the names are used, and whether they are images.
-
-    Args:
-        path: ``private/``, ``public/`` and ``test/`` with images; ``public_images.npy`` or ``public_embeddings.npy``
-            and so on; one ``.npz``; or ``private``, ``public`` and ``test`` as tables, see
-            :class:`~pl_privknn.datamodules.TextDataModule`.
-        num_classes: number of classes, for data without a test set.
-        columns: of tables: arguments ``text``, ``label``, ``person`` and ``classes`` of that data module.
-
-    Raises:
-        FileNotFoundError: where nothing of the kind is there.
-        ValueError: where the number of classes can't be told.
-    """
-    path = Path(path)
-    if files_in(path):
-        arguments = {"root": str(path), **(columns or {})}
-        if not TextDataModule(**arguments).holds_vectors:
-            arguments["features"] = {
-                "class_path": "WordLlamaFeatures"
-            }  # by name, so that an exported file has it
-        return {"class_path": "TextDataModule", "init_args": arguments}
-    if columns:
-        raise ValueError(
-            f"--data {path}: there are no tables for --{next(iter(columns))}; want private, public and test, each "
-            f"with one of {', '.join(TABLES)}"
-        )
-    if (path / "public").is_dir():
-        return _folder_section(path)
-    files: dict[str, str] = {}
-    names = {name: None for kind in _TABLES.values() for name in kind}
-    if path.suffix == ".npz" and path.is_file():
-        with np.load(path) as archive:
-            files = {name: str(path) for name in names if name in archive.files}
-    else:
-        files = {name: str(path / f"{name}.npy") for name in names if (path / f"{name}.npy").is_file()}
-    kind = "embeddings" if "public_embeddings" in files else "images"
-    needed = _TABLES[kind][:3]
-    if missing := [name for name in needed if name not in files]:
-        raise FileNotFoundError(
-            f"--data {path}: there is no {missing[0]}; want private/<class>/, public/ and test/<class>/ with "
-            f"images, or {', '.join(needed)} and test_{kind}, test_labels as .npy files or in one .npz"
-        )
-    if num_classes is None:
-        known = [name for name in ("test_labels", "val_labels", "public_truth") if name in files]
-        if not known:
-            raise ValueError(f"--data {path}: no test_labels tell the number of classes; give --num-classes")
-        num_classes = max(int(Table(name, files[name]).numbers().max()) for name in known) + 1
-    module = "EmbeddingsDataModule" if kind == "embeddings" else "ArraysDataModule"
-    if kind == "images":
-        image_shape("public_images", Table("public_images", files["public_images"]).shape(), None)
-    chosen = {name: file for name, file in files.items() if name in _TABLES[kind]}
-    return {"class_path": module, "init_args": {**chosen, "num_classes": num_classes}}
-
-
-def _folder_section(path: Path) -> dict[str, Any]:
-    from PIL import Image
-
-    if not (path / "private").is_dir():
-        raise FileNotFoundError(f"--data {path}: there is no folder private/<class>/ in it")
-    public = sorted(file for file in (path / "public").rglob("*") if file.suffix.lower() in SUFFIXES)
-    if not public:
-        raise FileNotFoundError(f"--data {path}: there are no images in public/")
-    classes = {
-        part: {folder.name for folder in (path / part).glob("[!.]*") if folder.is_dir()}
-        for part in ("test", "val", "public")
-    }
-    told = {part: names for part, names in classes.items() if names}
-    if not told:
-        raise ValueError(f"--data {path}: neither test/<class>/ nor public/<class>/ tells the classes")
-    first, names = next(iter(told.items()))
-    for part, others in told.items():
-        if strange := sorted(names ^ others):
-            raise ValueError(
-                f"--data {path}: {first}/ and {part}/ differ in their classes ({', '.join(strange[:5])}); give both "
-                "the same folders, or leave the public images' classes out"
-            )
-    if len(names) < 2:
-        raise ValueError(f"--data {path}: {first}/ has one class ({', '.join(names)}); want 2 or more")
-    private = {folder.name for folder in (path / "private").glob("[!.]*") if folder.is_dir()}
-    secret = sorted(file for file in (path / "private").rglob("*") if file.suffix.lower() in SUFFIXES)
-    for place, file in enumerate(secret, 1):
-        try:
-            with Image.open(file) as opened:
-                opened.verify()  # before a run begins; no name is shown
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            raise ValueError(
-                f"--data {path}: file number {place}, in the order of their paths, of private/ is not a readable "
-                "image; take it away, or convert it"
-            ) from None
-    if unknown := private - names:  # what they are called, no message says
-        raise ValueError(
-            f"{path / 'private'} has {len(unknown)} folders that aren't among the classes "
-            f"{', '.join(sorted(names))}; rename them"
-        )
-    sides = []
-    for file in public[:50]:
-        with contextlib.suppress(OSError), Image.open(file) as image:
-            sides.append(min(image.size))
-    side = sorted(sides)[len(sides) // 2] if sides else 32
-    # A pretrained network sees larger images better; other features are computed at 32 pixels at most.
-    most = 224 if has_pretrained() else 64
-    size = min(max(8, side), most)
-    return {"class_path": "ImageFolderDataModule", "init_args": {"root": str(path), "image_size": size}}
-
-
 @contextlib.contextmanager
 def _progress(show: bool) -> Iterator[Callable[[str, int, int], None]]:
     if not show:
@@ -413,6 +280,7 @@ class Recommendation:
         reasons: lines for a reader.
         config: ``data`` (where a configuration can say it), ``model``, ``labeling`` and ``trainer``.
         expected: test accuracy on labelled public examples that stood in, or None.
+        data: the data module that was looked at, whose public part is read.
 
     Example:
         >>> from pl_privknn import recommend
@@ -427,6 +295,7 @@ class Recommendation:
     reasons: tuple[str, ...]
     config: dict[str, Any]
     expected: float | None
+    data: PrivatePublicDataModule = dataclasses.field(repr=False)
 
     @property
     def max_epochs(self) -> int:
@@ -485,13 +354,14 @@ def recommend(
     """Recommend features, teacher, student and released model for one's data, as a full configuration.
 
     Args:
-        data: a folder or ``.npz`` file (see :func:`data_section`), or a data module, whose public part is read.
+        data: a data module, whose public part is read, or a folder or ``.npz`` file
+            (:func:`~pl_privknn.datamodules.at.data_at`).
         epsilon: target ε.
         expected_records: number of private records, as it may be told to anybody.
         delta: target δ; a tenth of one over the records, or less, by default.
         teacher: one of :data:`TEACHERS`, where it is not to be chosen.
         num_classes: number of classes, where no part of a path tells it.
-        columns: of tables, see :func:`data_section`.
+        columns: of tables, see :func:`~pl_privknn.datamodules.at.data_at`.
         progress: show a progress bar.
 
     Raises:
@@ -503,13 +373,9 @@ def recommend(
     delta = usual_delta(records) if delta is None else check_open_unit("delta", delta)
     if teacher is not None:
         check_choice("teacher", teacher, tuple(TEACHERS))
-    section: dict[str, Any] | None = None
     if not isinstance(data, PrivatePublicDataModule):
-        section = data_section(data, num_classes, columns)
-        data = _made(section)
-    else:
-        described, left_out = as_section(data)
-        section = None if left_out else described
+        data = data_at(data, num_classes, columns, batch_size=_BATCH)
+    section, left_out = as_section(data)
     if data.task != "multiclass":
         raise ValueError(
             f"data: task={data.task!r}; recommend is for classes, see docs/methods/multilabel.md"
@@ -533,18 +399,8 @@ def recommend(
         teachers = tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, images, sizes, rule, teachers, tell)
     reasons = _reasons(sizes, setting, data, compared)
-    config: dict[str, Any] = {} if section is None else {"data": _with_batch(section)}
-    return Recommendation(setting, sizes, reasons, config | _config(setting, sizes), expected)
-
-
-def _made(section: dict[str, Any]) -> PrivatePublicDataModule:
-    from pl_privknn import datamodules
-
-    kind = getattr(datamodules, section["class_path"])
-    made: PrivatePublicDataModule = instantiate(
-        {"data": section["init_args"]}, {"data": kind}, own_classes=True
-    ).data
-    return made
+    config: dict[str, Any] = {} if left_out else {"data": _with_batch(section)}
+    return Recommendation(setting, sizes, reasons, config | _config(setting, sizes), expected, data)
 
 
 def _with_batch(section: dict[str, Any]) -> dict[str, Any]:

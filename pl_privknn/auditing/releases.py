@@ -770,11 +770,11 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     from pl_privknn.callbacks.labeling_arguments import STUDENT, extractor_of
     from pl_privknn.config import ConfigurationError, instantiate
     from pl_privknn.features.base import learn_publicly
-    from pl_privknn.planning import Cost, labeling_plan
+    from pl_privknn.planning import labeling_plan, made_data
 
     try:
         labeling = instantiate(document, {"labeling": PrivateLabeler}, own_classes=True).labeling
-        data = Cost(document.get("data"), path).data
+        data = made_data(document.get("data"), own_classes=True)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     if labeling.labeler is None or data.task != "multiclass" or labeling.labeler.tasks != ("multiclass",):

@@ -14,9 +14,9 @@ from pl_privknn import __version__
 from pl_privknn.cli.audit import add_audit, add_check
 from pl_privknn.cli.common import CommandParser, mistake, shown_text
 from pl_privknn.cli.compare import add_compare, add_tune
+from pl_privknn.cli.fit import COMMANDS, add_init, add_training, run_training_command
 from pl_privknn.cli.privacy import add_epsilon, add_plan
-from pl_privknn.cli.publish import add_demo, add_export, add_init, add_report, fit_words
-from pl_privknn.cli.words import COMMANDS, check_words, short_help
+from pl_privknn.cli.publish import add_demo, add_export, add_report
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(args: Sequence[str] | None = None) -> int:
     words = [_shipped(word) for word in (sys.argv[1:] if args is None else args)]
     training = bool(words) and words[0] in COMMANDS
     try:
-        return _run_training(words) if training else _run(words)
+        return _run(words)
     except BrokenPipeError:  # whoever read the output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -54,20 +54,14 @@ def _shipped(word: str) -> str:
     return word
 
 
-def _run_training(words: list[str]) -> int:
-    if {"--help", "-h"} & {*words}:
-        print(short_help(words[0]), end="")
-        raise SystemExit(0)
-    with fit_words(words) as complete:
-        if "--help-all" not in complete:
-            check_words(complete)
+def _run(words: list[str]) -> int:
+    if words and words[0] in COMMANDS and "--help-all" in words:
         from pl_privknn.cli.train import run_training
 
-        return run_training(complete)
-
-
-def _run(words: list[str]) -> int:
+        return run_training(words[0], ["--help"])
     parser = _parser()
+    if words and words[0] in COMMANDS:
+        return run_training_command(*parser.parse_known_args(words))
     parsed = parser.parse_args(words)
     if not hasattr(parsed, "run"):
         parser.print_help()
@@ -87,8 +81,8 @@ def _parser() -> CommandParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, add in _ADDED.items():
         if name == "report":  # after what comes before a first run
-            for training, text in COMMANDS.items():
-                commands.add_parser(training, help=text, add_help=False)
+            for training in COMMANDS:
+                add_training(commands, training)
         add(commands)
     return parser
 

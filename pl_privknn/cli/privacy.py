@@ -96,9 +96,9 @@ def _plan_of(file: str, num_classes: int | None) -> Releases | None:
     document = read_document(file)
     if not isinstance(document, dict) or not {"labeling", "model"} & document.keys():
         return None
-    from pl_privknn.planning import plan_of_config
+    from pl_privknn.planning import plan_of
 
-    return plan_of_config(document, file, num_classes)
+    return plan_of(document, file, num_classes)
 
 
 def add_plan(commands: Any) -> None:
@@ -133,7 +133,7 @@ def add_plan(commands: Any) -> None:
 def run_plan(parsed: argparse.Namespace) -> int:
     """Find the setting, and print what the configuration then costs."""
     from pl_privknn.config import put, read_document
-    from pl_privknn.planning import Cost, free_parameter
+    from pl_privknn.planning import solve
 
     document = read_document(parsed.config)
     if not isinstance(document, dict):
@@ -144,12 +144,17 @@ def run_plan(parsed: argparse.Namespace) -> int:
         where = "labeling.budget.unit" if "labeling" in document else "model.init_args.unit"
         put(document, where, parsed.unit)
         parsed.set.append(f"{where}={parsed.unit}")
-    tied = values_set("--tie", parsed.tie)
-    free = free_parameter(
-        document, parsed.find, low=parsed.low, high=parsed.high, exact=parsed.exact, tied=tied
+    plan = solve(
+        document,
+        parsed.find,
+        parsed.epsilon,
+        source=parsed.config,
+        low=parsed.low,
+        high=parsed.high,
+        tied=values_set("--tie", parsed.tie),
+        exact_search=parsed.exact,
+        num_classes=parsed.num_classes,
     )
-    cost = Cost(document.get("data"), parsed.config, parsed.num_classes)
-    plan = cost.plan(document, free, parsed.epsilon)
     if parsed.json:
         print(json.dumps(plan.to_dict(), ensure_ascii=False))
         return 0

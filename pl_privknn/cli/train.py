@@ -24,7 +24,6 @@ from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
 from pl_privknn.callbacks.run_files import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
 from pl_privknn.callbacks.run_summary import errors_as_warnings
 from pl_privknn.cli.common import importable, mistake, shown_text, suggest
-from pl_privknn.cli.words import files_of, values_of
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.store import FolderLock, new_number
@@ -47,12 +46,25 @@ _SAID = ("litlogger", "litmodels", "TPU available", "HPU available", "passed to 
 known_classes()  # YAML may name them without a module path
 
 
-def run_training(words: Sequence[str]) -> int:
+def run_training(
+    command: str,
+    words: Sequence[str],
+    configs: Sequence[str] = (),
+    run_dir: str | None = None,
+    ckpt_path: str | None = None,
+    resume: str | None = None,
+    data: pl.LightningDataModule | None = None,
+) -> int:
     """Run ``fit``, ``validate``, ``test`` or ``predict``.
 
     Args:
-        words: the subcommand and its arguments. ``fit --resume DIR`` stands for the config, folder and last
-            checkpoint of an interrupted run.
+        command: one of these.
+        words: options of LightningCLI.
+        configs: files of configuration, which the words go before.
+        run_dir: folder of the run.
+        ckpt_path: a checkpoint of the student.
+        resume: folder of an interrupted run, whose configuration and last checkpoint are used.
+        data: the data module that the configuration describes, where it is made already.
 
     Returns:
         The exit status.
@@ -60,11 +72,15 @@ def run_training(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: for arguments, configuration or a checkpoint that can't be used.
     """
-    expanded = expand_resume(["--help" if word == "--help-all" else word for word in words])
-    cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (words[0],)})
+    if resume is not None:
+        configs, run_dir = [str(Path(resume) / "config.yaml"), *configs], run_dir or resume
+        ckpt_path = ckpt_path or _last_checkpoint(Path(resume))
+    given = [*(("--config", file) for file in configs), ("--run_dir", run_dir), ("--ckpt_path", ckpt_path)]
+    options = [word for name, value in given if value is not None for word in (name, value)]
+    cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (command,), "made_data": data})
     try:
-        with quietly(words[0]), importable(files_of(expanded)):
-            cli.run_words(expanded)
+        with quietly(command), importable(list(configs)):
+            cli.run_words([command, *options, *words])
     except (KeyboardInterrupt, SystemExit) as stop:
         if (status := _interrupted(stop, cli.at_work)) is None:
             raise
@@ -73,11 +89,10 @@ def run_training(words: Sequence[str]) -> int:
         raise ConfigurationError(one_line(error)) from error
     except Exception as error:
         if mistake(error) is None and _restoring(error):
-            checkpoint = ", ".join(values_of("ckpt_path", expanded))
             # A network that does not fit is told in full; torch's advice on unsafe files is not for users.
             why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
             raise ConfigurationError(
-                f"ckpt_path={checkpoint} can't be restored ({why}); give another checkpoint, of the same student"
+                f"ckpt_path={ckpt_path} can't be restored ({why}); give another checkpoint, of the same student"
             ) from error
         raise
     return 0
@@ -103,31 +118,15 @@ def _restoring(error: Exception) -> bool:
     return "checkpoint_connector.py" in files
 
 
-# ---------------------------------------------------------------------------- words
-
-
-def expand_resume(words: list[str]) -> list[str]:
-    """The words with ``--resume DIR`` as the config, folder and last checkpoint of that run.
-
-    Raises:
-        FileNotFoundError: for a folder that holds no run.
-    """
-    if "--resume" not in words:
-        return words
-    place = words.index("--resume")
-    if place + 1 >= len(words):
-        raise FileNotFoundError("--resume needs the folder of the run to continue")
-    folder = Path(words[place + 1])
-    config = folder / "config.yaml"
-    if (missing := left_out_of(config.read_text(encoding="utf-8"))) is not None:
+def _last_checkpoint(folder: Path) -> str | None:
+    """The checkpoint that a run in a folder goes on from."""
+    if (missing := left_out_of((folder / "config.yaml").read_text(encoding="utf-8"))) is not None:
         raise ValueError(
             f"--resume {folder}: this run was started in Python, and config.yaml can't say its {missing}; go on "
             "there, with trainer.fit(..., ckpt_path=...)"
         )
-    resumed = [words[0], "--config", str(config), "--run_dir", str(folder)]
-    if (checkpoint := usable_checkpoint(folder / CHECKPOINT)) is not None:
-        resumed += ["--ckpt_path", str(checkpoint)]
-    return resumed + words[1:place] + words[place + 2 :]
+    checkpoint = usable_checkpoint(folder / CHECKPOINT)
+    return None if checkpoint is None else str(checkpoint)
 
 
 # ---------------------------------------------------------------------------- the command
@@ -174,6 +173,8 @@ class PrivKNNCLI(LightningCLI):
 
     #: The trainer's methods that are offered. Each takes a second to describe, so a command describes itself alone.
     methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test", "predict")
+    #: The data module that the configuration describes, where it is made already.
+    made_data: ClassVar[pl.LightningDataModule | None] = None
     #: The command at work, for who has to say where it stopped.
     at_work: ClassVar[PrivKNNCLI | None] = None
 
@@ -245,9 +246,8 @@ class PrivKNNCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except (ArgumentError, ArithmeticError) as error:
             words = args if isinstance(args, list) else []
-            files = ", ".join(files_of(words))
             options = [] if not words else [a.dest for a in self._subcommand_parsers[words[0]]._actions]
-            text = one_line(error, options).replace("Problems parsing config", f"--config {files}")
+            text = one_line(error, options)
             see = "" if "did you mean" in text else f"; see privknn {words[0] if words else 'fit'} --help"
             raise ConfigurationError(f"{text}{see}") from error
         seed = self.config[self.config.subcommand].seed_everything
@@ -260,6 +260,10 @@ class PrivKNNCLI(LightningCLI):
         Raises:
             ConfigurationError: for arguments that their constructors refuse.
         """
+        self._written = self.config
+        if self.made_data is not None:
+            self.config = self.config.clone()
+            self.config[f"{self.subcommand}.data"] = self.made_data
         try:
             super().instantiate_classes()
         except (ArgumentError, ArithmeticError, ValueError, TypeError, *_MISCONFIGURED) as error:
@@ -292,6 +296,7 @@ class PrivKNNCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with a checkpoint after every epoch (and its query) and a report at the end."""
+        self.config = self._written  # which config.yaml is made of
         self.trainer_class = pl.package_of(self.model, self.datamodule).Trainer
         trainer = super().instantiate_trainer(**kwargs)
         folder = Path(self._subconfig().run_dir)

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from pl_privknn.config import (
     one_line,
     put,
 )
-from pl_privknn.planning import Cost
+from pl_privknn.planning import plan_of, solve
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
@@ -67,7 +67,7 @@ class Run:
         return {
             "document": self.document,
             "target_epsilon": epsilon_text(self.epsilon),
-            "calibrate": None if calibrate is None else dataclasses.asdict(calibrate),
+            "calibrate": calibrate,
         }
 
     @property
@@ -218,16 +218,14 @@ class Planned:
     guarantee: Guarantee | None
 
 
+_SOURCE = "the comparison"
+
+
 class Planner:
-    """Plans runs that share their data; remembers what it found for other seeds.
+    """Plans runs; remembers what it found for other seeds."""
 
-    Args:
-        data: the shared data section.
-    """
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         known_classes()
-        self.cost = Cost(data, "the comparison", own_code=True)
         self._known: dict[str, Planned] = {}
 
     def check(self, run: Run) -> None:
@@ -238,7 +236,9 @@ class Planner:
         """
         document, wanted = run.document, run.method.calibrate
         if run.private and wanted is not None:  # some allowed value, where one has yet to be found
-            document = wanted.filled(document, wanted.start(document))
+            document = merged(document, None)
+            for path in (wanted["parameter"], *wanted.get("tied", ())):
+                put(document, path, wanted.get("low", 1))
         try:
             # A copy: the parser puts what it made of nested classes into what it is given.
             _whole_parser().parse_object(merged(document, None))
@@ -271,15 +271,17 @@ class Planner:
         }
         try:
             if wanted is not None:
-                found = self.cost.plan(run.document, wanted, run.epsilon, **target)
+                settings = {**wanted, "exact_search": wanted.get("exact", False), **target}
+                path = settings.pop("parameter")
+                found = solve(run.document, path, run.epsilon, **settings, source=_SOURCE, own_code=True)
                 calibrated, charges, epsilon = dict(found.values), found.charges, found.epsilon
             else:
-                calibrated, charges = {}, self.cost.releases(run.document).charges
+                calibrated, charges = {}, plan_of(run.document, _SOURCE, own_code=True).charges
                 epsilon = account(charges, **target).epsilon
                 if epsilon > run.epsilon:
                     epsilon = account(charges, **{**target, "exact": True}).epsilon
         except (ValueError, OverflowError) as error:
-            what = "" if wanted is None else f"calibrate {wanted.parameter}: "
+            what = "" if wanted is None else f"calibrate {wanted['parameter']}: "
             raise ConfigurationError(f"{run.label}: {what}{error}") from error
         if epsilon > run.epsilon:
             raise ConfigurationError(

@@ -132,7 +132,7 @@ def run_comparison(
                 missing.append(run)
         failed = {}
         if missing:
-            planner = Planner(missing[0].comparison.base["data"])
+            planner = Planner()
             for run in {(run.method.name, run.epsilon): run for run in missing}.values():
                 planner.check(run)
             failed = _Pool(planner, output, workers, report, command, worker).run(missing)
@@ -175,7 +175,7 @@ def choose(
 
 def state_of_runs(chosen: Sequence[Run], output: Path) -> Iterator[str]:
     """A line for each chosen run: whether it is done, begun or missing, what was found for it, and its plan's ε."""
-    planner = Planner(chosen[0].comparison.base["data"])
+    planner = Planner()
     planned: dict[tuple[str, float], str] = {}
     reasons: list[tuple[str, Guarantee]] = []
     for run in chosen:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.config import ConfigurationError, put, read_document
-from pl_privknn.planning import FreeParameter, free_parameter
+from pl_privknn.planning import parameter_of
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency, check_unit
 
@@ -53,7 +53,7 @@ class Method:
         model: section of a baseline.
         trainer: a baseline's own trainer settings.
         epsilon_to: dotted paths that receive ε itself.
-        calibrate: what is found for each ε.
+        calibrate: what is found for each ε, and arguments of :func:`~pl_privknn.planning.solve`.
         settings: overrides by ε, dotted paths to values.
         nonprivate: overrides that take the noise out, for ε = inf; None where that isn't defined.
         epsilons: the values of ε that this method runs at, inf among them.
@@ -66,7 +66,7 @@ class Method:
     model: dict[str, Any] | None
     trainer: dict[str, Any]
     epsilon_to: tuple[str, ...]
-    calibrate: FreeParameter | None
+    calibrate: Mapping[str, Any] | None
     settings: Mapping[float, Mapping[str, Any]]
     nonprivate: Mapping[str, Any] | None
     epsilons: tuple[float, ...]
@@ -308,15 +308,17 @@ def _paths(where: str, given: Any, roots: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _calibrate(where: str, given: Any) -> FreeParameter | None:
+def _calibrate(where: str, given: Any) -> Mapping[str, Any] | None:
     if given is None:
         return None
     section = _section(where, given, _CALIBRATE, ("parameter",))
     _paths(where, [section["parameter"], *(section.get("tied") or {})], ("labeling.",))
     try:
-        return free_parameter({}, section.pop("parameter"), **section)
+        limits = {name: section[name] for name in ("low", "high", "rising") if name in section}
+        parameter_of({}, section["parameter"], **limits)
     except ValueError as error:
         raise ConfigurationError(f"{where}: {error}") from error
+    return section
 
 
 def _wandb(given: Any) -> dict[str, Any] | None:

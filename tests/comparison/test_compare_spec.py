@@ -158,7 +158,7 @@ def test_file_overrides_and_choices(tmp_path):
 
 
 def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():
-    planner = Planner(document()["base"]["data"])
+    planner = Planner()
     for run in runs_of(comparison_of(document())):
         planner.check(run)
     for path, value, word in (

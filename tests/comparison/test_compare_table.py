@@ -178,6 +178,6 @@ def test_shipped_comparison_is_understood(path, capsys, tmp_path, monkeypatch):
         assert "plan ε=" not in line or line.endswith(f"guarantee: {level}"), line
     assert len(planned) == sum(method.kind == "labeler" for method in methods)
     assert all(0.9 < epsilon <= 1 for epsilon in planned)
-    planner = Planner(comparison.base["data"])
+    planner = Planner()
     for run in choose(comparison, seeds=[0], epsilons=[1]):
         planner.check(run)

@@ -46,7 +46,7 @@ def test_noise_of_any_labeler_is_found_from_its_own_plan(tmp_path, monkeypatch):
         "calibrate": {"parameter": noise, "low": 1, "high": 1e4, "tied": {other: 2}},
     }
     comparison = comparison_of(document(methods=[method], epsilons=[0.5, 2]))
-    planner = Planner(comparison.base["data"])
+    planner = Planner()
     for run in runs_of(comparison):
         planned = planner.plan(run)
         # 8 answers a round for 2 rounds by that plan, of sensitivity 3 each: one release of length 3·√16.
@@ -64,7 +64,7 @@ def test_plans_that_pass_their_target_are_refused():
     method = {**KNN, "settings": {0.5: {SIGMA: 5.0}, 2.0: {SIGMA: 500.0}}, "epsilons": [0.5, 2]}
     del method["calibrate"]
     comparison = comparison_of(document(methods=[method]))
-    planner = Planner(comparison.base["data"])
+    planner = Planner()
     dear, cheap = list(runs_of(comparison))[:2]
     with pytest.raises(ConfigurationError, match=r"knn ε=0.5 .*costs ε="):
         planner.plan(dear)

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from benchmarks import render
+from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.datamodules.at import data_at
 from pl_privknn.privacy.mechanisms import Mechanism
-from pl_privknn.recommendation import data_section
 from pl_privknn.testing import LabelerCheckError, distance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,9 +51,9 @@ def test_the_pages_make_the_folder_that_their_commands_name(page, tmp_path, monk
     (code,) = [block for block in _blocks(page, "python") if "np.save" in block]
     exec(code, {})
     assert "--data digits" in (ROOT / page).read_text(encoding="utf-8")
-    section = data_section("digits")
-    assert section["class_path"] == "ArraysDataModule"
-    assert section["init_args"]["num_classes"] == 10
+    data = data_at("digits")
+    assert type(data) is ArraysDataModule
+    assert data.num_classes == 10
 
 
 @pytest.mark.long

@@ -164,11 +164,11 @@ def _key(record):
     ],
 )
 def test_configs_release_what_the_table_of_printed_figures_says(config, what):
-    from pl_privknn.planning import plan_of_config
+    from pl_privknn.planning import plan_of
 
     row = next(row for row in PRINTED if row["what"].startswith(what))
     document = yaml.safe_load(BY_NAME[config].read_text(encoding="utf-8"))
-    plan = plan_of_config(document, config)
+    plan = plan_of(document, config)
     assert [_key(charge.to_record()) for charge in plan.charges] == [_key(r) for r in row["releases"]]
     assert plan.delta == row.get("delta", 1e-5)
     assert plan.adjacency == row.get("adjacency", "add_remove")

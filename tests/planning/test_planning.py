@@ -12,7 +12,7 @@ import yaml
 import pl_privknn.labelers as labelers
 from pl_privknn.cli.main import main
 from pl_privknn.config import ConfigurationError, get, put, read_document
-from pl_privknn.planning import Cost, default_parameter, free_parameter, plan_of_config, planned_steps
+from pl_privknn.planning import default_parameter, parameter_of, plan_of, planned_steps, solve
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.accounting.pld import gaussian_epsilon
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -97,36 +97,39 @@ def test_every_labeler_has_a_free_parameter():
 def test_the_free_parameter_is_found_and_its_configuration_costs_that(name):
     document, path = DOCUMENTS[name]
     assert default_parameter(document) == path
-    plan = Cost(None, "here", num_classes=10).plan(document, free_parameter(document), 1.0, exact=False)
+    plan = solve(document, None, 1.0, source="here", num_classes=10, exact=False)
     assert plan.found == path
     assert 0.99 < plan.epsilon <= 1.0
-    stated = plan_of_config(plan.document, "here", num_classes=10)
+    stated = plan_of(plan.document, "here", num_classes=10)
     assert stated.charges == plan.charges
     assert account(stated.charges, delta=1e-5, exact=False).epsilon == plan.epsilon
     assert get(document, path) != get(plan.document, path) == plan.values[path]
 
 
 def test_the_noise_of_a_screening_follows_that_of_the_answers():
+    def found(document, path=None, **more):
+        return solve(document, path, 1.0, source="here", num_classes=10, exact=False, **more).values
+
     document, sigma = DOCUMENTS["PrivateKNN"]
-    free = free_parameter(document)
-    assert free.tied == {"labeling.labeler.init_args.screening.sigma": 2.0}
-    assert free_parameter(document, sigma).tied == {}
+    place = "labeling.labeler.init_args.screening.sigma"
+    values = found(document)
+    assert values == {sigma: values[sigma], place: pytest.approx(2 * values[sigma], rel=1e-5)}
+    assert found(document, sigma).keys() == {sigma}
+    values = found(document, tied={place: 3.0})
+    assert values[place] == pytest.approx(3 * values[sigma], rel=1e-5)
     confident = {"screening": {"threshold": 30, "sigma": 20}, "noise": made("Gaussian", sigma=8)}
-    document = labeling("PATE", {"num_teachers": 50, **confident})
-    (place,) = free.tied
-    assert free_parameter(document).tied == {place: 2.5}
-    assert free_parameter(document, tied={place: 3.0}).tied == {place: 3.0}
+    values = found(labeling("PATE", {"num_teachers": 50, **confident}))
+    assert values[place] == pytest.approx(2.5 * values[sigma], rel=1e-5)
 
 
 def test_plans_of_gaussian_teachers_are_those_of_the_closed_form():
     document = labeling(
         "PATE", {"num_teachers": 50, "noise": made("Gaussian", sigma=5)}, queries_per_round=30
     )
-    cost = Cost(None, "here", num_classes=10)
-    plan = cost.plan(document, free_parameter(document), 1.0)
+    plan = solve(document, None, 1.0, source="here", num_classes=10)
     assert 0.998 < gaussian_epsilon(math.sqrt(2 * 30) / plan.values[plan.found], 1e-5) <= 1.0
     document = labeling("IndKNN", {"threshold": 0.5, "sigma2": 1.0, "budgets": {"budget": 0.01}})
-    plan = cost.plan(document, free_parameter(document), 1.0)
+    plan = solve(document, None, 1.0, source="here", num_classes=10)
     assert plan.found == "labeling.labeler.init_args.budgets.budget"
     # The largest budget that Gaussian DP admits at ε = 1 and δ = 1e-5.
     assert plan.values[plan.found] == pytest.approx(0.03593, rel=2e-3)
@@ -134,14 +137,14 @@ def test_plans_of_gaussian_teachers_are_those_of_the_closed_form():
 
 def test_a_number_of_queries_is_the_largest_that_fits():
     document = labeling("PrivateKNN", {"k": 30, "sampling_rate": 0.3, "noise": GAUSSIAN})
-    cost, path = Cost(None, "here", num_classes=10), "labeling.queries_per_round"
-    plan = cost.plan(document, free_parameter(document, path), 1.0)
+    path = "labeling.queries_per_round"
+    plan = solve(document, path, 1.0, source="here", num_classes=10)
     count = plan.values[path]
     assert isinstance(count, int)
     more = [Charge(plan.charges[0].mechanism, count + 1)]
     assert plan.epsilon <= 1.0 < epsilon_for_delta(more, 1e-5)
     rounds = labeling("PrivateKNN", {"noise": GAUSSIAN}, rounds=2, queries_per_round=[20, 20])
-    assert free_parameter(rounds, "labeling.queries_per_round.1").whole
+    assert parameter_of(rounds, "labeling.queries_per_round.1").whole
 
 
 @pytest.mark.parametrize("path", STATED, ids=lambda path: path.stem)
@@ -150,9 +153,9 @@ def test_every_configuration_that_fixes_its_cost_states_it(path, tmp_path, monke
     document = read_document(path)
     if path.stem in PUBLIC_ALONE:
         with pytest.raises(ValueError, match="no cost to state"):
-            plan_of_config(document, path)
+            plan_of(document, path)
         return
-    stated = plan_of_config(document, path)
+    stated = plan_of(document, path)
     epsilon = account(stated.charges, delta=stated.delta, adjacency=stated.adjacency, exact=False).epsilon
     assert 0 < epsilon < math.inf
     model = document["model"]
@@ -176,24 +179,24 @@ def test_every_configuration_that_fixes_its_cost_states_it(path, tmp_path, monke
 def test_steps_are_those_of_the_trainer(trainer, steps):
     assert planned_steps(trainer, 10) == steps
     if steps <= 200:
-        (charge,) = plan_of_config(training({"noise_multiplier": 3.0}, **trainer), "here").charges
+        (charge,) = plan_of(training({"noise_multiplier": 3.0}, **trainer), "here").charges
         assert charge == Charge(Gaussian(3.0, 1.0, 0.1), steps)
 
 
 def test_plans_of_trainings_and_of_all_public_examples():
     callback = PrivateTraining(1.0, 1e-5, expected_batch_size=100, expected_records=1000)
-    stated = plan_of_config(training({"epsilon": 1.0}, max_epochs=2), "here")
+    stated = plan_of(training({"epsilon": 1.0}, max_epochs=2), "here")
     assert list(stated.charges) == callback.plan(2 * 10)
     assert 0.995 < epsilon_for_delta(stated.charges, 1e-5) <= 1.0
-    stated = plan_of_config(training({"noise_multiplier": 3.0, "epsilon": 0.5}), "here")  # it ends at its ε
+    stated = plan_of(training({"noise_multiplier": 3.0, "epsilon": 0.5}), "here")  # it ends at its ε
     assert 0.45 < epsilon_for_delta(stated.charges, 1e-5) <= 0.5
     assert stated.charges[0].count < 200
     seeded = made("pl_privknn.privacy.noise.SeededNoise", seed=1)
-    stated = plan_of_config(training({"noise_multiplier": 3.0, "noise_source": seeded}), "here")
+    stated = plan_of(training({"noise_multiplier": 3.0, "noise_source": seeded}), "here")
     assert {charge.guarantee.level for charge in stated.charges} == {"none"}
     asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection="all", rounds=2)
     data = made("DigitsDataModule", num_public=90)
-    (charge,) = plan_of_config({**asked, "data": data}, "here").charges
+    (charge,) = plan_of({**asked, "data": data}, "here").charges
     assert charge.count == 180
 
 
@@ -213,7 +216,7 @@ def test_plans_of_trainings_and_of_all_public_examples():
 )
 def test_configurations_that_say_too_little_are_refused(document, match):
     with pytest.raises(ValueError, match=match):
-        plan_of_config(document, "here", num_classes=10)
+        plan_of(document, "here", num_classes=10)
     with pytest.raises(ConfigurationError, match="trainer=3: want a section"):
         planned_steps(3, 10)
 
@@ -277,7 +280,7 @@ def test_the_page_on_accounting_quotes_what_is_computed():
     for name in ("noise.init_args.sigma", "screening.sigma"):
         place = f"labeling.labeler.init_args.{name}"
         put(document, place, float(printed[place]))
-    found = epsilon_for_delta(plan_of_config(document, "here").charges, 1e-5, method="pld")
+    found = epsilon_for_delta(plan_of(document, "here").charges, 1e-5, method="pld")
     assert float(printed["epsilon_pld"]) == pytest.approx(found, abs=1e-6)
 
 

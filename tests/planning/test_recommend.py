@@ -14,7 +14,7 @@ import pl_privknn
 from pl_privknn import PublicFeatures, recommend
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules import EmbeddingsDataModule
-from pl_privknn.planning import plan_of_config
+from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.recommendation import Setting, Sizes, usual_delta
 
@@ -109,7 +109,10 @@ def test_public_features_of_embeddings_are_their_principal_components():
         extractor(torch.rand(2, 6, 1, 1))
 
 
-def test_one_command_from_data_to_a_private_model(table, capsys):
+def test_one_command_from_data_to_a_private_model(table, monkeypatch, capsys):
+    read = []
+    load = EmbeddingsDataModule.load_public
+    monkeypatch.setattr(EmbeddingsDataModule, "load_public", lambda data: read.append(data) or load(data))
     words = ["fit", "--data", "own", "--epsilon", "2", "--private-records", "600"]
     assert main([*words, "--trainer.max_epochs", "20", "--trainer.enable_progress_bar", "false"]) == 0
     printed = capsys.readouterr().out
@@ -121,6 +124,13 @@ def test_one_command_from_data_to_a_private_model(table, capsys):
     assert 1.8 < summary["epsilon"] <= 2
     assert summary["guarantee"] == "unconditional"
     assert summary["mean_test_accuracy"] >= 0.9
+    assert len(read) == 1  # for the recommendation and for the run
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert config["data"]["init_args"]["public_embeddings"] == "own/public_embeddings.npy"
+    again = ["--run_dir", "again", "--trainer.enable_progress_bar", "false"]
+    assert main(["fit", "--config", str(folder / "config.yaml"), *again]) == 0
+    repeated = json.loads(Path("again/summary.json").read_text(encoding="utf-8"))
+    assert repeated["epsilon"] == summary["epsilon"]
     assert main([*words, "--config", "x.yaml"]) == 2
     assert "leave --config" in capsys.readouterr().err
 
@@ -132,7 +142,7 @@ def test_init_writes_what_costs_no_more_than_epsilon_and_reads_nothing_private(e
     text = Path("one.yaml").read_text(encoding="utf-8")
     config = yaml.safe_load(text)
     assert config["data"]["init_args"]["name"] == "own"
-    stated = plan_of_config(config, "one.yaml")
+    stated = plan_of(config, "one.yaml")
     assert stated.delta == usual_delta(600) == 1e-4
     exact = account(stated.charges, delta=1e-4, adjacency="add_remove").epsilon
     assert 0.9 * epsilon < exact <= epsilon

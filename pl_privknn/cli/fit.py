@@ -1,0 +1,213 @@
+"""``privknn init``, and the words of ``fit``, ``validate``, ``test`` and ``predict`` that need no torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pl_privknn.cli.common import suggest
+
+if TYPE_CHECKING:
+    from pl_privknn.recommendation import Recommendation
+
+#: The commands that LightningCLI runs, each in one line.
+COMMANDS = {
+    "fit": "train a student on privately released labels, or a model by DP-SGD",
+    "validate": "evaluate a checkpoint on public images",
+    "test": "evaluate a checkpoint on the test set",
+    "predict": "class probabilities for the test images",
+}
+#: Columns of tables: arguments of TextDataModule.
+_COLUMNS = ("text", "label", "person", "classes")
+_SECTIONS = """sections of the configuration, each also an option with dots:
+  --data CLASS            as FashionMNISTDataModule
+  --model CLASS           student, as VATStudent; NoisySGD has no teacher
+  --labeling.labeler CLASS
+                          teacher, as PrivateKNN, ReverseKNN, PATE
+  --labeling.NAME VALUE   as rounds, queries_per_round, budget.max_epsilon
+  --trainer.NAME VALUE    as max_epochs (20), accelerator, logger
+  --SECTION.help CLASS    all arguments of a class
+
+all options: privknn {} --help-all"""
+
+
+def add_training(commands: Any, name: str) -> None:
+    """Register one of :data:`COMMANDS` with argparse's subparsers.
+
+    What the parser does not know is left to LightningCLI, which takes seconds to load.
+    """
+    parser = commands.add_parser(
+        name,
+        help=COMMANDS[name],
+        description=COMMANDS[name],
+        usage=f"privknn {name} --config FILE [--OPTION VALUE ...]",
+        epilog=_SECTIONS.format(name),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], metavar="FILE", help="YAML with any of the sections"
+    )
+    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+    parser.add_argument("--run_dir", metavar="DIR", help="folder of the run (runs/NAME/NUMBER)")
+    parser.add_argument("--ckpt_path", metavar="FILE", help="a checkpoint of the student")
+    if name == "fit":
+        title = "in place of --config: the best run for these data, ε and records"
+        _add_recommended(parser.add_argument_group(title), required=False)
+    parser.set_defaults(command=name)
+
+
+def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
+    """Run ``fit``, ``validate``, ``test`` or ``predict``.
+
+    Args:
+        parsed: what :func:`add_training` has options for.
+        others: the other words, for LightningCLI.
+
+    Raises:
+        ValueError: for words that do not go together, or do not say what to run.
+        FileNotFoundError: for a file or folder that does not exist.
+    """
+    command, data = parsed.command, getattr(parsed, "data", None)
+    wanted = [getattr(parsed, name, None) for name in ("epsilon", "private_records")]
+    if any(value is not None for value in wanted):
+        if data is None or None in wanted or parsed.config or parsed.resume:
+            raise ValueError(
+                "--epsilon and --private-records belong to privknn fit --data PATH --epsilon ε --private-records N; "
+                "give these three and leave --config and --resume out, or give --config FILE without them"
+            )
+        return _fit_recommended(parsed, others)
+    sections = ("--data", "--model", "--print_config")
+    if not (parsed.config or parsed.resume or data or any(word.startswith(sections) for word in others)):
+        raise ValueError(
+            "nothing says what to run; give --config FILE, as in --config configs/digits_reverse_knn.yaml, or "
+            f"--resume DIR; see privknn {command} --help"
+        )
+    for file in parsed.config:  # LightningCLI reads configuration from the word itself too
+        if file.endswith((".yaml", ".yml", ".json")) and not Path(file).is_file():
+            raise FileNotFoundError(
+                f"--config {file}: there is no such file; the package's own are configs/NAME.yaml"
+            )
+    if parsed.resume is not None and not (Path(parsed.resume) / "config.yaml").is_file():
+        raise FileNotFoundError(
+            f"--resume {parsed.resume}: there is no config.yaml; give the folder of a run"
+        )
+    from pl_privknn.cli.train import run_training
+
+    section = [] if data is None else ["--data", data]
+    return run_training(
+        command, [*section, *others], parsed.config, parsed.run_dir, parsed.ckpt_path, parsed.resume
+    )
+
+
+def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
+    """Recommend a run for one's data and run it, with the data module that was looked at."""
+    from pl_privknn.cli.train import run_training
+
+    name = _name(parsed.data)
+    _check_writable("--run_dir", Path(parsed.run_dir or "runs") / name)
+    found = _recommended(parsed)
+    data = None if any(word.startswith("--data") for word in others) else found.data
+    with tempfile.TemporaryDirectory() as place:
+        config = Path(place) / f"{name}.yaml"  # whose name the run has
+        config.write_text(found.to_yaml(), encoding="utf-8")
+        return run_training("fit", others, [str(config)], parsed.run_dir, parsed.ckpt_path, data=data)
+
+
+def add_init(commands: Any) -> None:
+    """Register ``privknn init`` with argparse's subparsers."""
+    parser = commands.add_parser(
+        "init", help="recommend the best run for your data and write its configuration"
+    )
+    _add_recommended(parser, required=True)
+    parser.add_argument("--output", default="private_run.yaml", metavar="FILE", help="(private_run.yaml)")
+    parser.set_defaults(run=_init)
+
+
+def _add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
+    """Options of ``init``, and of ``fit`` without a configuration."""
+    parser.add_argument(
+        "--data",
+        required=required,
+        metavar="PATH",
+        help="folder of images, tables or arrays, or an .npz file",
+    )
+    parser.add_argument("--name", help="of the data in report and privacy card (the folder's name)")
+    for column, what in (
+        ("text", "texts, or of vectors (text)"),
+        ("label", "labels (label)"),
+        ("person", "owners"),
+    ):
+        parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")
+    parser.add_argument(
+        "--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them"
+    )
+    parser.add_argument(
+        "--unit", choices=("record", "person"), help="of privacy; a person where --person names the owners"
+    )
+    parser.add_argument("--epsilon", type=float, required=required, help="target ε")
+    parser.add_argument(
+        "--private-records",
+        type=int,
+        required=required,
+        metavar="N",
+        help="about how many, as anybody may know; or persons, where these are the unit",
+    )
+    parser.add_argument("--delta", type=float, help="δ (a tenth of one over the records, or less)")
+    parser.add_argument("--num-classes", type=int, help="where no test set tells them")
+    parser.add_argument("--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="this one")
+
+
+def _init(parsed: argparse.Namespace) -> int:
+    output = Path(parsed.output)
+    if output.exists():
+        raise FileExistsError(f"--output {output} is there already; name another file")
+    _check_writable("--output", output)
+    output.write_text(_recommended(parsed).to_yaml(), encoding="utf-8")
+    suggest(f"fit --config {output}")
+    return 0
+
+
+def _recommended(parsed: argparse.Namespace) -> Recommendation:
+    """The recommendation for the data that the words name; its reasons are printed."""
+    from pl_privknn._checks import check_int, check_positive
+    from pl_privknn.recommendation import recommend
+
+    check_int("--private-records", parsed.private_records, 10, 10**9)
+    check_positive("--epsilon", parsed.epsilon)
+    if parsed.num_classes is not None:
+        check_int("--num-classes", parsed.num_classes, minimum=2)
+    name = _name(parsed.data) if parsed.name is None else parsed.name
+    if not name.strip():
+        raise ValueError(f"--name {name!r}: want a text, or leave it out for the folder's name")
+    found = recommend(
+        parsed.data,
+        epsilon=parsed.epsilon,
+        expected_records=parsed.private_records,
+        delta=parsed.delta,
+        teacher=parsed.teacher,
+        num_classes=parsed.num_classes,
+        columns={name: value for name in _COLUMNS if (value := getattr(parsed, name)) is not None},
+        progress=sys.stderr.isatty(),
+    )
+    found.config["data"]["init_args"]["name"] = found.data.name = name
+    if (parsed.unit or ("person" if parsed.person else "record")) == "person":
+        found.config["labeling"]["budget"]["unit"] = "person"
+    print(*found.reasons, sep="\n", flush=True)
+    return found
+
+
+def _name(path: str) -> str:
+    """Name of a folder or file of data."""
+    return Path(path).resolve().stem or "data"
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Refuse a place that can't be written to, before anything is computed."""
+    place = next(parent for parent in (path.resolve(), *path.resolve().parents) if parent.exists())
+    if place.is_file() or not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(f"{option} {path}: {place} is no folder that can be written to")
