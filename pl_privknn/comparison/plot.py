@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pl_privknn.comparison.results import Result, mark, read_results, stated, write_csv
 from pl_privknn.comparison.table import (
@@ -330,7 +330,9 @@ def _ends(cells: Cells) -> list[tuple[float, Line2D]]:
     for method, (colour, marker) in styles(titles_of(cells)).items():
         targets = [target for other, target in cells if other == method]
         own = [guarantee for (other, _), guarantee in known.items() if other == method]
-        style = "-." if not own else "--" if any((method, target) in out for target in targets) else "-"
+        style: Literal["-", "--", "-."] = (
+            "-." if not own else "--" if any((method, target) in out for target in targets) else "-"
+        )
         label = titles_of(cells)[method] + (mark(weakest(own)) if own else mark(UNCONDITIONAL))
         line = Line2D([], [], color=colour, marker=marker if own else "", linestyle=style, label=label)
         line.set_markersize(5)
