@@ -28,8 +28,9 @@ from pl_privknn.auditing.releases import attack_labeler, target_of_config
 from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.results import SEEDED, stated
 from pl_privknn.config import read_document
-from pl_privknn.planning import is_training, solve
+from pl_privknn.planning import solve
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.training.configured import is_training
 
 NONE = "none"
 _QUERIES = 100

@@ -770,7 +770,8 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     from pl_privknn.callbacks.labeling_arguments import STUDENT, extractor_of
     from pl_privknn.config import ConfigurationError, instantiate
     from pl_privknn.features.base import learn_publicly
-    from pl_privknn.planning import labeling_plan, made_data
+    from pl_privknn.planning import labeling_plan
+    from pl_privknn.training.configured import made_data
 
     try:
         labeling = instantiate(document, {"labeling": PrivateLabeler}, own_classes=True).labeling

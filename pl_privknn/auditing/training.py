@@ -28,11 +28,11 @@ from pl_privknn.config import ConfigurationError, get
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages, LabeledImages
 from pl_privknn.labelers.canaries import Evidence, SampledEvidence
-from pl_privknn.planning import made_data, made_training, private_trainings
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.redaction import silenced
 from pl_privknn.training.clipped_sums import ClippedSum
+from pl_privknn.training.configured import made_data, made_training, private_trainings
 from pl_privknn.training.noisy_sgd import NoisySGD
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.training_run import TrainingRun

@@ -210,7 +210,7 @@ def _run_attack(parsed: argparse.Namespace) -> int:
     from pl_privknn.auditing.releases import attack_labeler, target_of_config
     from pl_privknn.auditing.training import attack_training, training_of_config
     from pl_privknn.config import read_document
-    from pl_privknn.planning import is_training
+    from pl_privknn.training.configured import is_training
 
     document = read_document(parsed.attack)
     if not isinstance(document, dict):

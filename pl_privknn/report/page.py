@@ -20,7 +20,7 @@ from pl_privknn.comparison.plot import (
     LINES,
     colour_variables,
     figure_of,
-    label_ends,
+    legend_beside,
     new_figure,
     plain_axes,
     themed_svg,
@@ -201,7 +201,7 @@ def line_chart(
     bounds: Mapping[str, float] | None = None,
     rounds: Sequence[float] = (),
 ) -> str:
-    """Lines with their names at their ends.
+    """Lines with a legend beside them.
 
     Args:
         series: points by name.
@@ -217,18 +217,18 @@ def line_chart(
     for place, (name, points) in enumerate(series.items()):
         colour = LINES[place % len(LINES)]
         across_values, values = zip(*points, strict=True)
-        axes.plot(
+        (line,) = axes.plot(
             across_values,
             values,
             color=colour,
             linewidth=1.8,
             marker="o" if len(points) <= 16 else "",
             markersize=3.5,
+            label=name,
         )
-        ends.append((float(values[-1]), name, colour))
+        ends.append((float(values[-1]), line))
     for name, value in (bounds or {}).items():
-        axes.axhline(value, color=INK, linewidth=1.0, linestyle="--")
-        ends.append((value, name, INK))
+        ends.append((value, axes.axhline(value, color=INK, linewidth=1.0, linestyle="--", label=name)))
     for place, start in enumerate(rounds):
         axes.axvline(start, color=FAINT, linewidth=1.0, linestyle=":")
         axes.annotate(
@@ -238,8 +238,7 @@ def line_chart(
     axes.set_ylim(max(0.0, low) if share else min(low, 0.0), min(1.0, high) if share else high)
     axes.set_xlabel(across, fontsize=10.5)
     axes.tick_params(labelsize=10.5)
-    figure.canvas.draw()
-    label_ends(axes, ends, size=10.5)
+    legend_beside(figure, ends, size=10.5)
     return themed_svg(figure, salt)
 
 

@@ -21,7 +21,6 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_finite, check_int, check_open_unit, check_positive, check_rate, shown
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.config import ConfigurationError, class_named, get, merged, one_line, put
-from pl_privknn.planning import made_data, made_training, private_trainings
 from pl_privknn.privacy.accounting.calibration import CalibrationError, Parameter, calibrate
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
@@ -32,7 +31,8 @@ from pl_privknn.privacy.noisy_steps import step_mechanism, steps_per_epoch
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.redaction import redacted, silenced
 from pl_privknn.privacy.store import FolderLock
-from pl_privknn.training import NoisySGD
+from pl_privknn.training.configured import made_data, made_training, private_trainings
+from pl_privknn.training.noisy_sgd import NoisySGD
 
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
@@ -222,7 +222,7 @@ _SCHEMA = "CREATE TABLE best (only INTEGER PRIMARY KEY CHECK (only = 1), model B
 
 
 class TuningRun:
-    """A search in its folder, started or continued; see :func:`~pl_privknn.comparison.tuning.tuning_of`.
+    """A search in its folder, started or continued; see :func:`~pl_privknn.training.tuning.tuning_of`.
 
     The whole search is one charge, written before the first candidate is trained. What only the search may know (how
     many candidates there are, their scores, the best one so far) lies in a folder that its owner alone may read, and
