@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pl_privknn.auditing import audit
-from pl_privknn.auditing.releases import experiment_of
+from pl_privknn.auditing.mechanisms import experiment_of
 from pl_privknn.privacy.mechanisms import (
     Charge,
     Conditional,
