@@ -180,7 +180,7 @@ def attack(
             made = stack.enter_context(_FAULTS[fault](made, method, epsilon, size))
         if isinstance(made, TrainingTarget):
             return attack_training(made, noise=noise, **settings)
-        return attack_labeler(made, noise=noise, **settings)
+        return attack_labeler(made, noise=noise, **settings)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
