@@ -177,18 +177,21 @@ def _of_ind_knn(labeler: IndKNN, public: Tensor, num_classes: int) -> Canaries:
     return dataclasses.replace(placed.chosen(torch.tensor([0])), queries=placed.queries[:1])
 
 
-@canaries_of.register(StatisticsTeacher)
-@canaries_of.register(NoisySGDTeacher)
-def _of_models(labeler: StatisticsTeacher | NoisySGDTeacher, public: Tensor, num_classes: int) -> Canaries:
-    trained = isinstance(labeler, NoisySGDTeacher)
+@canaries_of.register
+def _of_statistics(labeler: StatisticsTeacher, public: Tensor, num_classes: int) -> Canaries:
     if labeler.components is None:
-        directions, origin = torch.eye(public.shape[1]), public.mean(dim=0) if trained else 0.0
-    else:
-        kept = min(labeler.components, *public.shape)
-        change = PublicWhitening(public.shape[1], kept, labeler.whitening).fit(public)
-        directions, origin = change.directions.T, change.mean
-    placed = in_directions(public, num_classes, directions, origin, each_class=not trained)
-    return dataclasses.replace(placed, apart=trained)
+        return in_directions(public, num_classes, torch.eye(public.shape[1]))
+    kept = min(labeler.components, *public.shape)
+    change = PublicWhitening(public.shape[1], kept, labeler.whitening).fit(public)
+    return in_directions(public, num_classes, change.directions.T, change.mean)
+
+
+@canaries_of.register
+def _of_noisy_sgd(labeler: NoisySGDTeacher, public: Tensor, num_classes: int) -> Canaries:
+    change = labeler.whitening_of(public)
+    directions = torch.eye(public.shape[1]) if labeler.model.components is None else change.directions.T
+    placed = in_directions(public, num_classes, directions, change.mean, each_class=False)
+    return dataclasses.replace(placed, apart=True)
 
 
 @functools.singledispatch

@@ -245,9 +245,8 @@ def _voting(labeler: VotingLabeler) -> None:
         labeler.progress = False
 
 
-@expose.register(ReverseKNN)
-@expose.register(NoisySGDTeacher)
-def _soft(labeler: ReverseKNN | NoisySGDTeacher) -> None:
+@expose.register
+def _reverse_knn(labeler: ReverseKNN) -> None:
     labeler.soft = True
 
 
