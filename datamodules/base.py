@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from pl_privknn.datamodules.datasets import (
     ChosenImages,
     ImageShape,
     ImageStore,
+    JoinedImages,
     LabeledImages,
     PublicDataset,
     TensorImages,
@@ -34,6 +36,9 @@ from pl_privknn.datamodules.loaders import (
     take_batch,
 )
 from pl_privknn.privacy.redaction import redacted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Overlap = Literal["error", "warn", "ignore"]
 _EVALUATED_AT_ONCE = 256  # images in a batch of validation, test and prediction
@@ -249,6 +254,21 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             self._private, self.private_groups, self.private_ids = kept
 
         return out, restore
+
+    def with_private(self, more: LabeledImages) -> Self:
+        """A copy with further private records behind its own, each of a person of its own where there are persons.
+
+        Args:
+            more: the records; not empty.
+        """
+        made, own = copy.copy(self), self.private
+        store, labels = JoinedImages([own.store, more.store]), torch.cat([own.labels, more.labels])
+        made._private = LabeledImages(store, labels, self.num_classes, task=self.task)
+        for name in ("private_groups", "private_ids"):
+            if (numbers := getattr(self, name)) is not None:
+                new = torch.arange(len(more)) + int(numbers.max()) + 1
+                setattr(made, name, torch.cat([numbers, new]))
+        return made
 
     def _without_private(self, name: str) -> Any:
         """Call a loading method, and refuse private records in what it returns: figures of them have to be paid."""

@@ -269,8 +269,7 @@ FAULTS = {
     # ---- audits
     "a bound without its confidence": Fault(bounds, "lower_probability",
         instead(lambda hits, trials, error: np.asarray(hits) / trials),
-        "auditing/test_empirical_command.py::test_lower_bounds_err_no_more_often_than_stated",
-        {"bound": "epsilon_lower_bound"}),
+        "auditing/test_bounds.py::test_a_true_mu_is_passed_no_more_often_than_stated"),
     # ---- neighbours
     "samples at a higher rate": Fault(poisson, "toss", argument(2, lambda rate: rate + 0.04), _LITERAL, _SAMPLED),
     "one sample for all queries": Fault(poisson, "toss", _one_sample, _LITERAL, _SAMPLED),

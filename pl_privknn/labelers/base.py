@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pl_privknn._checks import shape_text
 from pl_privknn.config import HasInitArguments
-from pl_privknn.labelers.canaries import Canaries, Evidence, hub
 from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.ledger import ChargesLedger, charge_and_draw
 from pl_privknn.privacy.mechanisms.base import (
@@ -462,59 +461,3 @@ class MakesModel(Labeler):
     @abc.abstractmethod
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Class probabilities ``(n, c)`` of features ``(n, d)``, by the model of :meth:`head_state`."""
-
-
-class HasCanaries(Labeler):
-    """A labeler that says what attacks on it look for best; others get one record that reaches every query."""
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """Records with which an attack finds out whether this labeler keeps its promise; see :mod:`.canaries`.
-
-        Args:
-            public: float32 features of the public examples that are asked about, shape ``(m, d)``.
-            num_classes: number of classes.
-        """
-        return hub(public, num_classes)
-
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """**Private.** What noise is added to, ``(m, c)``, with every record taking part; None where unknown.
-
-        For audits, whose attacker knows all records but one.
-        """
-        return None
-
-    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
-        """**Private.** The mean of :meth:`exact_votes` over so many samples of records, where these are sampled."""
-        return self.exact_votes(queries)
-
-    def label_repeatedly(
-        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
-    ) -> Release:
-        """:meth:`label` of the queries, ``times`` times one after another; what they share may be done once."""
-        return self.label(queries.repeat(times, 1), ledger, max_answers)
-
-    @classmethod
-    def knows_votes(cls) -> bool:
-        """Whether :meth:`exact_votes` is known of this class."""
-        return cls.exact_votes is not HasCanaries.exact_votes
-
-    @classmethod
-    def knows_evidence(cls) -> bool:
-        """Whether :meth:`evidence` is known of this class."""
-        return cls.evidence is not HasCanaries.evidence
-
-    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
-        """**Private.** What released sums say of canaries; None where there are only answers.
-
-        Args:
-            canaries: records that may be in the table, each by its own coin.
-            known: the same labeler with the table that an attacker knows.
-        """
-        return None
-
-
-def canaries_of(labeler: Labeler, public: Tensor, num_classes: int) -> Canaries:
-    """See :meth:`HasCanaries.canaries`; of other labelers one record that reaches every query."""
-    if isinstance(labeler, HasCanaries):
-        return labeler.canaries(public, num_classes)
-    return hub(public, num_classes)

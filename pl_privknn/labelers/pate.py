@@ -229,12 +229,6 @@ class PATE(ShardedLabeler, VotingLabeler):
         aggregation = self.aggregation(votes.shape[1])
         return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
 
-    def label_repeatedly(
-        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
-    ) -> Release:
-        """:meth:`label` of the queries, ``times`` times one after another; teachers say the same each time."""
-        return self.release(self.votes(queries).repeat(times, 1), ledger, max_answers)
-
     # ------------------------------------------------------------------ for the owner of the data alone
 
     @property
@@ -271,10 +265,6 @@ class PATE(ShardedLabeler, VotingLabeler):
             answers = trained.predict(queries)
         counts = torch.zeros(len(queries), classes, dtype=torch.int64)
         return counts.scatter_add_(1, answers.clamp_min(0), (answers >= 0).long())
-
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """:meth:`votes`, of classes."""
-        return self.votes(queries) if self.attributes is None else None
 
     def asked_votes(self) -> tuple[Tensor, Tensor]:
         """**Private.** Votes ``(m, c)`` of every query so far, and which of them were answered."""

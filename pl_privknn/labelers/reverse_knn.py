@@ -21,7 +21,6 @@ from pl_privknn.labelers.attributes import (
 )
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    HasCanaries,
     ProtectsPersons,
     RecordBlocks,
     Release,
@@ -31,7 +30,6 @@ from pl_privknn.labelers.base import (
     check_records,
     nonnegative_shares,
 )
-from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
 from pl_privknn.labelers.reverse_knn_local import (
     Channel,
     LocalRandomizer,
@@ -81,7 +79,7 @@ def decide(
     return Release(labels, nonnegative_shares(noisy).float(), released, deviation)
 
 
-class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
+class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons):
     """Reverse kNN labelling (record-level private knowledge distillation).
 
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
@@ -379,35 +377,6 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
             for rank in range(self.k):
                 sums.index_add_(0, nearest[:, rank].long(), given)
         return sums
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """One in each cell of the table; where labels are exchanged in sums, one in each pair of cells."""
-        if self.attributes is not None:
-            return hub(public, num_classes)
-        swaps = self.adjacency == "replace_one" and self.trust != "local"
-        placed = (one_in_each_pair if swaps else one_in_each_cell)(public, num_classes)
-        # Shares make the noise of each cell by itself; single messages leave out one cell for another.
-        shares = self._channel is not None and self._channel.randomizer == "shares"
-        return dataclasses.replace(placed, apart=swaps and shares)
-
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """:meth:`counts`, of classes."""
-        return self.counts(queries) if self.attributes is None else None
-
-    def told_by_each(self, queries: Tensor, ledger: ChargesLedger) -> Tensor:
-        """Counts that each client's message states, float64 ``(n, s, c)``: the view of a server.
-
-        Raises:
-            ValueError: unless ``trust`` is ``"local"``.
-        """
-        if self.trust != "local":
-            raise ValueError(f"trust={self.trust!r}: a server sees no single message")
-        protocol = self.protocol(len(queries), self._num_classes)
-        assert isinstance(protocol, LocalRandomizer)
-        nearest, labels = self.votes(queries)
-        noise = self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
-        messages = protocol.randomize(nearest, labels, noise)
-        return torch.stack([protocol.aggregate(message) for message in messages.split(1)])
 
     def _table(self, queries: Tensor) -> Table:
         return Table(len(queries), self._num_classes, self.k)

@@ -28,9 +28,7 @@ from pl_privknn._checks import (
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    HasCanaries,
     JoinsRuns,
-    Labeler,
     MakesModel,
     ProtectsPersons,
     Release,
@@ -39,7 +37,6 @@ from pl_privknn.labelers.base import (
     check_one_of,
     check_records,
 )
-from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import check_adjacency, merged
@@ -311,9 +308,7 @@ class ReleaseLostError(RuntimeError):
     """A paid release that did not survive; nothing may be drawn in its place."""
 
 
-class StatisticsTeacher(
-    ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons, HasCanaries
-):
+class StatisticsTeacher(ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
@@ -396,7 +391,7 @@ class StatisticsTeacher(
         self._kept: PrivateStore | None = None
         self._paid_by: ChargesLedger | None = None
         self._charged = 0
-        self._taken: dict[int, Taken] = {}
+        self.taken: dict[int, Taken] = {}
         self._sketch: Tensor | None = None
         self._weights: Tensor | None = None
 
@@ -503,8 +498,8 @@ class StatisticsTeacher(
             self._charged = sum(
                 ledger.charged(kind) for kind in {part.mechanism for part in self.plan(1, 1, 2)}
             )
-        self._taken, self._sketch = read_releases(self._kept)
-        if len(self._taken) > self._charged:
+        self.taken, self._sketch = read_releases(self._kept)
+        if len(self.taken) > self._charged:
             raise ReleaseLostError(
                 f"{folder}: it holds releases that this run's ledger did not pay for; restore the ledger that "
                 "belongs to it"
@@ -560,34 +555,6 @@ class StatisticsTeacher(
             released[: len(asked)] = self.targets.answers(probabilities)
             soft[: len(asked)] = probabilities.float()
         return Release(released, soft)
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """In directions of their own."""
-        if self.components is None:
-            return in_directions(public, num_classes, torch.eye(public.shape[1]))
-        kept = min(self.components, *public.shape)
-        change = PublicWhitening(public.shape[1], kept, self.whitening).fit(public)
-        return in_directions(public, num_classes, change.directions.T, change.mean)
-
-    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
-        """By all releases; see :meth:`HasCanaries.evidence`."""
-        assert isinstance(known, StatisticsTeacher)
-        found, rows = Evidence(len(canaries.labels)), range(len(canaries.labels))
-        for number, taken in self._taken.items():
-
-            def adds(labels: Tensor, number: int = number, taken: Taken = taken) -> Tensor:
-                alone = (
-                    known.with_table(canaries.features[[row]], labels[[row]], len(taken.noisy))
-                    for row in rows
-                )
-                return torch.stack([one.exact_sum(number, taken.weights).flatten() for one in alone])
-
-            each = adds(canaries.labels)
-            if self.adjacency == "replace_one":
-                each = each - adds(canaries.others)
-            rest = taken.noisy - known.exact_sum(number, taken.weights)
-            found.add(rest.flatten(), each, self.mechanism(number).sigma)
-        return found
 
     def with_table(self, features: Tensor, labels: Tensor, num_classes: int) -> StatisticsTeacher:
         """A shallow copy with another table, for audits."""
@@ -672,8 +639,8 @@ class StatisticsTeacher(
                 "which serve one kind of features alone; use the same features in all rounds, or start a new run"
             )
         weights = self._weights
-        if weights is None and self._taken:
-            weights = self.model(self._public, self._taken)
+        if weights is None and self.taken:
+            weights = self.model(self._public, self.taken)
         if weights is None:
             assert self._table is not None
             weights = self._public.new_zeros(self._table[2], self._public.shape[1])
@@ -684,15 +651,15 @@ class StatisticsTeacher(
             noise = self.charge_and_draw(ledger, mechanism, 1, "statistics")
             self._charged += 1
             noisy = mechanism.add_noise_to_multiples(exact, self.step(number), noise)
-            self._taken[number], self._sketch = Taken(noisy, weights), sketch
+            self.taken[number], self._sketch = Taken(noisy, weights), sketch
             if self._kept is not None:
-                write_release(self._kept, number, self._taken[number], sketch)
-            weights = self.model(self._public, self._taken)
+                write_release(self._kept, number, self.taken[number], sketch)
+            weights = self.model(self._public, self.taken)
         self._weights = weights
         return weights
 
     def _check_left(self) -> None:
-        if self._charged >= self.releases and not self._taken:
+        if self._charged >= self.releases and not self.taken:
             raise ReleaseLostError(
                 "all releases were paid for, and a kill or an error came before one was kept; they are not drawn "
                 "again. Start a new run in another folder, with this run's ledger as ledger_path"
@@ -700,4 +667,4 @@ class StatisticsTeacher(
 
     def _forget(self, ledger: ChargesLedger) -> None:
         self._paid_by, self._charged = ledger, 0
-        self._taken, self._sketch, self._weights = {}, None, None
+        self.taken, self._sketch, self._weights = {}, None, None

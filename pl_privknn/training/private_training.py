@@ -538,11 +538,18 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             count = min(2, self.expected_batch_size)
             return gradients.surrogate(redacted(gradients.made_up_sum, count))
         places = redacted(self.sample)
+        return gradients.surrogate(self.release(redacted(self.clipped_sum, places, batch_idx)))
+
+    def clipped_sum(self, places: Tensor, batch_idx: int = 0) -> Tensor:
+        """The sum of the clipped gradients of some private records, float64 ``(p,)``; **private**.
+
+        Args:
+            places: of the records, int64 ``(b,)``; of persons with several person by person.
+            batch_idx: number of the step.
+        """
+        assert self._gradients is not None
         persons = self.persons(places)
-        total = redacted(
-            gradients.sum, places.tolist(), batch_idx, None if persons is None else persons.tolist()
-        )
-        return gradients.surrogate(self.release(total))
+        return self._gradients.sum(places.tolist(), batch_idx, None if persons is None else persons.tolist())
 
 
 def _outside_fits() -> dict[str, Any]:

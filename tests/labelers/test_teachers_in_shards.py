@@ -6,7 +6,7 @@ from refusals import refusals
 from shard_setup import in_order, members_of, parts_of
 from statistics_setup import MADE, fitted, labels_for, table
 
-from pl_privknn.auditing.releases import NearestTeachers
+from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import PATE, NoisySGDTeacher
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.privacy.ledger import Ledger
@@ -49,12 +49,12 @@ def test_released_statistics_are_those_of_one_process(name, parts):
     )
     # One charge and one draw of noise each, by the first process; sums are in whole numbers.
     assert ledgers[0].rows == ledgers[1].rows
-    for number, taken in alone._taken.items():
-        assert torch.equal(members[0]._taken[number].noisy, taken.noisy)
+    for number, taken in alone.taken.items():
+        assert torch.equal(members[0].taken[number].noisy, taken.noisy)
     torch.testing.assert_close(found.soft, expected.soft)
-    assert all(member._taken == {} for member in members[1:])
+    assert all(member.taken == {} for member in members[1:])
     for member in members:
-        sums = [taken.noisy for taken in alone._taken.values()]
+        sums = [taken.noisy for taken in alone.taken.values()]
         assert member.shard.group.sent == len(sums) * 8 * sums[0].numel()
 
 
@@ -106,7 +106,7 @@ def test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_rel
     resumed.join_run(tmp_path / "kept", run)
     found = resumed.label(queries, run)
     assert run.num_charges == 4
-    assert sorted(resumed._taken) == [0, 1, 2, 3]
+    assert sorted(resumed.taken) == [0, 1, 2, 3]
     alone = fitted(made("curvature"), *records())
     whole = Ledger(tmp_path / "whole.sqlite").run("a", plan=teacher.plan(30, 30, 3))
     torch.testing.assert_close(found.soft, alone.label(queries, whole).soft)

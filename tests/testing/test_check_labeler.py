@@ -9,7 +9,7 @@ import torch
 from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 from checked_persons import check_persons_move
 
-from pl_privknn.auditing.releases import NearestTeachers
+from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import (
     PATE,
     ClassBalancedPartition,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from pl_privknn._checks import check_switch
 from pl_privknn.config import as_group
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    HasCanaries,
     JoinsRuns,
     ProtectsPersons,
     RecognisesRecords,
@@ -26,7 +24,6 @@ from pl_privknn.labelers.base import (
     check_table,
     nonnegative_shares,
 )
-from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import (
     PAPER_BANDWIDTH,
     PAPER_MIN_COUNT,
@@ -47,9 +44,6 @@ from pl_privknn.privacy.record_budgets import (
     read_ids,
 )
 from pl_privknn.privacy.record_groups import RecordGroups
-
-# How often an attack asks about a record that spends its budget.
-_MOST_ASKED = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +97,7 @@ class Records:
     state_dir: str | Path | None = None
 
 
-class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, HasCanaries):
+class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
     """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
@@ -315,21 +309,6 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
         if not self.release_counts:
             return Release(labels, soft)
         return Release(labels, soft, scores, self.parameters.sigma2)
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """Records that spend their budgets, each asked about in its own place, where nobody else is."""
-        settings = self.parameters
-        # At its own place κ = 1; it pays for its part in the count and in the votes of as few as there may be.
-        cost = settings.count_cost + 1 / (2 * settings.sigma2**2 * settings.min_count)
-        times = min(_MOST_ASKED, max(1, math.floor(settings.budget / cost)))
-        canaries = far_apart(public, num_classes, times)
-        if settings.similarity(settings.threshold) > 0:
-            return canaries
-        # Records at right angles are neighbours under such a kernel: one alone, and its query again and again.
-        first = {
-            name: getattr(canaries, name)[:1] for name in ("features", "labels", "others", "queries", "about")
-        }
-        return dataclasses.replace(canaries, **first)
 
     def use_public(self, features: Tensor) -> None:
         """Give public examples for ``density`` to take thresholds from.
