@@ -19,7 +19,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from pl_privknn.privacy.accounting.accountant import total_pure_epsilon
-from pl_privknn.privacy.files import sync_folder, write_durably
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import (
     SEEDED_NOISE,
     UNSTATED_NOISE,
@@ -32,6 +32,7 @@ from pl_privknn.privacy.mechanisms.base import (
     check_unit,
     merged,
 )
+from pl_privknn.privacy.sqlite_file import SQLiteFile, replacing
 
 _FORMAT = 1
 _SCHEMA = f"""
@@ -55,12 +56,6 @@ LOCK = "run.lock"
 #: Hash "before" the first row.
 GENESIS = "0" * 64
 _WAL_BYTE = 18  # of an SQLite file's header: 2 where the file is written ahead
-#: How an SQLite file begins.
-SQLITE_MAGIC = b"SQLite format 3\x00"
-
-# A connection must not be used, nor closed, in a process forked from the one that opened it: closing could
-# roll back a transaction of the parent. Forked processes park it here and open their own.
-_INHERITED: list[sqlite3.Connection] = []
 
 
 class LedgerCorrupt(RuntimeError):
@@ -77,7 +72,7 @@ def canonical(body: dict[str, Any]) -> str:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
-class RowStore:
+class RowStore(SQLiteFile):
     """One SQLite file of sealed rows.
 
     **Durability.** A row is committed and synced when :meth:`writing` ends. The file uses a rollback journal,
@@ -99,15 +94,16 @@ class RowStore:
         FileNotFoundError: if there is no file.
     """
 
+    path: Path
+
     def __init__(self, path: str | Path, readonly: bool = False) -> None:
-        self.path = Path(path)
-        self.readonly = readonly
-        #: Told the hash of the last row after each commit, before anybody may draw.
+        path = Path(path)
+        #: Given the hash of the last row after each commit, before anything is drawn.
         self.witnesses: list[Callable[[str], None]] = []
         self._appended: str | None = None
-        if not self.path.is_file():
-            raise FileNotFoundError(f"there is no ledger at {self.path}")
-        self._start()
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no ledger at {path}")
+        super().__init__(path, readonly)
         self._check_format()
 
     @classmethod
@@ -126,24 +122,18 @@ class RowStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(FileLock(f"{path}.lock"), path):
             if not path.exists():
-                fresh = path.with_name(f".{path.name}.new")
-                fresh.unlink(missing_ok=True)
                 text = canonical(first)
                 sealed = seal(GENESIS, text)
-                db = sqlite3.connect(fresh, isolation_level=None)
-                db.execute("PRAGMA synchronous=EXTRA")
-                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-                db.execute("BEGIN IMMEDIATE")
-                db.execute("INSERT INTO rows VALUES (1, ?, ?)", (text, sealed))
-                db.execute("INSERT INTO head VALUES (1, 1, ?)", (sealed,))
-                db.execute("COMMIT")
-                db.close()
-                fresh.replace(path)
-                sync_folder(path.parent)
+                with replacing(path, cls.settings) as db:
+                    db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+                    db.execute("BEGIN IMMEDIATE")
+                    db.execute("INSERT INTO rows VALUES (1, ?, ?)", (text, sealed))
+                    db.execute("INSERT INTO head VALUES (1, 1, ?)", (sealed,))
+                    db.execute("COMMIT")
         return cls(path)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[sqlite3.Connection]:
         """Hold the file lock and one transaction, so that a check and the append after it are one step.
 
         Raises:
@@ -153,16 +143,16 @@ class RowStore:
         """
         if self.readonly:
             raise PermissionError(f"{self.path} was opened for reading only; open it with Ledger(path, …)")
-        self._start_after_fork()
-        with self._thread, _locked(self._lock, self.path):
+        self._check_process()
+        with self._turn, _locked(self._lock, self.path):
             if _identity(self.path) != self._file:
                 raise LedgerCorrupt(
                     f"{self.path} was moved, deleted or replaced while it was open; put it back and open it again"
                 )
             refuse_wal(self.path)
-            with _translated(self.path, "written", "Nothing was charged."), transaction(self._db):
+            with super().writing() as db:
                 self._appended = None
-                yield
+                yield db
             if self._appended is not None:
                 for note in self.witnesses:
                     note(self._appended)
@@ -183,8 +173,8 @@ class RowStore:
 
     def reading(self) -> threading.RLock:
         """A lock under which no other thread's transaction is open, to read rows and take them in."""
-        self._start_after_fork()
-        return self._thread
+        self._check_process()
+        return self._turn
 
     def read_after(self, position: int, previous: str) -> list[dict[str, Any]]:
         """Verified rows after ``position``, whose hash is ``previous``.
@@ -233,36 +223,24 @@ class RowStore:
         found = self._query("SELECT position FROM rows WHERE hash = ?", (sealed,))
         return int(found[0][0]) if found else None
 
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
+    def failure(self, error: sqlite3.DatabaseError) -> Exception:
+        """SQLite's errors in the words of a ledger."""
+        if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
+            doing, hint = ("read", _KILLED_WRITER) if self.readonly else ("written", "Nothing was charged.")
+            return OSError(f"{self.path} can't be {doing}: {error}. {hint}")
+        return LedgerCorrupt(f"{self.path} can't be read as a ledger: {error}")
 
     # ------------------------------------------------------------------ inner work
 
-    def _start(self) -> None:
-        self._process = os.getpid()
-        self._thread = threading.RLock()
+    def _connect(self, mode: str | None = None) -> None:
         self._lock = FileLock(f"{self.path}.lock")
         self._file = _identity(self.path)
         refuse_wal(self.path)
-        self._connect("ro" if self.readonly else "rw")
-
-    def _start_after_fork(self) -> None:
-        if self._process != os.getpid():
-            _INHERITED.append(self._db)
-            self._start()
-
-    def _connect(self, mode: str) -> None:
-        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
-        with _translated(self.path, "read", _KILLED_WRITER):
-            self._db = sqlite3.connect(
-                uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS, check_same_thread=False
-            )
-            self._db.execute("PRAGMA query_only=ON" if self.readonly else "PRAGMA synchronous=EXTRA")
+        super()._connect(mode)
 
     def _query(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        self._start_after_fork()
-        with self._thread, _translated(self.path, "read", _KILLED_WRITER):
+        self._check_process()
+        with self._turn, self._translated():
             try:
                 return self._db.execute(statement, values).fetchall()
             except sqlite3.OperationalError:
@@ -287,19 +265,6 @@ class RowStore:
                 f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has: "
                 "somebody has changed it"
             )
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All that the block writes, or nothing; durable when it ends, as far as the connection syncs."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:  # some failures have rolled back already
-            db.execute("ROLLBACK")
-        raise
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -344,17 +309,6 @@ def _locked(lock: FileLock, path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def _translated(path: Path, doing: str, hint: str) -> Iterator[None]:
-    """SQLite's errors in the words of a ledger."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:  # disk, permissions, locks
-        raise OSError(f"{path} can't be {doing}: {error}. {hint}") from error
-    except sqlite3.DatabaseError as error:
-        raise LedgerCorrupt(f"{path} can't be read as a ledger: {error}") from error
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

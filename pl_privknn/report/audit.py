@@ -210,7 +210,7 @@ def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) 
     if not (folder / LABELS).is_file():
         return
     with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-        own, head, counts = store.get_meta("run_id"), store.get_meta("ledger_head"), store.counts()
+        own, head, counts = store.fact("run_id"), store.fact("ledger_head"), store.counts()
     yield compared("labels: run", own, run)
     if head is not None:
         known = any(row["hash"] == head for row in rows)

@@ -153,7 +153,7 @@ def test_a_kill_at_any_step_of_the_opening_states_no_second_plan(tmp_path, monke
             return step
 
         with monkeypatch.context() as patch:
-            for owner, name in ((LabelStore, "set_meta"), (RowStore, "append"), (HeadFile, "note")):
+            for owner, name in ((LabelStore, "note"), (RowStore, "append"), (HeadFile, "note")):
                 patch.setattr(owner, name, dying(getattr(owner, name)))
             opened(folder, **places).close()
 
@@ -178,7 +178,9 @@ def test_other_public_examples_are_refused(tmp_path):
         opened(tmp_path, public_digest="others")
     # A store of an earlier version did not note them: it does from now on.
     with LabelStore(tmp_path / "labels.sqlite", TERMS.fingerprint())._db as db:
-        db.execute("UPDATE meta SET value = json_remove(value, '$.public_digest') WHERE key = 'fingerprint'")
+        db.execute(
+            "UPDATE facts SET value = json_remove(value, '$.public_digest') WHERE name = 'fingerprint'"
+        )
     opened(tmp_path, public_digest="others").close()
     with pytest.raises(LabelStoreError):
         opened(tmp_path)
