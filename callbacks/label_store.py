@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import sqlite3
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +17,12 @@ from torch import Tensor
 from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.callbacks.selection import Selection, Spread, label_by_spread
 from pl_privknn.labelers.base import Release
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, counts_text, counts_topic
-from pl_privknn.privacy.mechanisms import Adjacency, Charge
-from pl_privknn.privacy.mechanisms.base import Unit, guarantee_rank
+from pl_privknn.privacy.ledger import counts_text, counts_topic
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import guarantee_rank
+from pl_privknn.privacy.run import Run, noted_run_id
 from pl_privknn.privacy.sqlite_file import FACTS, SQLiteFile
-from pl_privknn.privacy.store import FolderLock, refuse_wal
+from pl_privknn.privacy.store import refuse_wal
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules.datasets import PublicDataset
@@ -53,7 +52,7 @@ CREATE TABLE IF NOT EXISTS queries (
 
 
 class LabelStoreError(RuntimeError):
-    """The folder holds the labels of another run, or a store that can't be read."""
+    """The file of labels is an older copy, or can't be read."""
 
 
 class LabelStore(SQLiteFile):
@@ -67,43 +66,26 @@ class LabelStore(SQLiteFile):
 
     Args:
         path: the file; made with its folder if missing.
-        fingerprint: the parameters of the run as JSON-compatible data. A store written under other
-            parameters is refused.
 
     Raises:
-        LabelStoreError: if the file is not a label store or belongs to a run with other parameters.
+        LabelStoreError: if the file is not a label store.
     """
 
     path: Path
 
-    def __init__(self, path: str | Path, fingerprint: dict[str, Any]) -> None:
+    def __init__(self, path: str | Path) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         super().__init__(path)
         with self._translated():
             self._db.executescript(_SCHEMA)
-        self._claim(fingerprint)
 
     def failure(self, error: sqlite3.DatabaseError) -> Exception:
         """SQLite's errors with what to do."""
         if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
             return LabelStoreError(f"{self.path} can't be read or written: {error}")
         return LabelStoreError(f"{self.path} is not a label store ({error}); use another folder")
-
-    def _claim(self, fingerprint: dict[str, Any]) -> None:
-        wanted = json.loads(json.dumps(fingerprint))
-        stored = self.fact("fingerprint", {})
-        differing = [key for key in stored if stored[key] != wanted.get(key)]
-        if differing:
-            changes = "; ".join(
-                f"{key}={stored.get(key)!r} then, {wanted.get(key)!r} now" for key in sorted(differing)
-            )
-            raise LabelStoreError(
-                f"{self.path.parent} holds a run with other parameters ({changes}). "
-                "Repeat the run with its own parameters to continue it, or choose another folder."
-            )
-        self.note("fingerprint", wanted)
 
     def rounds(self) -> int:
         """Number of rounds whose queries have been written down."""
@@ -266,35 +248,6 @@ class LabelStore(SQLiteFile):
         answers = zip(labels.tolist(), soft.tolist(), strict=True)
         return {i: (label, row) for i, (label, row) in enumerate(answers) if label >= 0}
 
-    def note_head(self, head: str) -> None:
-        """Note the head hash of the ledger after a row of this run: what was asked never gets ahead of it."""
-        self.note("ledger_head", head)
-
-    def check_ledger(self, ledger: Ledger, run_id: str) -> None:
-        """Check that the ledger and this store are of one time.
-
-        The ledger must hold the head noted last, and at most one further charge of the run, which a kill between
-        the charge and its note leaves.
-
-        Raises:
-            LedgerCorrupt: if the ledger is older than this store.
-            LabelStoreError: if this store is older than the ledger.
-        """
-        head = self.fact("ledger_head")
-        if head is None:  # nothing was stated yet
-            return
-        noted = ledger.check_head(head, str(self.path))
-        unknown = ledger.charges_after(run_id, noted)
-        if unknown > bool(self.fact("in_flight")):
-            raise LabelStoreError(
-                f"{self.path} is an older copy: the ledger {ledger.path} holds {unknown} later charges of this run, "
-                "whose answers are not here. Restore the newest copy of the run's folder, or start a new run with "
-                "the same ledger_path; asked again from here, the same queries would cost twice"
-            )
-        with self.writing():  # one without the other, after a kill, would look like an older copy
-            self.note_head(ledger.head)
-            self.note("in_flight", False)
-
     def counts(self) -> dict[str, int]:
         """Numbers of queries: ``queried`` (asked), ``answered``, ``refused`` and ``lost`` to a crash."""
         queried, answered, released = self.read(
@@ -357,7 +310,7 @@ class StoredLabels(LabelStore):
         refuse_wal(path)
         SQLiteFile.__init__(self, path, readonly=True)
         try:
-            self.fact("run_id")
+            noted_run_id(self)
         except LabelStoreError:
             self.close()
             raise
@@ -394,117 +347,70 @@ LABELS = "labels.sqlite"
 _EXAMPLES_AT_ONCE = 1024
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunTerms:
-    """Public facts that are fixed before a run asks anything.
+class LabelRun(Run):
+    """Opens, or continues, a labelling in a folder; see :class:`~pl_privknn.privacy.run.Run`.
 
-    Attributes:
-        plan: the most that all rounds can cost.
-        public_examples: size of the public set.
-        public_digest: hash of the public examples; labels belong to these alone.
-        num_classes: number of classes.
-        delta: δ of the guarantee.
-        max_epsilon: budget, or None.
-        adjacency: neighbouring relation.
-        unit: unit of privacy.
-        ledger_path: a ledger that several runs share, or None for the run's own.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
-        run_id: the run that a checkpoint belongs to, or None.
-        description: public facts about the run, for the reader of the ledger.
-    """
-
-    plan: Sequence[Charge]
-    public_examples: int
-    public_digest: str
-    num_classes: int
-    delta: float
-    max_epsilon: float | None
-    adjacency: Adjacency
-    unit: Unit
-    ledger_path: Path | None
-    ledger_head_path: Path | None
-    run_id: str | None
-    description: dict[str, Any]
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Facts that a store of released labels must agree with."""
-        # Charges without their marks: what those say of the noise is in the ledger, and never stops a resume.
-        plan = [Charge(charge.mechanism, charge.count).to_record() for charge in self.plan]
-        names = ("delta", "adjacency", "unit", "public_examples", "public_digest", "num_classes")
-        return {"plan": plan, **{name: getattr(self, name) for name in names}}
-
-
-class LabelRun:
-    """Opens, or continues, a run in a folder and states its worst case in the ledger.
-
-    The folder is this run's until :meth:`close`. Ledger and labels vouch for each other: each charge is noted in the
-    label store before anything may be drawn.
+    Ledger and labels vouch for each other: each charge is noted in the label store before anything may be drawn.
 
     Args:
         folder: the run's folder; holds ``labels.sqlite`` and, unless given elsewhere, ``ledger.sqlite``.
-        terms: see :class:`RunTerms`.
+        plan: the most that all rounds can cost.
+        description: public facts about the run, for the reader of the ledger.
+        public: further public facts that are fixed for life, such as the hash of the public examples, to which the
+            labels belong.
+        checkpoint: id of the run that a checkpoint belongs to, or None.
+        **ledger: see ``Run``.
 
     Raises:
-        FolderInUse: if another run has the folder.
-        LabelStoreError: if the folder holds a run with other parameters or public examples, or an older copy.
-        LedgerCorrupt: if the ledger is older than the labels, or not this run's.
-        BudgetExceeded: if the plan does not fit the budget; nothing was asked.
-        FileNotFoundError: if the ledger of a run that has begun is missing.
-        ValueError: if the folder holds another run than the checkpoint's.
+        LabelStoreError: if the folder holds an older copy of the labels; for others see ``Run``.
     """
 
-    def __init__(self, folder: Path, terms: RunTerms) -> None:
-        self.delta = terms.delta
-        self._lock = FolderLock(folder)
-        try:
-            self.store = LabelStore(folder / LABELS, terms.fingerprint())
-            self.run_id = self._find_run(folder, terms.run_id)
-            self.ledger = self._open_ledger(terms.ledger_path or folder / "ledger.sqlite", terms)
-            self.ledger_run = self.ledger.run(self.run_id, plan=terms.plan, description=terms.description)
-            self.ledger.witness(self.store.note_head)
-            self.store.note("planned", True)
-            self.store.forget_unpaid(self.ledger_run.num_charges)
-        except BaseException:
-            self.close()
-            raise
+    facts: LabelStore
 
-    def close(self) -> None:
-        """Let another run use the folder; the ledger and the labels stay readable for reports."""
-        self._lock.release()
+    def __init__(
+        self,
+        folder: Path,
+        plan: Sequence[Charge],
+        description: dict[str, Any],
+        public: dict[str, Any],
+        checkpoint: str | None = None,
+        **ledger: Any,
+    ) -> None:
+        self._plan, self._description = plan, description
+        # Charges without their marks: what those say of the noise is in the ledger, and never stops a resume.
+        bare = [Charge(charge.mechanism, charge.count).to_record() for charge in plan]
+        terms = {"plan": bare, **{name: ledger[name] for name in ("delta", "adjacency", "unit")}, **public}
+        super().__init__(folder, lambda: LabelStore(folder / LABELS), terms, checkpoint, **ledger)
 
-    def _find_run(self, folder: Path, wanted: str | None) -> str:
-        stored: str | None = self.store.fact("run_id")
-        if wanted is not None and stored != wanted:
-            raise ValueError(
-                f"run_dir={str(folder)!r} holds run {stored}, the checkpoint belongs to run {wanted}; "
-                "pass the folder of the checkpoint's run"
-            )
-        found = stored or uuid.uuid4().hex
-        self.store.note("run_id", found)
-        return found
+    @property
+    def store(self) -> LabelStore:
+        """Queries and their answers."""
+        return self.facts
 
-    def _open_ledger(self, path: Path, terms: RunTerms) -> Ledger:
-        begun = bool(self.store.fact("planned"))
-        if begun and not path.exists():
-            raise FileNotFoundError(
-                f"the ledger {path} of this run is missing; without it ε would be wrong. Restore it, or pass "
-                "ledger_path with its place"
+    def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
+        """The worst case of all rounds, once labels and ledger are known to be of one time."""
+        self.check_ledger()
+        self.store.forget_unpaid(self.ledger_run.num_charges)
+        return self._plan, self._description
+
+    def check_ledger(self) -> None:
+        """Check that the ledger holds at most one charge that the labels don't know, left by a kill before its note.
+
+        Raises:
+            LabelStoreError: if the labels are older than the ledger.
+        """
+        if self.noted is None:  # nothing was stated yet
+            return
+        unknown = self.ledger.charges_after(self.run_id, self.noted)
+        if unknown > self.store.fact("in_flight", False):
+            raise LabelStoreError(
+                f"{self.store.path} is an older copy: the ledger {self.ledger.path} holds {unknown} later charges of "
+                "this run, whose answers are not here. Restore the newest copy of the run's folder, or start a new "
+                "run with the same ledger_path; asked again from here, the same queries would cost twice"
             )
-        ledger = Ledger(
-            path,
-            adjacency=terms.adjacency,
-            unit=terms.unit,
-            delta=terms.delta,
-            max_epsilon=terms.max_epsilon,
-            head_path=terms.ledger_head_path,
-        )
-        if begun and self.run_id not in ledger.runs:
-            raise LedgerCorrupt(
-                f"the ledger {path} holds nothing of this run, which has begun: it is a new one, or another's. "
-                "Restore the run's ledger, or pass ledger_path with its place"
-            )
-        self.store.check_ledger(ledger, self.run_id)
-        return ledger
+        with self.store.writing():  # one without the other, after a kill, would look like an older copy
+            self.note_head(self.ledger.head)
+            self.store.note("in_flight", False)
 
     def note_counts(self) -> None:
         """Note in the ledger how many queries were asked and answered, so that an auditor can check a summary."""
@@ -532,11 +438,6 @@ class LabelRun:
             f"{what}; no label is left to train on. Start a new run, in another folder, with ledger_path="
             f"{str(self.ledger.path)!r}, so that both runs are counted: asking anew costs anew"
         )
-
-    def reports(self, exact: bool) -> tuple[PrivacyReport, PrivacyReport]:
-        """The guarantee stated beforehand and what was spent, of the whole ledger at this run's δ."""
-        report = self.ledger.report(delta=self.delta, exact=exact)
-        return report.guarantee, report.spent
 
     def metrics(
         self, truth: Tensor | None, examples: Tensor, labels: Tensor, earlier: Tensor
@@ -575,7 +476,7 @@ def stored_run_id(folder: Path) -> str | None:
     """The run whose labels a folder holds, as far as it can be read; None where it holds none."""
     try:
         with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-            return store.fact("run_id")
+            return noted_run_id(store)
     except (FileNotFoundError, LabelStoreError):
         return None
 

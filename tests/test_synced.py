@@ -58,5 +58,5 @@ def test_ledgers_and_stores_sync_every_commit(tmp_path):
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.run("a").charge(G)
     assert ledger._store._db.execute("PRAGMA synchronous").fetchone() == (EXTRA,)
-    labels = LabelStore(tmp_path / "labels.sqlite", {})
+    labels = LabelStore(tmp_path / "labels.sqlite")
     assert labels.read("PRAGMA synchronous").fetchone() == (EXTRA,)

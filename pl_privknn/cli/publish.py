@@ -114,7 +114,7 @@ def fit_words(words: list[str]) -> Iterator[list[str]]:
     parsed, others = parser.parse_known_args(words[1:])
     if any(word.partition("=")[0] in ("--config", "-c", "--resume") for word in others):
         raise ValueError("--private-records recommends a configuration; leave --config and --resume out")
-    from pl_privknn.privacy.store import LOCK, new_number
+    from pl_privknn.privacy.folders import LOCK, new_number
 
     runs = Path("runs") / _name(parsed.data)
     wanted = Path(parsed.run_dir) if parsed.run_dir else runs
@@ -204,7 +204,7 @@ def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
 
 def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -> int:
     from pl_privknn._checks import at_most, check_int
-    from pl_privknn.privacy.store import new_number
+    from pl_privknn.privacy.folders import new_number
 
     epochs, folder = check_int("epochs", parsed.epochs, minimum=1), new_number(Path(parsed.output))
     quiet = ["--trainer.enable_progress_bar", "false", "--labeling.progress", "false"]

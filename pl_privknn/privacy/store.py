@@ -1,4 +1,4 @@
-"""Rows of a ledger on disk, what they add up to, and the folder in which a run keeps them."""
+"""Rows of a ledger on disk, what they add up to, and the file that notes their head."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
-from pl_privknn.privacy.accounting.accountant import total_pure_epsilon
+from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import (
     SEEDED_NOISE,
@@ -51,8 +49,6 @@ _KILLED_WRITER = (
     "If a -journal file lies beside it, a writer was killed: copy both into a folder where you may write, and "
     "read the copy"
 )
-#: Name of the file in a run's folder that keeps a second run out.
-LOCK = "run.lock"
 #: Hash "before" the first row.
 GENESIS = "0" * 64
 _WAL_BYTE = 18  # of an SQLite file's header: 2 where the file is written ahead
@@ -319,62 +315,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-@dataclasses.dataclass(frozen=True)
-class RenyiFilter:
-    """Adds up Rényi divergences at one fixed order, and beside them at order ∞.
-
-    If every release is admitted only while the sum stays within a bound ρ fixed beforehand, the whole is
-    (order, ρ)-RDP although mechanisms and parameters may depend on all earlier answers (Feldman and Zrnic
-    2021; Haney et al. 2023 for interleaved runs). For minima over several orders and for privacy
-    loss distributions that is not proven. ρ turns into ε by the improved conversion (Balle et al. 2020;
-    Canonne et al. 2020).
-
-    Order ∞ may join the one order: a sum of pure ε bounds the loss of every outcome, whatever the releases depended
-    on. Take E, any set of outcomes, apart into those whose pure ε add up to at most ε, for which
-    P(E₁) ≤ e^ε Q(E₁) outcome by outcome, and the others, all of which the filter at the one order admits:
-    P(E₂) ≤ e^ε Q(E₂) + δ. Together that is (ε, δ).
-
-    Attributes:
-        order: α > 1, fixed before the first release.
-        delta: δ of the budget.
-        adjacency: neighbouring relation.
-    """
-
-    order: float
-    delta: float
-    adjacency: Adjacency
-
-    def total(self, charges: Iterable[Charge]) -> float:
-        """ρ: sum of the charges' Rényi divergences at the order; ``inf`` where one has none there."""
-        return sum(charge.count * _rdp(charge.mechanism, self.order, self.adjacency) for charge in charges)
-
-    def epsilon(self, charges: Iterable[Charge]) -> float:
-        """ε of :meth:`total`, or the sum of pure ε where that is less."""
-        releases = list(charges)
-        total = self.total(releases)
-        by_order = max(0.0, total + _conversion(self.order, self.delta)) if total else 0.0
-        return min(by_order, total_pure_epsilon(releases, self.adjacency))
-
-
-def best_order(max_epsilon: float, delta: float) -> float:
-    """The order at which a Gaussian mechanism that spends (ε, δ) exactly has its best conversion.
-
-    For a Gaussian ε(α) = αB, and the order that admits the largest B is the one sought.
-    """
-    orders = 1 + np.geomspace(1e-3, 1e4, 4000)
-    conversion = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-    return float(orders[np.argmax((max_epsilon - conversion) / orders)])
-
-
-def _conversion(order: float, delta: float) -> float:
-    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
-
-
-@functools.lru_cache(maxsize=1024)
-def _rdp(mechanism: Mechanism, order: float, adjacency: Adjacency) -> float:
-    return float(mechanism.rdp(np.array([order]), adjacency)[0])
-
-
 Releases = dict[Mechanism, Charge]
 
 #: What a charge row says of the noise that was drawn for it, and how far its guarantee then holds. A row
@@ -588,62 +528,6 @@ def _read(text: str) -> Charge:
         raise
 
 
-class FolderInUse(RuntimeError):
-    """Another run has the folder."""
-
-
-class FolderLock:
-    """Keeps other runs out of a folder until :meth:`release`, or the end of the process, however it comes.
-
-    Args:
-        folder: the run's folder, made if missing.
-        shared: let one run of this process use the folder beside this lock: what a command takes before the
-            run that it starts.
-
-    Raises:
-        FolderInUse: if a run, of this or of another process, has the folder.
-    """
-
-    _runs: ClassVar[set[Path]] = set()
-
-    def __init__(self, folder: Path, shared: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder.resolve()
-        self._is_run = not shared
-        in_use = FolderInUse(
-            f"run_dir={str(folder)!r} is in use by another run; wait for its end, or choose another folder"
-        )
-        if self._is_run and self._folder in self._runs:
-            raise in_use
-        # One object for all locks of this process on the folder, which counts.
-        self._lock = FileLock(self._folder / LOCK, is_singleton=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise in_use from None
-        self._held = True
-        if self._is_run:
-            self._runs.add(self._folder)
-
-    def release(self) -> None:
-        """Let others in; a second call does nothing."""
-        if self._held:
-            self._held = False
-            if self._is_run:
-                self._runs.discard(self._folder)
-            self._lock.release()
-
-    def __enter__(self) -> FolderLock:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        if getattr(self, "_held", False):
-            self.release()
-
-
 class HeadFile:
     """Notes the head hash of a ledger in a file of its own, after every row.
 
@@ -667,60 +551,3 @@ class HeadFile:
         """Note a hash, durably."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(self.path, f"{head}\n".encode("ascii"))
-
-
-def resumed_folder(stored: Path, checkpoint: str | Path | None, belongs: Callable[[Path], bool]) -> Path:
-    """The folder in which a resumed run goes on: the one that its checkpoint lies in.
-
-    A folder that was copied or moved goes on in itself, not in the one where the run began.
-
-    Args:
-        stored: the run's folder when the checkpoint was written.
-        checkpoint: the checkpoint's file.
-        belongs: whether a folder is one of this run.
-
-    Raises:
-        FileNotFoundError: if neither exists.
-    """
-    around = [] if checkpoint is None else Path(checkpoint).absolute().parents
-    for folder in (*around, stored):
-        if folder.is_dir() and belongs(folder):
-            return folder
-    raise FileNotFoundError(
-        f"the checkpoint's run folder {stored} is missing; without its ledger ε would be wrong. Restore it, or pass "
-        "run_dir with its new place"
-    )
-
-
-def new_number(folder: Path) -> Path:
-    """A new folder in this one: the first number that is free."""
-    number = 0
-    while True:
-        new = folder / str(number)
-        try:
-            new.mkdir(parents=True)
-            return new
-        except FileExistsError:
-            number += 1
-
-
-def trainers_folder(trainer: Any, place: str | Path, name: str) -> Path:
-    """The folder of a new run: where the trainer's loggers write, or ``runs/NAME/NUMBER``.
-
-    A trainer without loggers and without a folder of its own would leave each run in the working directory, where a
-    second one would not be let in.
-
-    Args:
-        trainer: has ``loggers``.
-        place: its ``log_dir or default_root_dir``.
-        name: of the model.
-    """
-    if trainer.loggers or Path(place).resolve() != Path.cwd().resolve():
-        return Path(place)
-    return new_number(Path("runs") / name)
-
-
-def private_folder(run_dir: Path) -> Path:
-    """Where a run keeps what must survive a crash and must not be shared: beside the run's folder, not in it."""
-    place = run_dir.resolve()
-    return place.parent / f"{place.name}.private"

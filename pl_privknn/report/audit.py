@@ -13,6 +13,7 @@ from pl_privknn.callbacks.run_summary import CONFIG, digests_of, file_digests, n
 from pl_privknn.config import known_classes, read_document
 from pl_privknn.privacy.holdout import LEDGER as HOLDOUT
 from pl_privknn.privacy.ledger import Place, counts_topic, files_topic
+from pl_privknn.privacy.run import noted_head, noted_run_id
 from pl_privknn.privacy.store import read_rows
 from pl_privknn.privacy.verification import audit_ledger, check_summary, compared
 from pl_privknn.training import NoisySGD, PrivateTraining
@@ -210,7 +211,7 @@ def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) 
     if not (folder / LABELS).is_file():
         return
     with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-        own, head, counts = store.fact("run_id"), store.fact("ledger_head"), store.counts()
+        own, head, counts = noted_run_id(store), noted_head(store), store.counts()
     yield compared("labels: run", own, run)
     if head is not None:
         known = any(row["hash"] == head for row in rows)
