@@ -15,7 +15,7 @@ from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt, Led
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.mechanisms.base import Unit
 
-_RUN, _HEAD = "run", "head"
+_BEGUN, _HEAD = "begun", "head"
 
 
 class Facts(Protocol):
@@ -57,7 +57,7 @@ class FactsFile:
 
 def noted_run_id(facts: Facts) -> str | None:
     """Id of the run that a file of facts belongs to; None before the run has one."""
-    return (facts.fact(_RUN) or {}).get("id")
+    return (facts.fact(_BEGUN) or {}).get("run_id")
 
 
 def noted_head(facts: Facts) -> str | None:
@@ -112,7 +112,7 @@ class Run:
         try:
             self.facts = facts()
             known = self._known(json.loads(json.dumps(terms)), checkpoint)
-            self.run_id: str = known["id"]
+            self.run_id: str = known["run_id"]
             path = Path(ledger_path or folder / "ledger.sqlite")
             if known["stated"] and not path.exists():
                 raise FileNotFoundError(
@@ -154,16 +154,16 @@ class Run:
 
     def _known(self, terms: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
         """What the folder says of its run, once it has an id."""
-        known = self.facts.fact(_RUN)
-        if checkpoint is not None and (known is None or known["id"] != checkpoint):
+        known = self.facts.fact(_BEGUN)
+        if checkpoint is not None and (known is None or known["run_id"] != checkpoint):
             raise ValueError(
-                f"run_dir={str(self.folder)!r} holds run {known and known['id']}, the checkpoint belongs to run "
+                f"run_dir={str(self.folder)!r} holds run {known and known['run_id']}, the checkpoint belongs to run "
                 f"{checkpoint}; pass the folder of the checkpoint's run"
             )
         self.is_new = known is None
         if known is None:
-            known = {"id": uuid.uuid4().hex, "terms": terms, "stated": False}
-            self.facts.note(_RUN, known)
+            known = {"run_id": uuid.uuid4().hex, "terms": terms, "stated": False}
+            self.facts.note(_BEGUN, known)
         before = known["terms"]
         if changes := [
             f"{name}={before.get(name)!r} then, {terms.get(name)!r} now"
@@ -189,7 +189,7 @@ class Run:
         try:
             ledger.run(self.run_id, *self.plan())
         except BudgetExceeded:
-            self.facts.note(_RUN, None)  # nothing is stated: other parameters may come
+            self.facts.note(_BEGUN, None)  # nothing is stated: other parameters may come
             raise
         ledger.witness(self.note_head)
-        self.facts.note(_RUN, {**known, "stated": True})
+        self.facts.note(_BEGUN, {**known, "stated": True})
