@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measured, entries, listed, markdown, rows_of
+from benchmarks.simulated_shards import InShards
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks.labeling_round import FeatureStore
@@ -48,7 +49,6 @@ from pl_privknn.labelers import (
 from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.tables import InShards
 
 CLASSES, K, RATE, COMPONENTS, STEPS = 10, 300, 0.15, 200, 200
 RECORDS, PROCESSES = 10**9, 1000

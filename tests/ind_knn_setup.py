@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from benchmarks.simulated_shards import SimulatedGroup, SimulatedProcess
 from pl_privknn.labelers import IndKNN, IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, unit_rows
@@ -12,7 +13,6 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME
 from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.tables import SimulatedGroup, SimulatedProcess
 
 C, D = 3, 6
 PARAMETERS = IndKNNParameters(0.4, 4.0, 0.5, 0.2)
@@ -57,6 +57,13 @@ class Draws(SeededNoise):
 
     def stream(self, *key):
         return self
+
+
+def draws_of(source, queries, classes):
+    """Standard normal draws of the algorithm from ``source``: of the count and then of the votes of each query."""
+    return np.stack(
+        [np.concatenate([source.normal(size, 1.0) for size in (1, classes)]) for _ in range(queries)]
+    )
 
 
 class Silent(Draws):

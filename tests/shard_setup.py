@@ -1,7 +1,7 @@
 """Shards of a table, all of them in one process."""
 
+from benchmarks.simulated_shards import SimulatedGroup
 from pl_privknn.neighbors.processes import Shard
-from pl_privknn.testing.tables import SimulatedGroup
 
 
 def by_row(count, size):

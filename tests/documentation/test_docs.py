@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from benchmarks import render
+from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.recommendation import data_section
-from pl_privknn.testing import LabelerCheckError
+from pl_privknn.testing import LabelerCheckError, distance
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +20,7 @@ def _blocks(path, language):
 
 
 def test_own_labeler_of_the_documentation_is_checked_as_it_shows(capsys):
-    first, second = _blocks("docs/guides/own_labeler.md", "python")
+    first, second, third = _blocks("docs/guides/own_labeler.md", "python")
     report, error = _blocks("docs/guides/own_labeler.md", "text")
     scope: dict = {}
     exec(first, scope)
@@ -29,6 +30,8 @@ def test_own_labeler_of_the_documentation_is_checked_as_it_shows(capsys):
     with pytest.raises(LabelerCheckError) as caught:
         exec(second, scope)
     assert str(caught.value) == error.strip()
+    exec(third, {"Staircase": (own := type("Staircase", (Mechanism,), {}))})
+    assert distance.dispatch(own) is not distance.dispatch(Mechanism)
 
 
 def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):

@@ -145,7 +145,7 @@ class IndKNNEngine:
 
         Args:
             queries: float features, shape ``(m, dimension)``.
-            source: of protective randomness; row t of ``normal((m, 1 + c), 1)`` serves query t.
+            source: of protective randomness, from which each query draws in turn.
             ledger: pays for the whole stream, unless it has; None where nobody keeps books.
             merged: :meth:`partial`, summed over all shards of the records.
 
@@ -158,7 +158,6 @@ class IndKNNEngine:
         noise = self.budgets.pay_for(self.parameters.total, ledger, source)
         vectors, size, known = unit_rows(queries), (len(queries), self.num_classes), self.answered
         thresholds = self._thresholds(vectors)
-        draws = noise.normal((len(vectors), 1 + self.num_classes), 1.0).numpy()
         answers = Answers(np.full(size[0], -1, np.int64), np.empty(size), np.empty(size[0]))
         around = torch.cat([known[0], vectors]) if self.switches.reuse else known[0]
         merged(("begin", vectors, thresholds))
@@ -171,7 +170,7 @@ class IndKNNEngine:
                 around, known[1], answers.labels[:query], vector, thresholds[query]
             )
             active = int(merged(("turn",)))
-            released = ask(self.parameters, active, asked, votes, number, draws[query])
+            released = ask(self.parameters, active, asked, votes, number, noise)
             answers.noisy[query], answers.counts[query] = released.noisy, released.count
             answers.labels[query] = self._decide(released.noisy, released.count)
         mark = self.budgets.next_mark()
