@@ -39,12 +39,12 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.redaction import redacted, terminal
-from pl_privknn.privacy.store import private_folder
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -13,7 +13,7 @@ from torch import Tensor
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
-from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
+from pl_privknn.callbacks.label_store import LabelRun, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_arguments import (
     LabelingBudget,
     RoundFeatures,
@@ -56,6 +56,7 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.neighbors.processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.folders import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import (
@@ -68,7 +69,6 @@ from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import foreign_reader
 from pl_privknn.privacy.redaction import check_declared, redacted
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.privacy.store import resumed_folder, trainers_folder
 
 _EVALUATED_AT_ONCE = 256  # held-out images
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
@@ -394,12 +394,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             name = type(trainer.lightning_module).__name__
             found = None if self._group.rank else trainers_folder(trainer, place, name)
             return self._group.broadcast(found) if self._group.size > 1 else found or Path(place)
-        run_id = self._loaded["run_id"]
-        return resumed_folder(
-            Path(self._loaded["run_dir"]),
-            trainer.ckpt_path,
-            lambda folder: stored_run_id(folder) == run_id,
-        )
+        return resumed_folder(self._loaded, trainer.ckpt_path, stored_run_id)
 
     def _open(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule
@@ -424,21 +419,23 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             data.num_classes,
             rounds=sum(map(bool, queries)),
         )
-        terms = RunTerms(
-            plan=[charge.with_guarantee(mark) for charge in plan],
-            public_examples=len(data.public),
-            public_digest=digest_of(data.public),
-            num_classes=data.num_classes,
+        self._run = LabelRun(
+            self._place,
+            [charge.with_guarantee(mark) for charge in plan],
+            {"labeler": type(self.labeler).__name__, "queries": sum(queries)},
+            {
+                "public_examples": len(data.public),
+                "public_digest": digest_of(data.public),
+                "num_classes": data.num_classes,
+            },
+            None if self._loaded is None else self._loaded["run_id"],
             delta=self.delta,
             max_epsilon=self.max_epsilon,
             adjacency=self.adjacency,
             unit=self.unit,
             ledger_path=self.ledger_path,
             ledger_head_path=self.ledger_head_path,
-            run_id=None if self._loaded is None else self._loaded["run_id"],
-            description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
         )
-        self._run = LabelRun(self._place, terms)
         if self._conditions:  # a resumed run keeps the plan that it has
             check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)
         rank_zero_info(f"run: {self._place}")

@@ -19,6 +19,7 @@ from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.privacy.audit import CONFIG, RunContents
 from pl_privknn.privacy.files import file_digests, replaced_durably, write_durably
 from pl_privknn.privacy.holdout import RESULT
+from pl_privknn.privacy.run import noted_head, noted_run_id
 
 #: Place of a run's last checkpoint in its folder.
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
@@ -88,7 +89,7 @@ def contents_of(folder: Path) -> RunContents:
     labels = None
     if (folder / LABELS).is_file():
         with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-            run, head = store.get_meta("run_id"), store.get_meta("ledger_head")
+            run, head = noted_run_id(store), noted_head(store)
             labels = {"run": run, "head": head, "counts": store.counts()}
     return digests_of(folder), labels
 

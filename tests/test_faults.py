@@ -25,7 +25,7 @@ from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN, ReverseKNN, pa
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.neighbors import poisson, search
 from pl_privknn.privacy import ledger, mechanisms, noise, store
-from pl_privknn.privacy.accounting import accountant, pld, rdp
+from pl_privknn.privacy.accounting import accountant, pld, rdp, renyi_filter
 from pl_privknn.privacy.mechanisms import base
 from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 from pl_privknn.testing import LabelerCheckError, check_labeler
@@ -256,7 +256,7 @@ FAULTS = {
         result(lambda charges: charges[:0]), f"{_LEDGER}::test_runs_compose_and_each_can_be_seen_alone"),
     "another plan for a run that is under way": Fault(ledger, "beyond", instead(lambda wanted, granted: []),
         f"{_LEDGER}::test_same_plan_continues_and_another_is_refused"),
-    "a filter that counts half": Fault(store.RenyiFilter, "epsilon", half,
+    "a filter that counts half": Fault(renyi_filter.RenyiFilter, "epsilon", half,
         f"{_LEDGER}::test_filter_is_the_accountants_rdp_at_one_order"),
     "parameters that were chosen late and pass for early ones": Fault(store.Balance, "late",
         lambda honest: property(lambda self: []),

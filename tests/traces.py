@@ -119,8 +119,8 @@ def masked_labels(path):
         tables = store.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
         statement = "SELECT round, position, example, asked_at, released, score IS NULL FROM queries"
         asked, rounds = store.execute(statement).fetchall(), store.execute("SELECT * FROM rounds").fetchall()
-        meta = dict(store.execute("SELECT key, value FROM meta").fetchall())
-    return tables, asked, rounds, without(meta, OF_ITS_OWN)
+        facts = {name: json.loads(value) for name, value in store.execute("SELECT name, value FROM facts")}
+    return tables, asked, rounds, without(facts, OF_ITS_OWN)
 
 
 def masked_checkpoint(value):

@@ -459,7 +459,7 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     """
     from pl_privknn.callbacks import PrivateLabeler
     from pl_privknn.callbacks.labeling_round import public_extractor
-    from pl_privknn.callbacks.private_labeler import STUDENT, extractor_of
+    from pl_privknn.callbacks.labeling_arguments import STUDENT, extractor_of
     from pl_privknn.config import ConfigurationError, instantiate
     from pl_privknn.planning import labeling_plan
     from pl_privknn.training.configured import made_data

@@ -26,7 +26,7 @@ from pl_privknn.callbacks.run_summary import errors_as_warnings
 from pl_privknn.cli.common import importable, mistake, shown_text, suggest
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.store import FolderLock, new_number
+from pl_privknn.privacy.folders import FolderLock, new_number
 from pl_privknn.report import write_report
 from pl_privknn.training import NoisySGD, PrivateTraining
 

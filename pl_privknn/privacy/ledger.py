@@ -20,6 +20,7 @@ from pl_privknn.privacy.accounting.accountant import (
     total_pure_epsilon,
     trade_off,
 )
+from pl_privknn.privacy.accounting.renyi_filter import best_order
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,
@@ -38,7 +39,6 @@ from pl_privknn.privacy.store import (
     Releases,
     RowStore,
     RunBalance,
-    best_order,
     beyond,
     count_of,
     larger,
@@ -384,7 +384,7 @@ class LedgerRun:
     @property
     def num_charges(self) -> int:
         """Number of charges that the run has made."""
-        return self.ledger._run_balance(self.run_id).num_charges
+        return self.ledger.charges_after(self.run_id, 0)
 
     def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
         """Totals of this run alone; ``run.ledger.report()`` has those of everybody."""

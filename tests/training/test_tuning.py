@@ -102,7 +102,7 @@ def test_the_best_is_released_alone_and_the_search_is_one_charge(tmp_path, monke
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
     secret = tmp_path / ".candidates"
     assert secret.stat().st_mode & 0o077 == (secret / "private.sqlite").stat().st_mode & 0o077 == 0
-    with pytest.raises(ValueError, match="holds a search with other settings"):
+    with pytest.raises(ValueError, match="holds a run with other parameters"):
         TuningRun(tuning_at(4.0), tmp_path, noise=Fixed(0)).run()
     with pytest.raises(ValueError, match="says that all noise comes from a seed; go on as it began"):
         TuningRun(tuning, tmp_path, noise=SystemNoise()).run()
