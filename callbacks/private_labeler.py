@@ -40,7 +40,6 @@ from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
     MakesModel,
-    ShardedLabeler,
     check_protects,
     stated_plan,
 )
@@ -307,7 +306,7 @@ def shard_of(
     """
     if group.size == 1 or not (sharded or data.private_in_shards):
         return None
-    if not isinstance(labeler, ShardedLabeler) or not labeler.takes_shards:
+    if not labeler.takes_shards:
         raise ValueError(
             f"labeler: {type(labeler).__name__} with these settings looks at private records in one process; use a "
             f"teacher that takes shards ({SHARDED}), or sharded=False and one file"
@@ -783,8 +782,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         queries = self._queries(len(data.public))
         self.labeler.device = device_of(self.device, trainer.strategy.root_device)
         shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency, self.unit)
-        if isinstance(self.labeler, ShardedLabeler):
-            self.labeler.shard = shard
+        self.labeler.shard = shard
         if shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(
@@ -802,11 +800,11 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             unit=self.unit,
             conditions=self._conditions,
         )
+        store, ledger = (None, None) if self._run is None else (self._run.store, self._run.ledger_run)
+        with rich_progress(index, self.rounds, self.progress and self._run is not None) as progress:
+            labeling.run_round(index, data, store, ledger, progress)
         if self._run is None:
-            return labeling.follow(data, self._place)
-        with rich_progress(index, self.rounds, self.progress) as progress:
-            labeling.run_round(index, data, self._run.store, self._run.ledger_run, progress)
-        labeling.end()
+            return None
         examples, labels, soft = self._run.store.answers(index + 1)
         labels, soft = self._in_use(labels, soft, told=index == 0)
         self._run.note_counts()

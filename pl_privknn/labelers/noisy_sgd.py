@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from pl_privknn.labelers.base import (
     MakesModel,
     ProtectsPersons,
     Release,
-    ShardedLabeler,
     check_one_of,
     check_table,
     unit_of,
@@ -45,7 +44,7 @@ from pl_privknn.privacy.noisy_steps import (
 )
 
 
-class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
+class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
@@ -191,11 +190,9 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         released = torch.full((len(queries),), -1, dtype=torch.int64)
         if len(queries) == 0:
             return Release(released)
-        change = self._change(queries)
+        change = self.processes.from_first(lambda: self._change(queries))
         self._path = (change, []) if self.keeps_steps else None
-        if self.shard is not None:
-            self.shard.group.broadcast(change)
-        self._take_change(change)
+        self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
         weights = self._train(self._table[2], ledger)
         self._head = {"weights": weights, **change.state_dict()}
         scores = _with_constant(change(queries), self.constant).double() @ weights.T
@@ -255,22 +252,10 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         """Always: a Poisson batch of all records is one of each shard, and the sums of gradients add up."""
         return True
 
-    def run_command(self, command: Any) -> None:
-        """Make vectors of this shard's features, or give the gradients of a step; see the base."""
-        if isinstance(command, PublicWhitening):
-            self._take_change(command)
-        else:
-            super().run_command(command)
-
-    def _take_change(self, change: PublicWhitening) -> None:
-        assert self._table is not None
-        self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
-
-    def partial(self, command: Any) -> Tensor:
+    def _gradients(self, weights: Tensor, row: int, left: int) -> Tensor:
         """The sum of clipped gradients of this process's part of a Poisson batch, float64 ``(c, d + 1)``."""
-        weights, row, left = command
         assert self._table is not None
-        rank = 0 if self.shard is None else self.shard.group.rank
+        rank = self.processes.rank
         # The system's generator is each process's own; seeded streams must differ between shards.
         coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
         rate, owners = self.mechanism.sampling_rate, self.private_owners
@@ -290,11 +275,12 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         steps = PaidSteps(ledger, self.mechanism, self.steps, self.steps_per_charge, unit_of(self))
         weights = torch.zeros(num_classes, self._vectors.shape[1] + 1, dtype=torch.float64)
         velocity = torch.zeros_like(weights)
-        while steps.left:
-            steps.pay(self.noise_source)
-            total = self.merged((weights.float(), steps.row, steps.left))
-            share = 1 - steps.left / self.steps if self.scheduler == "cosine" else 0.0
-            noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
+        processes, noise = self.processes, self.noise_source
+        for left in range(self.steps, 0, -1):
+            row = processes.from_first(functools.partial(steps.pay, noise))
+            total = processes.sum(self._gradients(weights.float(), row, left)).flatten()
+            share = 1 - left / self.steps if self.scheduler == "cosine" else 0.0
+            noisy = processes.from_first(functools.partial(steps.release, total, noise)).view_as(weights)
             if self._path is not None:
                 self._path[1].append((weights.float(), noisy, self._drawn))
             velocity = self.momentum * velocity + noisy / self.expected_batch_size

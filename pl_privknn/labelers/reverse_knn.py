@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from pl_privknn.labelers.base import (
     ProtectsPersons,
     RecordBlocks,
     Release,
-    ShardedLabeler,
     StreamsRecords,
     check_one_of,
     check_records,
@@ -81,7 +79,7 @@ def decide(
     return Release(labels, nonnegative_shares(noisy).float(), released, deviation)
 
 
-class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
+class ReverseKNN(StreamsRecords, ProtectsPersons, HasCanaries):
     """Reverse kNN labelling (record-level private knowledge distillation).
 
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
@@ -285,7 +283,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
         check_counts(counts)
         mechanism = self.mechanism(counts.shape[1])
         noise = self.charge_and_draw(ledger, mechanism, 1, "counts")
-        noisy = mechanism.add_noise(counts, noise).double()
+        noisy = self.processes.from_first(lambda: mechanism.add_noise(counts, noise).double())
         return decide(noisy, mechanism.deviation, self.abstain, self.soft, max_answers)
 
     def _release_sums(
@@ -353,18 +351,16 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
             int64, shape ``(s, num_classes)``; of attributes float64 ``(s, num_classes + 1)``, the last column the
             number of records.
         """
-        return self.merged(queries.cpu())
+        if self.attributes is not None:
+            return self._own_sums(queries.cpu(), self.attributes)
+        return self.processes.sum(self._own_counts(queries.cpu()))
 
     @property
     def takes_shards(self) -> bool:
         """Whether there is a curator, whose counts are a sum over shards."""
         return self.trust == "central" and self.attributes is None
 
-    def partial(self, command: Any) -> Tensor:
-        """Exact counts of the records at hand, for the queries that are the command; see :meth:`counts`."""
-        queries = command
-        if self.attributes is not None:
-            return self._own_sums(queries, self.attributes)
+    def _own_counts(self, queries: Tensor) -> Tensor:
         table = self._table(queries)
         counts = torch.zeros(table.cells, dtype=torch.int64)
         for nearest, labels in self._choices(queries):

@@ -17,6 +17,7 @@ from pl_privknn.labelers.attributes import Attributes, sum_noise
 from pl_privknn.labelers.base import ChargesLedger, HasCanaries, ProtectsPersons, Release, check_records
 from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
 from pl_privknn.neighbors import Coins
+from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,
@@ -94,7 +95,12 @@ class Aggregation:
         return [*charges, Charge(self.noise, answers)] if answers else charges
 
     def ask(
-        self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None
+        self,
+        num_queries: int,
+        votes: Votes,
+        pay: Pay,
+        max_answers: int | None = None,
+        processes: ProcessGroup = ALONE,
     ) -> tuple[Tensor, Tensor | None]:
         """Screen and answer, paying before each draw.
 
@@ -103,6 +109,7 @@ class Aggregation:
             votes: see :data:`Votes`; called after each payment, so that every release has coins of its own.
             pay: see :data:`Pay`.
             max_answers: answer the first so many that pass; all if None.
+            processes: each calls this with the votes of all on global rank 0, which draws.
 
         Returns:
             Positions of the answered queries, int64 ``(a,)``, and what is released of them: winners, int64
@@ -114,19 +121,26 @@ class Aggregation:
         asked = torch.arange(num_queries)
         if self.screening is not None and num_queries:
             noise = pay(self.screening, num_queries, "screening")
-            asked = asked[self.screening.passes(votes(asked, noise).max(dim=1).values, noise)]
+            largest = votes(asked, noise).max(dim=1).values
+            asked = asked[processes.from_first(functools.partial(self.screening.passes, largest, noise))]
         asked = asked[:max_answers]
         if not len(asked):
             return asked, None
         noise = pay(self.noise, len(asked), self.key)
         private = votes(asked, noise)
-        if self.counts:
-            return asked, self.additive.add_noise(private, noise)
-        return asked, self.noise.argmax(private, noise)
+        draw = self.additive.add_noise if self.counts else self.noise.argmax
+        return asked, processes.from_first(functools.partial(draw, private, noise))
 
-    def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
+    def release(
+        self,
+        num_queries: int,
+        votes: Votes,
+        pay: Pay,
+        max_answers: int | None = None,
+        processes: ProcessGroup = ALONE,
+    ) -> Release:
         """Labels of :meth:`ask`, -1 where refused, with all noisy counts where those are released."""
-        answered, released = self.ask(num_queries, votes, pay, max_answers)
+        answered, released = self.ask(num_queries, votes, pay, max_answers, processes)
         labels = torch.full((num_queries,), -1, dtype=torch.int64)
         if released is None:
             return Release(labels)
@@ -155,11 +169,18 @@ class AttributeSums(Aggregation):
     counts: bool = True
     key: str = "attributes"
 
-    def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
+    def release(
+        self,
+        num_queries: int,
+        votes: Votes,
+        pay: Pay,
+        max_answers: int | None = None,
+        processes: ProcessGroup = ALONE,
+    ) -> Release:
         """Attributes of the first queries, rows of -1 where refused, and their probabilities."""
         labels = torch.full((num_queries, self.num_attributes), -1, dtype=torch.int64)
         probabilities = torch.full(labels.shape, 0.5)
-        answered, noisy = self.ask(num_queries, votes, pay, max_answers)
+        answered, noisy = self.ask(num_queries, votes, pay, max_answers, processes)
         if noisy is not None:
             decided = self.attributes.decide(noisy, self.total, self.additive.deviation)
             labels[answered] = (decided > 0.5).long()
@@ -321,7 +342,7 @@ class NeighborVoting(VotingLabeler):
         def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
             return neighbors.votes(ranked[rows[asked]], noise.bernoulli)
 
-        return aggregation.release(len(rows), votes, pay, max_answers)
+        return aggregation.release(len(rows), votes, pay, max_answers, self.processes)
 
     def exact_votes(self, queries: Tensor) -> Tensor | None:
         """Votes where every record is in the sample, of classes; see :meth:`HasCanaries.exact_votes`."""
@@ -341,7 +362,7 @@ class NeighborVoting(VotingLabeler):
         return votes.view(samples, len(queries), -1).double().mean(dim=0)
 
     def _votes_of(self, queries: Tensor, times: int, coins: Coins) -> Tensor:
-        if self._neighbors is None or getattr(self, "shard", None) is not None:
+        if self._neighbors is None or self.shard is not None:
             raise RuntimeError(
                 f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
             )

@@ -27,7 +27,7 @@ from pl_privknn.privacy.mechanisms import (
     RandomizedResponse,
 )
 from pl_privknn.privacy.mechanisms.base import merged
-from pl_privknn.testing.tables import Makers, Pair, Table, in_shards, neighbors_of
+from pl_privknn.testing.tables import Makers, Pair, Table, neighbors_of
 from pl_privknn.testing.watch import (
     CALLED,
     REFUSED,
@@ -721,7 +721,6 @@ def check_labeler(
     pairs: Sequence[Pair] = (),
     methods: Sequence[DrawingMethod] = (),
     seed: int = 0,
-    shards: int = 1,
 ) -> CheckReport:
     """Check that a labeler charges before it draws, and that its noise covers what one record can do.
 
@@ -759,7 +758,6 @@ def check_labeler(
         pairs: further neighbouring tables to try.
         methods: further methods through which values enter noise.
         seed: of the tables and of the noise.
-        shards: check it as a training of so many processes has it, each of which holds a share of the records.
 
     Returns:
         What was checked, with the largest moves that were seen.
@@ -783,17 +781,17 @@ def check_labeler(
     records, queries = check_int("num_records", num_records, 4), check_int("num_queries", num_queries)
     checks: list[tuple[str, str]] = []
     largest: dict[str, Largest] = {}
-    adjacencies = in_shards(lambda: owner, shards).adjacencies
+    adjacencies = owner.adjacencies
     known = [*mechanism_methods(), *protocol_methods(), *methods]
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
             classes = check_int("num_classes", 5 if num_classes is None else num_classes, 2)
             makers = Makers(task, records, queries, classes, check_int("dimension", dimension), seed)
-            subject = Subject(make, known, classes, makers.public(), seed, shards)
+            subject = Subject(make, known, classes, makers.public(), seed)
             examined = _Examined(owner, adjacencies, subject, makers, task, checks)
             examined.contract()
             largest |= examined.neighbors(pairs)
-            if isinstance(owner, ProtectsPersons) and owner.protects_persons and shards == 1:
+            if isinstance(owner, ProtectsPersons) and owner.protects_persons:
                 largest |= examined.neighbors((), each=_RECORDS_OF_A_PERSON)
     if isinstance(labeler, Labeler):
         labeler.checked = True  # which runs of it note

@@ -37,7 +37,7 @@ from pl_privknn.privacy.mechanisms.base import Unit, check_known
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
 from pl_privknn.privacy.redaction import descriptors_led_to
 from pl_privknn.privacy.store import NOISE_MARKS
-from pl_privknn.testing.tables import InShards, Table, in_shards, rows_of
+from pl_privknn.testing.tables import Table
 
 
 class LabelerCheckError(AssertionError):
@@ -431,7 +431,6 @@ class Subject:
         num_classes: classes or attributes.
         public: features of public examples.
         seed: of the noise.
-        shards: in so many shards private records lie.
     """
 
     make: Callable[[], Labeler]
@@ -439,7 +438,6 @@ class Subject:
     num_classes: int
     public: Tensor
     seed: int
-    shards: int = 1
 
 
 class Run:
@@ -488,7 +486,7 @@ class Run:
         self._parts_given = [] if after is None or not hold_parts else after.parts
         self.noise = WatchedNoise(self, SeededNoise(subject.seed), ())
         self.ledger = _WatchedLedger(self.events, limit, start)
-        self.labeler = in_shards(subject.make, subject.shards, removed)
+        self.labeler = subject.make()
         self.labeler.noise_source = self.noise
         self.releases: list[Release] = []
         self.told: list[str] = []
@@ -576,7 +574,7 @@ class Run:
             if self.coins != "mixed":
                 return torch.full(dims, self.coins == "heads")
             return self._of_records(dims, draw)
-        records, removed = self._at_hand()
+        records, removed = self.records, self.removed
         here = records - (removed is not None)
         if self.place == "fit" and dims and dims[-1] == here:
             return self._of_records(dims, draw)
@@ -584,15 +582,8 @@ class Run:
             return self._of_records((*dims[:-1], self.each, here), draw).flatten(-2)
         return draw(dims)
 
-    def _at_hand(self) -> tuple[int, int | None]:
-        """Records of the larger table in the shard at work, and the place among them of the one that is missing."""
-        turn = self.labeler.group.turn if isinstance(self.labeler, InShards) else 0
-        rows = rows_of(self.records, turn, self.subject.shards)
-        missing = self.removed
-        return len(rows), rows.index(missing) if missing is not None and missing in rows else None
-
     def _of_records(self, dims: tuple[int, ...], draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        records, removed = self._at_hand()
+        records, removed = self.records, self.removed
         if not dims or dims[-1] + (removed is not None) > records:
             return draw(dims)
         of_all = draw((*dims[:-1], records))
@@ -689,8 +680,6 @@ class Run:
 
 
 _OURS = ("pl_privknn", "builtins", "abc", "typing")
-# Attributes in which a labeler in shards knows its own part of the table.
-_SHARDS = ("shard", "members", "group", "noise_source")
 
 
 def _shown(value: Any, depth: int = 3) -> Any:
@@ -705,7 +694,7 @@ def _shown(value: Any, depth: int = 3) -> Any:
         return {
             name: _shown(part, depth)
             for name, part in value.items()
-            if not (isinstance(name, str) and (name.startswith(("_", "private_")) or name in _SHARDS))
+            if not (isinstance(name, str) and (name.startswith(("_", "private_")) or name == "noise_source"))
         }
     if (
         depth

@@ -20,6 +20,7 @@ from pl_privknn._checks import (
 )
 from pl_privknn.labelers.base import check_one_of
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
 
@@ -257,6 +258,8 @@ def ask(
     public_votes: Floats,
     num_public: int,
     draws: Floats,
+    *,
+    processes: ProcessGroup = ALONE,
 ) -> Votes:
     """One turn of Algorithm 3's loop. Without neighbours the count and the votes are noise alone.
 
@@ -267,10 +270,13 @@ def ask(
         public_votes: sum of κ over earlier answers near the query, by class, shape ``(c,)``.
         num_public: how many of them there are.
         draws: 1 + c independent standard normal numbers.
+        processes: each calls this, at the count that global rank 0 draws; so are the votes.
     """
-    count = max(active + num_public + parameters.sigma1 * float(draws[0]), parameters.min_count)
-    deviation = parameters.sigma2 * math.sqrt(count)
-    return Votes(count, votes(count) + public_votes + deviation * draws[1:])
+    count = processes.from_first(
+        lambda: max(active + num_public + parameters.sigma1 * float(draws[0]), parameters.min_count)
+    )
+    deviation, private = parameters.sigma2 * math.sqrt(count), votes(count)
+    return processes.from_first(lambda: Votes(count, private + public_votes + deviation * draws[1:]))
 
 
 @compiled()
