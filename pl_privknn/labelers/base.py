@@ -158,9 +158,18 @@ class Labeler(HasInitArguments, abc.ABC):
     ) -> NoiseSource:
         """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
 
-        See :func:`~pl_privknn.privacy.ledger.charge_and_draw`; the charge states this labeler's :attr:`adjacencies`
-        (in shards :attr:`adjacencies_in_shards`), its unit of privacy, and whether its noise is cryptographic. In
-        shards global rank 0 charges; each process gets a stream that no other has, for the coins of its own records.
+        The charge states this labeler's :attr:`adjacencies` (in shards :attr:`adjacencies_in_shards`), its unit of
+        privacy, and whether its noise is cryptographic. In shards global rank 0 charges; each process gets a stream
+        that no other has, for the coins of its own records.
+
+        Args:
+            ledger: pays.
+            mechanism: what is released, with the sensitivity that holds under these adjacencies.
+            count: number of releases.
+            key: what the noise is for; a seeded source gives each key and row a stream of its own.
+
+        Returns:
+            the noise, after the charge is on disk.
 
         Raises:
             BudgetExceeded: if the charge would pass the budget, in every process; nothing was drawn.

@@ -224,9 +224,7 @@ class PATE(VotingLabeler):
             return self.charge_and_draw(ledger, self.partitioner.billed(mechanism), count, key)
 
         aggregation = self.aggregation(votes.shape[1])
-        return aggregation.release(
-            len(votes), lambda asked, _: votes[asked], pay, max_answers, self.processes
-        )
+        return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
 
     def label_repeatedly(
         self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None

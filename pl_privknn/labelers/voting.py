@@ -75,12 +75,14 @@ class Aggregation:
         screening: decides which queries are answered; None answers every one.
         counts: release the noisy counts and not the winner alone; for :class:`AdditiveNoise`.
         key: what the noise is for; a seeded source gives each key a stream of its own.
+        processes: each asks; global rank 0, which gets the votes of all, draws.
     """
 
     noise: VoteNoise
     screening: NoisyScreening | None = None
     counts: bool = False
     key: str = "aggregation"
+    processes: ProcessGroup = dataclasses.field(default=ALONE, repr=False, compare=False)
 
     @property
     def additive(self) -> AdditiveNoise:
@@ -95,12 +97,7 @@ class Aggregation:
         return [*charges, Charge(self.noise, answers)] if answers else charges
 
     def ask(
-        self,
-        num_queries: int,
-        votes: Votes,
-        pay: Pay,
-        max_answers: int | None = None,
-        processes: ProcessGroup = ALONE,
+        self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Screen and answer, paying before each draw.
 
@@ -109,7 +106,6 @@ class Aggregation:
             votes: see :data:`Votes`; called after each payment, so that every release has coins of its own.
             pay: see :data:`Pay`.
             max_answers: answer the first so many that pass; all if None.
-            processes: each calls this with the votes of all on global rank 0, which draws.
 
         Returns:
             Positions of the answered queries, int64 ``(a,)``, and what is released of them: winners, int64
@@ -122,25 +118,18 @@ class Aggregation:
         if self.screening is not None and num_queries:
             noise = pay(self.screening, num_queries, "screening")
             largest = votes(asked, noise).max(dim=1).values
-            asked = asked[processes.from_first(functools.partial(self.screening.passes, largest, noise))]
+            asked = asked[self.processes.from_first(functools.partial(self.screening.passes, largest, noise))]
         asked = asked[:max_answers]
         if not len(asked):
             return asked, None
         noise = pay(self.noise, len(asked), self.key)
         private = votes(asked, noise)
         draw = self.additive.add_noise if self.counts else self.noise.argmax
-        return asked, processes.from_first(functools.partial(draw, private, noise))
+        return asked, self.processes.from_first(functools.partial(draw, private, noise))
 
-    def release(
-        self,
-        num_queries: int,
-        votes: Votes,
-        pay: Pay,
-        max_answers: int | None = None,
-        processes: ProcessGroup = ALONE,
-    ) -> Release:
+    def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
         """Labels of :meth:`ask`, -1 where refused, with all noisy counts where those are released."""
-        answered, released = self.ask(num_queries, votes, pay, max_answers, processes)
+        answered, released = self.ask(num_queries, votes, pay, max_answers)
         labels = torch.full((num_queries,), -1, dtype=torch.int64)
         if released is None:
             return Release(labels)
@@ -169,18 +158,11 @@ class AttributeSums(Aggregation):
     counts: bool = True
     key: str = "attributes"
 
-    def release(
-        self,
-        num_queries: int,
-        votes: Votes,
-        pay: Pay,
-        max_answers: int | None = None,
-        processes: ProcessGroup = ALONE,
-    ) -> Release:
+    def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
         """Attributes of the first queries, rows of -1 where refused, and their probabilities."""
         labels = torch.full((num_queries, self.num_attributes), -1, dtype=torch.int64)
         probabilities = torch.full(labels.shape, 0.5)
-        answered, noisy = self.ask(num_queries, votes, pay, max_answers, processes)
+        answered, noisy = self.ask(num_queries, votes, pay, max_answers)
         if noisy is not None:
             decided = self.attributes.decide(noisy, self.total, self.additive.deviation)
             labels[answered] = (decided > 0.5).long()
@@ -280,7 +262,7 @@ class VotingLabeler(ProtectsPersons, HasCanaries):
                 num_classes=num_classes,
                 sampling_rate=self.sampling_rate,
             )
-        return Aggregation(self.noise, screening, self.release_counts)
+        return Aggregation(self.noise, screening, self.release_counts, processes=self.processes)
 
 
 class NeighborVoting(VotingLabeler):
@@ -342,7 +324,7 @@ class NeighborVoting(VotingLabeler):
         def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
             return neighbors.votes(ranked[rows[asked]], noise.bernoulli)
 
-        return aggregation.release(len(rows), votes, pay, max_answers, self.processes)
+        return aggregation.release(len(rows), votes, pay, max_answers)
 
     def exact_votes(self, queries: Tensor) -> Tensor | None:
         """Votes where every record is in the sample, of classes; see :meth:`HasCanaries.exact_votes`."""
