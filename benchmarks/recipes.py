@@ -164,9 +164,8 @@ def _cell(data: Records, features: list[Tensor], count: int, epsilon: float, see
                 60,
                 epsilon,
                 delta=DELTA,
-                components=None,
-                soft=True,
                 noise_source=SeededNoise(seed),
+                model={"components": None, "soft": True},
             )
             teacher.fit(x[private], data.labels[private], classes)
             soft = teacher.label(x[public], FreeLedger()).soft

@@ -85,7 +85,7 @@ TEACHERS = {
     "PreconditionedGradients": Scaled(lambda: PreconditionedGradients(**SUMS), "6 releases"),
     "IndKNN": Scaled(lambda: IndKNN(THRESHOLD, 0.8, epsilon=1.0), f"τ {THRESHOLD}"),
     "NoisySGDTeacher": Scaled(
-        lambda: NoisySGDTeacher(0.1, steps=STEPS, components=COMPONENTS, **SUMS),
+        lambda: NoisySGDTeacher(0.1, steps=STEPS, **SUMS, model={"components": COMPONENTS}),
         f"{STEPS} steps at rate 0.1, {COMPONENTS} components",
         lambda d: d + COMPONENTS,
     ),

@@ -4,7 +4,7 @@ from pl_privknn.labelers.attributes import Attributes, FixedThresholds, LearnedT
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
-from pl_privknn.labelers.noisy_sgd import NoisySGDTeacher
+from pl_privknn.labelers.noisy_sgd import LinearModel, LinearOptimization, NoisySGDTeacher
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import (
     ClassBalancedPartition,
@@ -29,6 +29,8 @@ __all__ = [
     "IndKNNPredictor",
     "Labeler",
     "LearnedThresholds",
+    "LinearModel",
+    "LinearOptimization",
     "LinearTeachers",
     "NoisySGDTeacher",
     "PreconditionedGradients",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pl_privknn._checks import (
     check_positive,
     check_switch,
 )
+from pl_privknn.config import as_group
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import (
     ChargesLedger,
@@ -44,6 +46,65 @@ from pl_privknn.privacy.noisy_steps import (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class LinearModel:
+    """Softmax regression on whitened principal components of features.
+
+    Args:
+        components: keep this many principal directions of the queries (fewer where there are fewer queries);
+            None keeps the features and only centres them.
+        whitening: divide each direction by its standard deviation to this power.
+        bias: let the model have one. It takes as much of the clipping norm as the features, and a larger rate than it
+            bears; without it few large steps learn more.
+        soft: release class probabilities too.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    components: int | None = 200
+    whitening: float = 0.5
+    bias: bool = True
+    soft: bool = False
+
+    def __post_init__(self) -> None:
+        if self.components is not None:
+            check_int("components", self.components)
+        check_non_negative("whitening", self.whitening)
+        check_switch("bias", self.bias)
+        check_switch("soft", self.soft)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearOptimization:
+    """SGD with momentum on noisy gradients.
+
+    Args:
+        lr: peak learning rate.
+        noise_limit: lower the rate where there is more noise than this, see
+            :func:`~pl_privknn.privacy.noisy_steps.noise_aware_lr`; None never lowers it.
+        momentum: in [0, 1).
+        scheduler: ``"cosine"``, by which the rate falls to 0 along half a cosine, or ``"none"``.
+        steps_per_charge: steps paid by one row of the ledger.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    lr: float = 32.0
+    noise_limit: float | None = 0.024
+    momentum: float = 0.9
+    scheduler: str = "cosine"
+    steps_per_charge: int = 50
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        if not 0 <= check_finite("momentum", self.momentum) < 1:
+            raise ValueError(f"momentum={self.momentum!r} must lie in [0, 1)")
+        check_choice("scheduler", self.scheduler, ("none", "cosine"))
+        check_int("steps_per_charge", self.steps_per_charge)
+
+
 class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 
@@ -68,18 +129,8 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
         delta: δ of ``epsilon``.
         rounds: number of rounds that ``epsilon`` is for.
         max_grad_norm: L2 bound of each record's gradient.
-        lr: peak learning rate.
-        noise_limit: lower the rate where there is more noise than this, see
-            :func:`~pl_privknn.privacy.noisy_steps.noise_aware_lr`; None never lowers it.
-        momentum: of SGD.
-        components: keep this many principal directions of the queries (fewer where there are fewer queries);
-            None keeps the features and only centres them.
-        whitening: divide each direction by its standard deviation to this power.
-        soft: release class probabilities too.
-        bias: let the model have one. It takes as much of the clipping norm as the features, and a larger rate than it
-            bears; without it few large steps learn more.
-        scheduler: ``"cosine"``, by which the rate falls to 0 along half a cosine, or ``"none"``.
-        steps_per_charge: steps paid by one row of the ledger.
+        optimization: what noisy gradients do to the weights.
+        model: the linear model and what features go through before it.
         records_per_person: most records of a drawn person in a step, drawn by private coins, where the unit is a
             person: coins are persons' then, and the mean gradient of a person's records is clipped.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
@@ -109,15 +160,8 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
         delta: float = 1e-5,
         rounds: int = 1,
         max_grad_norm: float = 0.25,
-        lr: float = 32.0,
-        noise_limit: float | None = 0.024,
-        momentum: float = 0.9,
-        components: int | None = 200,
-        whitening: float = 0.5,
-        soft: bool = False,
-        bias: bool = True,
-        scheduler: str = "cosine",
-        steps_per_charge: int = 50,
+        optimization: LinearOptimization = LinearOptimization(),
+        model: LinearModel = LinearModel(),
         records_per_person: int = 1,
         noise_source: NoiseSource | None = None,
     ) -> None:
@@ -136,20 +180,18 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
             )
         #: The release of one step; draws its noise as well.
         self.mechanism: Gaussian = step_mechanism(noise_multiplier, max_grad_norm, sampling_rate)
+        self.optimization = as_group("optimization", optimization, LinearOptimization())
+        self.model = as_group("model", model, LinearModel())
         #: Peak learning rate after ``noise_limit``.
         self.lr = noise_aware_lr(
-            check_positive("lr", lr), noise_limit, noise_multiplier, self.steps, self.expected_batch_size
+            self.optimization.lr,
+            self.optimization.noise_limit,
+            noise_multiplier,
+            self.steps,
+            self.expected_batch_size,
         )
-        if not 0 <= check_finite("momentum", momentum) < 1:
-            raise ValueError(f"momentum={momentum!r} must lie in [0, 1)")
-        self.momentum = momentum
-        self.components = None if components is None else check_int("components", components)
-        self.whitening = check_non_negative("whitening", whitening)
-        self.soft = check_switch("soft", soft)
-        #: What stands beside the features: 1, or 0 where there is no bias.
-        self.constant = float(check_switch("bias", bias))
-        self.scheduler = check_choice("scheduler", scheduler, ("none", "cosine"))
-        self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
+        #: Constant input after the features: 1, or 0 where there is no bias.
+        self.constant = float(self.model.bias)
         self.records_per_person = check_int("records_per_person", records_per_person)
         #: Keep what every step released, for :meth:`evidence`.
         self.keeps_steps = False
@@ -198,7 +240,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
         scores = _with_constant(change(queries), self.constant).double() @ weights.T
         answered = torch.arange(len(queries))[:max_answers]
         released[answered] = scores[answered].argmax(dim=1)
-        return Release(released, scores.softmax(dim=1).float() if self.soft else None)
+        return Release(released, scores.softmax(dim=1).float() if self.model.soft else None)
 
     def head_state(self) -> dict[str, Tensor] | None:
         """Weights, float64 ``(c, d + 1)``, and what public features were learned; see the base."""
@@ -208,8 +250,8 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
         """The model of a state, apart from this labeler and its private table; see :meth:`MakesModel.head`."""
         learned, constant = dict(state), self.constant
         weights = learned.pop("weights")
-        kept = None if self.components is None else learned["directions"].shape[1]
-        change = PublicWhitening(len(learned["mean"]), kept, self.whitening)
+        kept = None if self.model.components is None else learned["directions"].shape[1]
+        change = PublicWhitening(len(learned["mean"]), kept, self.model.whitening)
         change.load_state_dict(learned)
 
         def predict(features: Tensor) -> Tensor:
@@ -220,7 +262,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
     def canaries(self, public: Tensor, num_classes: int) -> Canaries:
         """With gradients at right angles: one for each direction of the features."""
         change = self._change(public)
-        directions = change.directions.T if self.components is not None else torch.eye(public.shape[1])
+        directions = change.directions.T if self.model.components is not None else torch.eye(public.shape[1])
         return in_directions(public, num_classes, directions, change.mean, each_class=False)
 
     def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
@@ -244,8 +286,12 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
         return found
 
     def _change(self, queries: Tensor) -> PublicWhitening:
-        kept = None if self.components is None else min(self.components, queries.shape[1], len(queries))
-        return PublicWhitening(queries.shape[1], kept, self.whitening).fit(queries)
+        kept = (
+            None
+            if self.model.components is None
+            else min(self.model.components, queries.shape[1], len(queries))
+        )
+        return PublicWhitening(queries.shape[1], kept, self.model.whitening).fit(queries)
 
     @property
     def takes_shards(self) -> bool:
@@ -272,18 +318,20 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, HasCanaries):
 
     def _train(self, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
-        steps = PaidSteps(ledger, self.mechanism, self.steps, self.steps_per_charge, unit_of(self))
+        steps = PaidSteps(
+            ledger, self.mechanism, self.steps, self.optimization.steps_per_charge, unit_of(self)
+        )
         weights = torch.zeros(num_classes, self._vectors.shape[1] + 1, dtype=torch.float64)
         velocity = torch.zeros_like(weights)
         processes, noise = self.processes, self.noise_source
         for left in range(self.steps, 0, -1):
             row = processes.from_first(functools.partial(steps.pay, noise))
             total = processes.sum(self._gradients(weights.float(), row, left)).flatten()
-            share = 1 - left / self.steps if self.scheduler == "cosine" else 0.0
+            share = 1 - left / self.steps if self.optimization.scheduler == "cosine" else 0.0
             noisy = processes.from_first(functools.partial(steps.release, total, noise)).view_as(weights)
             if self._path is not None:
                 self._path[1].append((weights.float(), noisy, self._drawn))
-            velocity = self.momentum * velocity + noisy / self.expected_batch_size
+            velocity = self.optimization.momentum * velocity + noisy / self.expected_batch_size
             weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity
         return weights
 

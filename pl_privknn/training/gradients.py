@@ -22,7 +22,8 @@ from pl_privknn.training.clipped_sums import ClippedSum
 from pl_privknn.training.layer_gradients import LayerGradients, NotSupportedError, losses_of
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.private_randomness import PrivateRandomness
-from pl_privknn.training.traced_step import RecordStep, TracedStep, UntraceableError, tensors_of, with_tensors
+from pl_privknn.training.step_inputs import UntraceableError, tensors_of, with_tensors
+from pl_privknn.training.traced_step import RecordStep, TracedStep
 
 CLIPPING = ("flat", "ghost")
 STEPS = ("auto", "traced")

@@ -15,7 +15,7 @@ from pl_privknn._checks import shown
 from pl_privknn.privacy.persons import check_owners, persons_of
 from pl_privknn.privacy.records import foreign_reader, has_repeated_rows
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.training.traced_step import mapped
+from pl_privknn.training.step_inputs import mapped
 
 _READ_TOGETHER = 256
 _REMEDY = (

@@ -16,7 +16,7 @@ import inspect
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -36,6 +36,17 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_privknn.privacy.records import shares_memory
 from pl_privknn.training.private_randomness import generator_states
+from pl_privknn.training.step_inputs import (
+    Absent,
+    PublicTrainer,
+    Sink,
+    StepNumber,
+    UntraceableError,
+    mapped,
+    tensors_of,
+    views_of,
+    with_tensors,
+)
 
 Result = TypeVar("Result")
 
@@ -52,7 +63,6 @@ _LARGEST = 1 << 20
 TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _VALUES = ("numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "__dlpack__")
 _SCALARS = ("__bool__", "item", "__int__", "__float__", "__index__")
-_NUMBERS = (bool, int, float)
 # What writes figures of a step elsewhere: functions of libraries, and methods of their classes.
 _LOGS = ("log", "log_metric", "log_metrics", "log_artifact", "save")
 _TRACKERS = {
@@ -63,268 +73,6 @@ _TRACKERS = {
     "neptune:Run": _LOGS,
     "torch.utils.tensorboard.writer:FileWriter": ("add_event",),
 }
-
-
-class UntraceableError(ValueError):
-    """A step that is no graph of tensor operations; the text says why in a few words."""
-
-
-class _NoFactError(UntraceableError, AttributeError):
-    """Lets ``getattr`` with a default, and ``hasattr``, work."""
-
-
-# ------------------------------------------------------------------ batches
-
-
-def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "batch") -> Any:
-    """Apply a function to all leaves of a batch.
-
-    Args:
-        value: mappings, lists, tuples and dataclasses, nested; everything else is a leaf.
-        change: takes the path of a leaf, such as ``"batch['image']"``, and the leaf.
-        path: of ``value``.
-
-    Returns:
-        The same structure with other leaves.
-
-    Example:
-        >>> mapped({"x": [1, 2], "name": "a"}, lambda path, leaf: path)
-        {'x': ["batch['x'][0]", "batch['x'][1]"], 'name': "batch['name']"}
-    """
-    if isinstance(value, Mapping):
-        made = {key: mapped(each, change, f"{path}[{key!r}]") for key, each in value.items()}
-        # A new one: a copy would keep what else the object holds of a record.
-        with contextlib.suppress(Exception):
-            return type(value)(made)  # type: ignore[call-arg]
-        return made
-    if isinstance(value, list | tuple):
-        parts = [mapped(each, change, f"{path}[{place}]") for place, each in enumerate(value)]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        same = object.__new__(type(value))
-        for field in dataclasses.fields(value):
-            part = mapped(getattr(value, field.name), change, f"{path}.{field.name}")
-            object.__setattr__(same, field.name, part)
-        return same
-    return change(path, value)
-
-
-def tensors_of(batch: Any, device: torch.device) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Tensors of a batch, numbers among them, and what batches must share to go through one graph.
-
-    Args:
-        batch: of one record.
-        device: of the module.
-
-    Returns:
-        The tensors, and the paths, shapes and dtypes of all leaves.
-    """
-    found: list[Tensor] = []
-    key: list[Any] = []
-
-    def note(path: str, leaf: Any) -> None:
-        if isinstance(leaf, _NUMBERS):
-            leaf = torch.tensor(leaf)
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            found.append(leaf.detach().to(device))
-            key.append((path, leaf.shape, leaf.dtype))
-        else:
-            key.append((path, type(leaf).__qualname__))
-
-    mapped(batch, note)
-    return found, tuple(key)
-
-
-def with_tensors(batch: Any, tensors: Iterator[Any]) -> Any:
-    """The batch with other tensors; leaves of other kinds raise where they are used."""
-
-    def replace(path: str, leaf: Any) -> Any:
-        if isinstance(leaf, _NUMBERS) or (isinstance(leaf, Tensor) and leaf.layout is torch.strided):
-            return next(tensors)
-        kind = type(leaf).__name__
-        said = f"uses {path}, of type {kind}: make it a tensor in the data set, or leave it out there"
-        return leaf if leaf is None else _Absent(said)
-
-    return mapped(batch, replace)
-
-
-# ------------------------------------------------------------------ stand-ins
-
-
-class _Absent:
-    """Raises :class:`UntraceableError` wherever it is used.
-
-    Args:
-        said: the text.
-    """
-
-    def __init__(self, said: str) -> None:
-        object.__setattr__(self, "_said", said)
-
-    def __deepcopy__(self, memo: Any) -> _Absent:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        return _refuse(self)
-
-
-def _refuse(absent: Any, *args: Any, **kwargs: Any) -> Any:
-    raise UntraceableError(object.__getattribute__(absent, "_said"))
-
-
-for _name in (
-    *(
-        "call",
-        "getitem",
-        "setitem",
-        "contains",
-        "iter",
-        "len",
-        "bool",
-        "int",
-        "float",
-        "index",
-        "str",
-        "repr",
-    ),
-    *("format", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "mul", "rmul", "mod", "fspath", "enter"),
-):
-    setattr(_Absent, f"__{_name}__", _refuse)
-_Absent.__hash__ = object.__hash__  # type: ignore[method-assign]
-
-
-class Sink(nn.Module):
-    """Takes every call and gives itself: metrics and loggers of a step.
-
-    Args:
-        names: of the metrics of a collection.
-    """
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        super().__init__()
-        self.__dict__["names"] = tuple(names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Do nothing."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Sink:
-        return self
-
-    __getitem__ = __enter__ = __call__
-
-    def __exit__(self, *error: Any) -> None:
-        """Do nothing."""
-
-
-class _StepNumber(int):
-    """``batch_idx``, which notes that something was computed with it."""
-
-    note: Callable[[], Any]
-
-
-def _noting(name: str) -> Callable[..., Any]:
-    def computed(self: Any, *other: Any) -> Any:
-        self.note()
-        return getattr(int, name)(self, *other)
-
-    return computed
-
-
-for _name in (
-    "mod",
-    "add",
-    "mul",
-    "sub",
-    "floordiv",
-    "truediv",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "bool",
-    "int",
-):
-    setattr(_StepNumber, f"__{_name}__", _noting(f"__{_name}__"))
-_StepNumber.__hash__ = int.__hash__  # type: ignore[method-assign]
-
-
-class PublicTrainer:
-    """Public facts of a trainer that a step may read; for what it has not it says so in one line.
-
-    Args:
-        trainer: of the fit, or None outside of one.
-        note: called with the name of a fact that changes within an epoch.
-    """
-
-    training = is_global_zero = True
-    sanity_checking = validating = testing = predicting = fast_dev_run = False
-    global_rank = local_rank = node_rank = 0
-    world_size = num_devices = num_nodes = accumulate_grad_batches = 1
-    gradient_clip_val = None
-
-    def __init__(self, trainer: Any, note: Callable[[str], Any]) -> None:
-        self.__dict__.update(_trainer=trainer, _note=note, logger=Sink(), loggers=[], callbacks=[])
-        self.__dict__.update(callback_metrics={}, logged_metrics={}, progress_bar_metrics={})
-
-    def __deepcopy__(self, memo: Any) -> PublicTrainer:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _FACTS:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            raise _NoFactError(
-                f"reads trainer.{name}, which a private step does not have; it has {', '.join(_FACTS)}"
-            )
-        if name == "global_step":
-            self._note(f"trainer.{name}")
-        return _FACTS[name] if self._trainer is None else getattr(self._trainer, name)
-
-    @property
-    def optimizers(self) -> list[Any]:
-        """Rates and other plain settings of the optimizers."""
-        self._note("rates of the optimizer")
-        return [
-            types.SimpleNamespace(
-                param_groups=[
-                    {name: value for name, value in group.items() if isinstance(value, int | float | tuple)}
-                    for group in optimizer.param_groups
-                ]
-            )
-            for optimizer in getattr(self._trainer, "optimizers", None) or ()
-        ]
-
-
-#: Facts that are read from the trainer, and their values outside of a fit.
-_FACTS: dict[str, Any] = {
-    "current_epoch": 0,
-    "global_step": 0,
-    "max_epochs": 1,
-    "max_steps": -1,
-    "num_training_batches": float("inf"),
-    "estimated_stepping_batches": float("inf"),
-    "precision": "32-true",
-    "log_every_n_steps": 50,
-}
-
-
-# ------------------------------------------------------------------ the step
 
 
 @dataclasses.dataclass
@@ -426,7 +174,7 @@ class RecordStep:
         trained = {name: every.pop(name) for name in names if name in every}
         # Flags and counters stay as they are, so that Python may branch on them.
         every = {name: t for name, t in every.items() if not _is_flag(t)}
-        number = _StepNumber(batch_idx)
+        number = StepNumber(batch_idx)
         number.note = lambda: changing.append("batch_idx")
         given, _ = tensors_of(batch, self.module.device)
 
@@ -538,9 +286,9 @@ class RecordStep:
         if self._trainer is not None:
             memo[id(self._trainer)] = facts
         if self._dataset is not None:
-            memo[id(self._dataset)] = _Absent("reads the data set")
+            memo[id(self._dataset)] = Absent("reads the data set")
         if self._datamodule is not None and not any(one is self._datamodule for one in self._hooks.values()):
-            memo[id(self._datamodule)] = _Absent("reads the data module, which holds records")
+            memo[id(self._datamodule)] = Absent("reads the data module, which holds records")
         owners = {id(one): one for one in (self.module, *self._hooks.values()) if one is not None}
         for owner in owners.values():
             for part, name, value in _attributes(owner):
@@ -609,7 +357,7 @@ class RecordStep:
             elif isinstance(leaf, Dataset | DataLoader) or (
                 hasattr(leaf, "train_dataloader") and not isinstance(leaf, nn.Module)
             ):
-                memo.setdefault(id(leaf), _Absent(f"reads {name}, which holds records"))
+                memo.setdefault(id(leaf), Absent(f"reads {name}, which holds records"))
             elif isinstance(leaf, Tensor) and traced and not _is_flag(leaf):
                 memo[id(leaf)] = leaf
 
@@ -753,7 +501,7 @@ def _note_uncopied(memo: dict[int, Any], name: str, path: str, leaf: Any) -> Non
     try:
         copy.deepcopy(leaf, dict(memo))
     except Exception as error:
-        memo[id(leaf)] = _Absent(f"uses {name}, which can't be copied ({type(error).__name__})")
+        memo[id(leaf)] = Absent(f"uses {name}, which can't be copied ({type(error).__name__})")
 
 
 def _out_of_place(packet: str, overload: str) -> Any:
@@ -780,9 +528,6 @@ def _in_few_words(error: Exception) -> str:
     if "requires_grad_" in said or "does not require grad" in said:
         return "it computes gradients itself"
     return f"{kind}: {said[:100]}"
-
-
-# ------------------------------------------------------------------ losses and hooks
 
 
 def loss_of(module: Any, batch: Any, batch_idx: int) -> Tensor:
@@ -839,29 +584,3 @@ def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> Calla
 def _restore(attributes: dict[str, Any], name: str) -> None:
     if hasattr(attributes.get(name), "replaces") and (before := attributes.pop(name).replaces) is not None:
         attributes[name] = before
-
-
-def views_of(batch: Any, augment: Callable[[Tensor], Tensor], views: int) -> Any:
-    """The batch of ``views`` rows that an augmentation makes of a batch of one.
-
-    Args:
-        batch: images, labels and whatever else, in a tuple or list.
-        augment: maps views ``(views, …)`` of one image to so many.
-        views: how many.
-
-    Raises:
-        ValueError: for other batches, and views of another shape.
-    """
-    if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor):
-        raise ValueError(
-            "augment: works on batches (images, labels, …), and the data gives others; leave it out"
-        )
-    images = batch[0]
-    made = augment(images.expand(views, *images.shape[1:]).clone())
-    if made.shape != (views, *images.shape[1:]):
-        raise ValueError(
-            f"augment: of {(views, *images.shape[1:])} it makes {tuple(made.shape)}; let it keep the shape of "
-            "the views of one image"
-        )
-    rest = [part.repeat_interleave(views, dim=0) if isinstance(part, Tensor) else part for part in batch[1:]]
-    return type(batch)([made, *rest])

@@ -41,7 +41,7 @@ TEACHERS = {
     "reverse_knn": lambda: ReverseKNN(1, epsilon=0.5),
     "ind_knn": lambda: IndKNN(0.6, 3.0, epsilon=1.0, num_queries=300),
     "noisy_sgd_teacher": lambda: NoisySGDTeacher(
-        0.5, 30, 10, noise_multiplier=2.0, components=None, steps_per_charge=3
+        0.5, 30, 10, noise_multiplier=2.0, optimization={"steps_per_charge": 3}, model={"components": None}
     ),
     "public_curvature": lambda: PreconditionedGradients(
         noise_multiplier=2.0, expected_records=60, releases=3

@@ -196,7 +196,7 @@ RUNS = {
         lambda: IndKNN(0.5, 0.1, epsilon=8.0, num_queries=8, release_counts=True), rounds=2
     ),
     "noisy_sgd teacher": fit_teacher(
-        lambda: NoisySGDTeacher(0.5, 20, 10, noise_multiplier=0.5, components=None)
+        lambda: NoisySGDTeacher(0.5, 20, 10, noise_multiplier=0.5, model={"components": None})
     ),
     "class_sums": fit_teacher(lambda: SufficientStatistics(**STATISTICS), rounds=2),
     "public_curvature": fit_teacher(lambda: PreconditionedGradients(**STATISTICS, releases=3)),

@@ -45,7 +45,9 @@ TEACHERS = {
     "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, 1.0), Gaussian(1.0)),
     "reverse_knn": lambda: ReverseKNN(2, 3.0),
     "class sums": lambda: SufficientStatistics(noise_multiplier=1.0, components=6),
-    "noisy sgd": lambda: NoisySGDTeacher(1.0, RECORDS, 5, noise_multiplier=1.0, components=6, soft=True),
+    "noisy sgd": lambda: NoisySGDTeacher(
+        1.0, RECORDS, 5, noise_multiplier=1.0, model={"components": 6, "soft": True}
+    ),
     "ind knn": lambda: IndKNN(0.9, 0.5, budgets=RecordBudgets(budget=1.0, sigma1=4.0), soft=True),
     "pate": lambda: PATE(4, LinearTeachers(60), noise=Gaussian(0.01), release_counts=True, progress=False),
 }

@@ -73,10 +73,15 @@ def test_without_noise_it_is_plain_gradient_descent(bias, scheduler):
     features, labels = table()
     queries, _ = table(40, seed=1)
     teacher = NoisySGDTeacher(
-        sampling_rate=1.0, expected_batch_size=300, steps=12, noise_multiplier=1.0, max_grad_norm=0.5, lr=3.0,
-        momentum=0.8,
-        noise_limit=None, components=None, soft=True, bias=bias, scheduler=scheduler, noise_source=Quiet(),
-    )  # fmt: skip
+        sampling_rate=1.0,
+        expected_batch_size=300,
+        steps=12,
+        noise_multiplier=1.0,
+        max_grad_norm=0.5,
+        noise_source=Quiet(),
+        optimization={"lr": 3.0, "momentum": 0.8, "noise_limit": None, "scheduler": scheduler},
+        model={"components": None, "soft": True, "bias": bias},
+    )
     teacher.fit(features, labels, 3)
     assert teacher.head_state() is None
     release = teacher.label(queries, FreeLedger())
@@ -95,7 +100,9 @@ def test_without_noise_it_is_plain_gradient_descent(bias, scheduler):
     assert torch.allclose(release.soft, scores.softmax(dim=1), atol=1e-4)
     assert torch.equal(release.labels, scores.argmax(dim=1))
     # The head is the same model, in a teacher that has no table.
-    head = NoisySGDTeacher(noise_multiplier=1.0, components=None, bias=bias).head(teacher.head_state())
+    head = NoisySGDTeacher(noise_multiplier=1.0, model={"components": None, "bias": bias}).head(
+        teacher.head_state()
+    )
     torch.testing.assert_close(head(queries).float(), release.soft)
 
 
@@ -107,7 +114,9 @@ def test_every_step_is_paid_before_its_noise_and_draws_from_its_own_stream():
             drawn.append((words, sum(row.count for row in ledger.rows)))
             return super().stream(*words)
 
-    settings = {"steps": 23, "steps_per_charge": 10, "noise_multiplier": 2.0, "components": None}
+    settings = {
+        "steps": 23, "noise_multiplier": 2.0, "optimization": {"steps_per_charge": 10}, "model": {"components": None},
+    }  # fmt: skip
     teacher = NoisySGDTeacher(**settings, noise_source=Watched(0))
     teacher.fit(*table(), 3)
     teacher.label(table(30, seed=1)[0], ledger)
@@ -134,9 +143,14 @@ def test_target_is_met_and_agrees_with_opacus(epsilon, rate, steps, rounds):
 
 def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
     teacher = NoisySGDTeacher(
-        sampling_rate=0.2, expected_batch_size=60, steps=30, epsilon=2.0, components=8, lr=4.0,
+        sampling_rate=0.2,
+        expected_batch_size=60,
+        steps=30,
+        epsilon=2.0,
         noise_source=SeededNoise(0),
-    )  # fmt: skip
+        optimization={"lr": 4.0},
+        model={"components": 8},
+    )
     callback, data = fit_student(
         tmp_path, teacher, 0.1, queries_per_round=60, query_batch_size=7, selection="all"
     )
@@ -158,7 +172,7 @@ test_bad_arguments_are_named = refusals(
         "noise_multiplier=0": made(noise_multiplier=0.0),
         "sampling_rate=1.5": made(sampling_rate=1.5),
         "max_grad_norm=-1": made(max_grad_norm=-1.0),
-        "momentum=1": made(momentum=1.0),
+        "momentum=1": made(optimization={"momentum": 1.0}),
         "steps=0": made(steps=0),
         "delta=0": made(noise_multiplier=None, epsilon=1.0, delta=0.0),
         "fit": lambda: made()().label(torch.zeros(2, 3), FreeLedger()),

@@ -175,7 +175,13 @@ class OfRecords(NoiseSource):
 
 def sgd(noise, rate=0.4):
     return NoisySGDTeacher(
-        rate, 24, 6, noise_multiplier=0.5, components=4, soft=True, steps_per_charge=4, noise_source=noise
+        rate,
+        24,
+        6,
+        noise_multiplier=0.5,
+        noise_source=noise,
+        optimization={"steps_per_charge": 4},
+        model={"components": 4, "soft": True},
     )
 
 

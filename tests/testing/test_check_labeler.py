@@ -99,7 +99,8 @@ HONEST = {
     ),
     "noisy sgd": (
         NoisySGDTeacher(
-            0.3, 10, steps=6, noise_multiplier=1.0, steps_per_charge=4, components=4, soft=True, records_per_person=2
+            0.3, 10, steps=6, noise_multiplier=1.0, records_per_person=2,
+            optimization={"steps_per_charge": 4}, model={"components": 4, "soft": True},
         ),
         {"gaussian (L2)": 0.25},
     ),

@@ -239,7 +239,7 @@ def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
 
 
 def sgd():
-    return NoisySGDTeacher(0.3, 10, steps=4, noise_multiplier=1.0, components=4, soft=True)
+    return NoisySGDTeacher(0.3, 10, steps=4, noise_multiplier=1.0, model={"components": 4, "soft": True})
 
 
 def test_a_step_by_the_true_batch_size_is_caught(monkeypatch):

@@ -30,6 +30,10 @@ Floats = NDArray[np.float64]
 _CANDIDATES = 16
 # Pieces that the part of a Laplace release between both centres is cut into.
 _PIECES = 400
+# Standard deviations of a number of heads beyond which it counts as nothing: a mass of 10⁻⁵⁶.
+_DEVIATIONS = 16
+# Outcomes of all tosses of a coin that are told apart.
+_OUTCOMES = 4096
 # δ is asked for a little larger than it is, by far more than what the composition's truncated tails add.
 _SLACK = 1e-6
 
@@ -156,11 +160,14 @@ class _Pieces:
         widths = [(min(mu, g * math.sqrt(math.expm1(min(mu * mu, 50.0)))), n) for mu, g, n in self.gaussians]
         steps = [width / (20 if n > 100 else 200) for width, n in widths]
         everything = [*self.measures, *((losses, 1) for losses in coin_losses)]
+        variance = sum(width**2 * count for width, count in widths)
         for losses, count in everything:
             spread = math.sqrt(float(losses.upper @ losses.losses**2 - (losses.upper @ losses.losses) ** 2))
+            variance += spread**2 * count
             # Rounding down costs half a step a release, of √count times its deviation in all.
             steps.append(max(spread, 1e-9) / (1000 * math.sqrt(count)))
-        step = 2.0 ** math.floor(math.log2(min(steps)))
+        finest = math.sqrt(variance) / (1000 * max(1, sum(count for _, count in everything)))
+        step = 2.0 ** math.floor(math.log2(max(min(steps), finest)))
         if self.gaussians:  # pieces of a Gaussian are found one by one
             step = max(step, 2.0 ** math.floor(math.log2(max(width for width, _ in widths) / 500)))
         while True:
@@ -187,7 +194,8 @@ def _coin_losses(p: float, q: float, count: int) -> pld.LossMeasure:
 
 
 def _likely_heads(p: float, q: float, count: int) -> Floats:
-    ends = [count * x + sign * (40 * math.sqrt(count * x * (1 - x)) + 40) for x in (p, q) for sign in (-1, 1)]
+    widths = {x: _DEVIATIONS * math.sqrt(count * x * (1 - x)) + 40 for x in (p, q)}
+    ends = [count * x + sign * width for x, width in widths.items() for sign in (-1, 1)]
     return np.arange(max(0, math.floor(min(ends))), min(count, math.ceil(max(ends))) + 1, dtype=np.float64)
 
 
@@ -210,6 +218,13 @@ def _binomial_epsilon(p: float, q: float, count: int, rest: _Rest | None, delta:
     heads = _likely_heads(p, p, count)
     masses = binom.pmf(heads, count, p)
     losses = heads * math.log(p / q) + (count - heads) * math.log((1 - p) / (1 - q))
+    if (block := len(heads) // _OUTCOMES) > 1:  # neighbouring outcomes are merged
+        starts = np.arange(0, len(heads), block)
+        least = np.minimum.reduceat(losses, starts)
+        of_q = masses * np.exp(np.repeat(least, block)[: len(heads)] - losses)
+        masses = np.add.reduceat(masses, starts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            losses = np.where(masses > 0, least + np.log(masses / np.add.reduceat(of_q, starts)), least)
 
     def profile(epsilon: float) -> float:
         left = epsilon - losses

@@ -18,6 +18,7 @@ from pl_privknn.privacy import (
     Laplace,
     NoisyScreening,
     PureDP,
+    RandomizedResponse,
     ShuffleAmplification,
     account,
     epsilon_for_delta,
@@ -137,3 +138,11 @@ def test_two_families_have_the_width_that_the_docs_state():
     ]
     assert epsilon_lower(charges, delta=DELTA) == pytest.approx(0.8086, abs=5e-5)
     assert exact_epsilon(charges, delta=DELTA) == pytest.approx(0.8359, abs=5e-5)
+
+
+def test_a_hundred_million_coins_beside_other_releases_stay_close_to_the_upper_bound():
+    coins, noise = Charge(RandomizedResponse(0.49995), 10**8), Charge(Laplace(20.0), 3)
+    choices = Charge(ExponentialArgmax(scale=1e5, votes="add", sampling_rate=0.15), 10**8)
+    for releases in ([coins, noise], [coins, choices]):
+        stated = account(releases, delta=DELTA).epsilon
+        assert 0.99 * stated <= epsilon_lower(releases, delta=DELTA) <= stated
