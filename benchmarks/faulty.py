@@ -154,12 +154,12 @@ def attack(
 @contextlib.contextmanager
 def _fewer_shares(made: Any, size: float) -> Iterator[Any]:
     """Of the shares of noise so few come that what is left is so many times too small."""
-    literal = negative_binomial._draw
+    literal = negative_binomial._shares
 
     def drawn(shape: float, *given: Any) -> Tensor:
         return literal(shape / size**2, *given)
 
-    with mock.patch.object(negative_binomial, "_draw", drawn):
+    with mock.patch.object(negative_binomial, "_shares", drawn):
         yield made
 
 
@@ -292,11 +292,16 @@ def _smaller(name: str) -> Any:
 
 
 def _shared(name: str) -> Any:
-    """A draw of one row for all."""
+    """A draw of one row for all, also for queries that are answered one after another."""
 
-    def drawn(self: NoiseSource, shape: Any, scale: Any) -> Tensor:
+    def drawn(self: SharedNoise, shape: Any, scale: Any) -> Tensor:
         made: Tensor = getattr(NoiseSource, name)(self, shape, scale)
-        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+        if made.ndim > 1:
+            return made[:1].expand(made.shape).clone()
+        if name != "normal":
+            return made
+        first: Tensor = self.first.setdefault(len(made), made / scale)
+        return first * scale
 
     return drawn
 
@@ -327,6 +332,10 @@ class LessNoise(NoiseSource):
 
 class SharedNoise(LessNoise):
     """Queries share the noise of the first one, and steps that of all steps."""
+
+    def __init__(self, factor: float, source: NoiseSource) -> None:
+        super().__init__(factor, source)
+        self.first: dict[int, Tensor] = {}
 
     def stream(self, *key: Any) -> NoiseSource:
         """A stream of the source; that of steps is always the same."""

@@ -525,7 +525,7 @@ class LabelRun:
         """Note in the ledger how many queries were asked and answered, so that an auditor can check a summary."""
         self.ledger_run.note(counts_topic(self.run_id), counts_text(self.store.counts()))
 
-    def tell_losses(self, labelled: int) -> None:
+    def warn_lost(self, labelled: int) -> None:
         """Say what a kill took of the answers that were paid for.
 
         Args:

@@ -62,6 +62,13 @@ class Draws(SeededNoise):
         return self
 
 
+def draws_of(source, queries, classes):
+    """Standard normal draws of the algorithm from ``source``: of the count and then of the votes of each query."""
+    return np.stack(
+        [np.concatenate([source.normal(size, 1.0) for size in (1, classes)]) for _ in range(queries)]
+    )
+
+
 class Silent(Draws):
     """Draws zeros, so that a stream is known beforehand."""
 

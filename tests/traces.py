@@ -58,7 +58,7 @@ def traces(folder, shown=""):
 
 def report_traces(folder):
     """What a page shows, without answers, what was learnt from them, and what was charged in fact."""
-    facts = facts_of(folder, exact=False)
+    facts = facts_of(folder, exact=False)[0]
     shown = without(facts, {*OF_ITS_OWN, "spent", "student", "curves", "answers", "checks"})
     shown["title"] = re.sub(r"(accuracy) [\d.]+", r"\1 …", shown["title"])
     answers = facts["answers"] or {"gallery": [], "rounds": {}}

@@ -767,7 +767,7 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
         ValueError: for sections that don't parse, or labelers of other data than one class an image.
     """
     from pl_privknn.callbacks import PrivateLabeler
-    from pl_privknn.callbacks.private_labeler import STUDENT, extractor_of
+    from pl_privknn.callbacks.labeling_arguments import STUDENT, extractor_of
     from pl_privknn.config import ConfigurationError, instantiate
     from pl_privknn.features.base import learn_publicly
     from pl_privknn.planning import Cost, labeling_plan

@@ -112,13 +112,14 @@ def run_audit(parsed: argparse.Namespace) -> int:
         raise ValueError("name the ledger's file; --labeler belongs to --empirical")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
+    from pl_privknn.callbacks.run_files import contents_of
+    from pl_privknn.privacy.audit import audit_run, reading
     from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
-    from pl_privknn.report.audit import audit_run, reading
 
     asked = {name: getattr(parsed, name) for name in ("delta", "head", "adjacency", "unit")}
     folder = len(files) == 1 and files[0].is_dir()
     if folder:
-        report = audit_run(files[0], **asked)
+        report = audit_run(files[0], contents_of, **asked)
         ledger, checks = Path(report["ledger"]), report["checks"]
     else:
         summary, ledger = (None, files[0]) if len(files) == 1 else files

@@ -184,7 +184,7 @@ def add_export(commands: Any) -> None:
 
 
 def _export(parsed: argparse.Namespace) -> int:
-    from pl_privknn.report.export import export_run
+    from pl_privknn.export import export_run
 
     run = Path(parsed.run_dir)
     print(export_run(run, Path(parsed.output or run / "export"), parsed.format))

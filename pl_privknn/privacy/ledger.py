@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -706,3 +707,9 @@ def files_topic(run_id: str, place: Place) -> str:
 def counts_text(counts: Mapping[str, int]) -> str:
     """Text of that note: numbers of queries, which are released."""
     return f"counts: {json.dumps(dict(counts), sort_keys=True)}"
+
+
+def note_files(ledger_path: Path, run: str, digests: dict[str, str], place: Place = "files") -> None:
+    """Note the digests of a place's files in a run's ledger, so that an audit finds an exchanged file."""
+    with contextlib.closing(Ledger.reopen(ledger_path)) as ledger:
+        LedgerRun(ledger, run).note(files_topic(run, place), json.dumps(digests, sort_keys=True))

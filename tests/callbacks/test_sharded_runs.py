@@ -14,7 +14,7 @@ from ledger_setup import needs_fork
 from small_fit import easy_images, quiet_trainer
 
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
-from pl_privknn.callbacks.private_labeler import check_whole_persons, shard_of
+from pl_privknn.callbacks.labeling_round import check_whole_persons, shard_of
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     PATE,

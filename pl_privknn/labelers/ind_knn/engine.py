@@ -145,7 +145,7 @@ class IndKNNEngine:
 
         Args:
             queries: float features, shape ``(m, dimension)``.
-            source: of protective randomness; row t of ``normal((m, 1 + c), 1)`` serves query t.
+            source: of protective randomness, from which each query draws in turn.
             ledger: pays for the whole stream, unless it has; None where nobody keeps books.
             processes: each calls this for the same queries, with the engine of its own shard.
 
@@ -155,11 +155,11 @@ class IndKNNEngine:
                 out.
         """
         vectors, size, known = unit_rows(queries), (len(queries), self.num_classes), self.answered
-        draws = np.zeros((len(vectors), 1 + self.num_classes))
+        noise = source  # of the batch on global rank 0; on others, which draw nothing, it is not used
 
         def pay() -> Floats:
+            nonlocal noise
             noise = self.budgets.pay_for(self.parameters.total, ledger, source)
-            draws[:] = noise.normal(draws.shape, 1.0).numpy()
             return self._thresholds(vectors)
 
         thresholds = processes.from_first(pay)
@@ -175,7 +175,7 @@ class IndKNNEngine:
                 around, known[1], answers.labels[:query], vector, thresholds[query]
             )
             active = int(processes.sum(torch.tensor(self.turn())))
-            released = ask(self.parameters, active, asked, votes, number, draws[query], processes=processes)
+            released = ask(self.parameters, active, asked, votes, number, noise, processes)
             answers.noisy[query], answers.counts[query] = released.noisy, released.count
             answers.labels[query] = self._decide(released.noisy, released.count)
         # Global rank 0 writes first: it knows of any query that another shard has paid for.

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from ind_knn_setup import ByNumber, C, D, Draws, Together, left_of, new, rows
+from ind_knn_setup import ByNumber, C, D, Draws, Together, draws_of, left_of, new, rows
 from ind_knn_setup import teacher as any_teacher
 
 from pl_privknn.labelers import IndKNNPredictor
@@ -137,7 +137,7 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     queries = torch.randn(8, D, generator=torch.Generator().manual_seed(9))
     predictor = new(PARAMETERS, unit="person", noise_source=Draws(0))
     predictor.add(range(len(PERSONS)), features, labels, PERSONS)
-    draws = Draws(0).normal((8, 1 + C), 1.0).numpy()
+    draws = draws_of(Draws(0), 8, C)
     answers, left = literal(features, labels, queries, draws)
     assert predictor.predict(queries).labels.tolist() == answers
     np.testing.assert_allclose(predictor.remaining()[1], [left[z] for z in PERSONS.tolist()], atol=1e-6)

@@ -10,7 +10,7 @@ from ledger_setup import PROTECTED, G, needs_fork
 from small_fit import fit_student
 
 from pl_privknn.callbacks.label_store import LabelRun, LabelStore, LabelStoreError, RunTerms
-from pl_privknn.callbacks.run_summary import DurableCheckpointIO, previous, usable_checkpoint
+from pl_privknn.callbacks.run_files import DurableCheckpointIO, previous, usable_checkpoint
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
