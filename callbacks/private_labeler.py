@@ -51,7 +51,6 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
-    ShardedLabeler,
     stated_plan,
 )
 from pl_privknn.neighbors.processes import ProcessGroup
@@ -478,8 +477,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         queries = self._queries(len(data.public))
         self.labeler.device = device_of(self.device, trainer.strategy.root_device)
         shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency, self.unit)
-        if isinstance(self.labeler, ShardedLabeler):
-            self.labeler.shard = shard
+        self.labeler.shard = shard
         if shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(
@@ -497,11 +495,11 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             unit=self.unit,
             conditions=self._conditions,
         )
+        store, ledger = (None, None) if self._run is None else (self._run.store, self._run.ledger_run)
+        with rich_progress(index, self.rounds, self.progress and self._run is not None) as progress:
+            labeling.run_round(index, data, store, ledger, progress)
         if self._run is None:
-            return labeling.follow(data, self._place)
-        with rich_progress(index, self.rounds, self.progress) as progress:
-            labeling.run_round(index, data, self._run.store, self._run.ledger_run, progress)
-        labeling.end()
+            return None
         examples, labels, soft = self._run.store.answers(index + 1)
         labels, soft = self._in_use(labels, soft, told=index == 0)
         self._run.note_counts()

@@ -458,8 +458,8 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
         ValueError: for sections that don't parse, or labelers of other data than one class an image.
     """
     from pl_privknn.callbacks import PrivateLabeler
-    from pl_privknn.callbacks.labeling_round import public_extractor
     from pl_privknn.callbacks.labeling_arguments import STUDENT, extractor_of
+    from pl_privknn.callbacks.labeling_round import public_extractor
     from pl_privknn.config import ConfigurationError, instantiate
     from pl_privknn.planning import labeling_plan
     from pl_privknn.training.configured import made_data

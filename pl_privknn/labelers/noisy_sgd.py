@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from pl_privknn.labelers.base import (
     MakesModel,
     ProtectsPersons,
     Release,
-    ShardedLabeler,
     check_one_of,
     check_table,
     unit_of,
@@ -103,7 +102,7 @@ class LinearOptimization:
         check_int("steps_per_charge", self.steps_per_charge)
 
 
-class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel):
+class NoisySGDTeacher(ProtectsPersons, MakesModel):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
@@ -229,10 +228,8 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel):
         released = torch.full((len(queries),), -1, dtype=torch.int64)
         if len(queries) == 0:
             return Release(released)
-        change = self.whitening_of(queries)
-        if self.shard is not None:
-            self.shard.group.broadcast(change)
-        self._take_change(change)
+        change = self.processes.from_first(lambda: self.whitening_of(queries))
+        self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
         weights = self._train(self._table[2], ledger)
         self._head = {"weights": weights, **change.state_dict()}
         scores = _with_constant(change(queries), self.constant).double() @ weights.T
@@ -268,22 +265,10 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel):
         """Always: a Poisson batch of all records is one of each shard, and the sums of gradients add up."""
         return True
 
-    def run_command(self, command: Any) -> None:
-        """Make vectors of this shard's features, or give the gradients of a step; see the base."""
-        if isinstance(command, PublicWhitening):
-            self._take_change(command)
-        else:
-            super().run_command(command)
-
-    def _take_change(self, change: PublicWhitening) -> None:
-        assert self._table is not None
-        self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
-
-    def partial(self, command: Any) -> Tensor:
+    def _gradients(self, weights: Tensor, row: int, left: int) -> Tensor:
         """The sum of clipped gradients of this process's part of a Poisson batch, float64 ``(c, d + 1)``."""
-        weights, row, left = command
         assert self._table is not None
-        rank = 0 if self.shard is None else self.shard.group.rank
+        rank = self.processes.rank
         # The system's generator is each process's own; seeded streams must differ between shards.
         coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
         rate, owners = self.mechanism.sampling_rate, self.private_owners
@@ -305,11 +290,12 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel):
         )
         weights = torch.zeros(num_classes, self._vectors.shape[1] + 1, dtype=torch.float64)
         velocity = torch.zeros_like(weights)
-        while steps.left:
-            steps.pay(self.noise_source)
-            total = self.merged((weights.float(), steps.row, steps.left))
-            share = 1 - steps.left / self.steps if self.optimization.scheduler == "cosine" else 0.0
-            noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
+        processes, noise = self.processes, self.noise_source
+        for left in range(self.steps, 0, -1):
+            row = processes.from_first(functools.partial(steps.pay, noise))
+            total = processes.sum(self._gradients(weights.float(), row, left)).flatten()
+            share = 1 - left / self.steps if self.optimization.scheduler == "cosine" else 0.0
+            noisy = processes.from_first(functools.partial(steps.release, total, noise)).view_as(weights)
             if self.on_step is not None:
                 self.on_step(weights.float(), noisy, self._drawn)
             velocity = self.optimization.momentum * velocity + noisy / self.expected_batch_size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from pl_privknn.labelers.base import (
     ProtectsPersons,
     RecordBlocks,
     Release,
-    ShardedLabeler,
     StreamsRecords,
     check_one_of,
     check_records,
@@ -79,7 +77,7 @@ def decide(
     return Release(labels, nonnegative_shares(noisy).float(), released, deviation)
 
 
-class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons):
+class ReverseKNN(StreamsRecords, ProtectsPersons):
     """Reverse kNN labelling (record-level private knowledge distillation).
 
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
@@ -283,7 +281,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons):
         check_counts(counts)
         mechanism = self.mechanism(counts.shape[1])
         noise = self.charge_and_draw(ledger, mechanism, 1, "counts")
-        noisy = mechanism.add_noise(counts, noise).double()
+        noisy = self.processes.from_first(lambda: mechanism.add_noise(counts, noise).double())
         return decide(noisy, mechanism.deviation, self.abstain, self.soft, max_answers)
 
     def _release_sums(
@@ -351,18 +349,16 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons):
             int64, shape ``(s, num_classes)``; of attributes float64 ``(s, num_classes + 1)``, the last column the
             number of records.
         """
-        return self.merged(queries.cpu())
+        if self.attributes is not None:
+            return self._own_sums(queries.cpu(), self.attributes)
+        return self.processes.sum(self._own_counts(queries.cpu()))
 
     @property
     def takes_shards(self) -> bool:
         """Whether there is a curator, whose counts are a sum over shards."""
         return self.trust == "central" and self.attributes is None
 
-    def partial(self, command: Any) -> Tensor:
-        """Exact counts of the records at hand, for the queries that are the command; see :meth:`counts`."""
-        queries = command
-        if self.attributes is not None:
-            return self._own_sums(queries, self.attributes)
+    def _own_counts(self, queries: Tensor) -> Tensor:
         table = self._table(queries)
         counts = torch.zeros(table.cells, dtype=torch.int64)
         for nearest, labels in self._choices(queries):

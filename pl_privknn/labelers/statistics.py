@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from pl_privknn.labelers.base import (
     MakesModel,
     ProtectsPersons,
     Release,
-    ShardedLabeler,
     UsesPublicFeatures,
     check_one_of,
     check_records,
@@ -308,15 +307,15 @@ class ReleaseLostError(RuntimeError):
     """A paid release that did not survive; nothing may be drawn in its place."""
 
 
-class StatisticsTeacher(ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons):
+class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
     the run's private folder from then on: every later query, of every round and of a resumed run, is answered by
     post-processing and costs nothing. A release that was paid for and lost in a crash is not drawn again.
 
-    **Shards.** Process 0 commands a sum, with the model and all that was learned from public examples, so that every
-    record enters by the same function, whoever holds it. It alone pays, draws noise, and keeps what is released.
+    **Shards.** Every process takes the model, and what was learned from public examples, from global rank 0, so that
+    every record enters by the same function in any shard. Global rank 0 alone pays, draws noise, and keeps releases.
 
     **Persons.** Where the unit of privacy is a person, ``records_per_person`` of each take part, drawn by private
     coins at each fit; what they add together is clipped to what one record may add.
@@ -455,16 +454,6 @@ class StatisticsTeacher(ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesMode
         """**Private.** :meth:`private_sum` in the units of the released sum, float64 ``(c, p)``."""
         return self.private_sum(release, weights).double() * self.step(release)
 
-    def partial(self, command: Any) -> Tensor:
-        """:meth:`private_sum` by what process 0 learned from public examples."""
-        release, weights, learned = command
-        self.relearn(learned)
-        return self.private_sum(release, weights)
-
-    def whole_sum(self, release: int, weights: Tensor) -> Tensor:
-        """:meth:`private_sum` of all records, on process 0. Whole numbers are the same in any number of shards."""
-        return self.merged((release, weights, self.learned()))
-
     # ------------------------------------------------------------------ costs
 
     def mechanism(self, release: int) -> Gaussian:
@@ -488,6 +477,8 @@ class StatisticsTeacher(ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesMode
         Raises:
             ReleaseLostError: if all releases are paid for and none is there.
         """
+        if self.processes.rank:  # what is released is kept once
+            return
         if self._kept is None or self._kept.path != (folder / FILE_NAME).resolve():
             self.leave_run()
             self._kept = PrivateStore(folder / FILE_NAME, _SCHEMA, one_place=False)
@@ -588,6 +579,11 @@ class StatisticsTeacher(ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesMode
             raise ValueError(f"features: shape {shape_text(features.shape)}; want (n, d)")
         return self.probabilities(self.inputs(features) @ weights.T)
 
+    @property
+    def takes_shards(self) -> bool:
+        """Always: sums add up, and whole numbers have the same sum in any number of shards."""
+        return True
+
     def private_parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """X and labels of this process's private records, some at a time: **private**."""
         assert self._table is not None
@@ -627,6 +623,19 @@ class StatisticsTeacher(ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesMode
 
     def _released(self, ledger: ChargesLedger) -> Tensor:
         """The model's weights; releases what was not released yet."""
+        first = self.processes.from_first
+        weights, charged, learned = first(lambda: self._so_far(ledger))
+        if self.processes.rank:
+            self.relearn(learned)
+        for number in range(charged, self.releases):
+            exact = self.processes.sum(self.private_sum(number, weights))
+            noise = self.charge_and_draw(ledger, self.mechanism(number), 1, "statistics")
+            weights = first(functools.partial(self._take, number, exact, noise, weights))
+        self._weights = weights
+        return weights
+
+    def _so_far(self, ledger: ChargesLedger) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """The model by what was released, the number of paid releases, and what public features were learned."""
         assert self._public is not None
         if self._paid_by is not ledger:  # a table asked directly, outside of a run
             self._forget(ledger)
@@ -645,18 +654,17 @@ class StatisticsTeacher(ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesMode
             assert self._table is not None
             weights = self._public.new_zeros(self._table[2], self._public.shape[1])
         self._check_left()
-        while self._charged < self.releases:
-            number, mechanism = self._charged, self.mechanism(self._charged)
-            exact = self.whole_sum(number, weights)
-            noise = self.charge_and_draw(ledger, mechanism, 1, "statistics")
-            self._charged += 1
-            noisy = mechanism.add_noise_to_multiples(exact, self.step(number), noise)
-            self.taken[number], self._sketch = Taken(noisy, weights), sketch
-            if self._kept is not None:
-                write_release(self._kept, number, self.taken[number], sketch)
-            weights = self.model(self._public, self.taken)
-        self._weights = weights
-        return weights
+        return weights, self._charged, self.learned()
+
+    def _take(self, number: int, exact: Tensor, noise: NoiseSource, weights: Tensor) -> Tensor:
+        """Draw a release that was paid for, keep it, and give the model by all of them."""
+        assert self._public is not None
+        self._charged += 1
+        noisy = self.mechanism(number).add_noise_to_multiples(exact, self.step(number), noise)
+        self.taken[number], self._sketch = Taken(noisy, weights), self._public.mean(dim=0)
+        if self._kept is not None:
+            write_release(self._kept, number, self.taken[number], self._sketch)
+        return self.model(self._public, self.taken)
 
     def _check_left(self) -> None:
         if self._charged >= self.releases and not self.taken:

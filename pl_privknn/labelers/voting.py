@@ -16,6 +16,7 @@ from pl_privknn._checks import check_finite, check_positive, check_rate, check_s
 from pl_privknn.labelers.attributes import Attributes, sum_noise
 from pl_privknn.labelers.base import ChargesLedger, ProtectsPersons, Release, check_records
 from pl_privknn.neighbors import Coins
+from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,
@@ -73,12 +74,14 @@ class Aggregation:
         screening: decides which queries are answered; None answers every one.
         counts: release the noisy counts and not the winner alone; for :class:`AdditiveNoise`.
         key: what the noise is for; a seeded source gives each key a stream of its own.
+        processes: each asks; global rank 0, which gets the votes of all, draws.
     """
 
     noise: VoteNoise
     screening: NoisyScreening | None = None
     counts: bool = False
     key: str = "aggregation"
+    processes: ProcessGroup = dataclasses.field(default=ALONE, repr=False, compare=False)
 
     @property
     def additive(self) -> AdditiveNoise:
@@ -113,15 +116,15 @@ class Aggregation:
         asked = torch.arange(num_queries)
         if self.screening is not None and num_queries:
             noise = pay(self.screening, num_queries, "screening")
-            asked = asked[self.screening.passes(votes(asked, noise).max(dim=1).values, noise)]
+            largest = votes(asked, noise).max(dim=1).values
+            asked = asked[self.processes.from_first(functools.partial(self.screening.passes, largest, noise))]
         asked = asked[:max_answers]
         if not len(asked):
             return asked, None
         noise = pay(self.noise, len(asked), self.key)
         private = votes(asked, noise)
-        if self.counts:
-            return asked, self.additive.add_noise(private, noise)
-        return asked, self.noise.argmax(private, noise)
+        draw = self.additive.add_noise if self.counts else self.noise.argmax
+        return asked, self.processes.from_first(functools.partial(draw, private, noise))
 
     def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
         """Labels of :meth:`ask`, -1 where refused, with all noisy counts where those are released."""
@@ -254,7 +257,7 @@ class VotingLabeler(ProtectsPersons):
                 num_classes=num_classes,
                 sampling_rate=self.sampling_rate,
             )
-        return Aggregation(self.noise, screening, self.release_counts)
+        return Aggregation(self.noise, screening, self.release_counts, processes=self.processes)
 
 
 class NeighborVoting(VotingLabeler):
@@ -317,7 +320,7 @@ class NeighborVoting(VotingLabeler):
         Raises:
             RuntimeError: without the whole private table.
         """
-        if self._neighbors is None or getattr(self, "shard", None) is not None:
+        if self._neighbors is None or self.shard is not None:
             raise RuntimeError(
                 f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
             )

@@ -258,38 +258,6 @@ class ChargesLedger(Protocol):
         ...
 
 
-def charge_and_draw(
-    ledger: ChargesLedger,
-    source: NoiseSource,
-    mechanism: Mechanism,
-    count: int,
-    key: str,
-    adjacencies: Sequence[Adjacency],
-    unit: Unit = "record",
-) -> NoiseSource:
-    """Pay for releases and get the noise for them.
-
-    Args:
-        ledger: pays.
-        source: protective randomness; the charge records whether it is cryptographic.
-        mechanism: what is released, with the sensitivity that holds under ``adjacencies``.
-        count: number of releases.
-        key: what the noise is for; a seeded source gives each key and row a stream of its own.
-        adjacencies: neighbouring relations for which ``mechanism`` states its cost; a ledger of another one
-            refuses the charge.
-        unit: unit of privacy for which it does so; likewise.
-
-    Returns:
-        the noise, after the charge is on disk.
-
-    Raises:
-        BudgetExceeded: if the charge would pass the budget; nothing was drawn.
-        ValueError: where the ledger counts under another adjacency or unit.
-    """
-    row = ledger.charge(mechanism, count, noise=source, adjacencies=adjacencies, unit=unit)
-    return source.stream(key, row)
-
-
 class LedgerRun:
     """One run's handle on a ledger: what labelers and baselines pay with. Get it from :meth:`Ledger.run`."""
 
@@ -309,7 +277,7 @@ class LedgerRun:
         """Pay for ``count`` releases; the row is on disk when this returns. Draw only afterwards.
 
         Within the plan this takes milliseconds. Beyond it the budget is checked again. Several processes may
-        charge the same run. :func:`charge_and_draw` pays and hands out the noise in one step.
+        charge the same run.
 
         Args:
             mechanism: what is released.

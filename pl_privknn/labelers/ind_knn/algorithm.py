@@ -21,6 +21,7 @@ from pl_privknn._checks import (
 )
 from pl_privknn.labelers.base import check_one_of
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import Gaussian, GaussianDPStream
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
@@ -259,6 +260,7 @@ def ask(
     public_votes: Floats,
     num_public: int,
     noise: NoiseSource,
+    processes: ProcessGroup = ALONE,
 ) -> Votes:
     """One turn of Algorithm 3's loop. Without neighbours the count and the votes are noise alone.
 
@@ -269,11 +271,17 @@ def ask(
         public_votes: sum of κ over earlier answers near the query, by class, shape ``(c,)``.
         num_public: how many of them there are.
         noise: of the number, and then of the votes.
+        processes: each calls this, at the count that global rank 0 draws; so are the votes.
     """
     near = torch.tensor([active + num_public], dtype=torch.float64)
-    count = max(float(Gaussian(parameters.sigma1).add_noise(near, noise)), parameters.min_count)
-    exact = torch.from_numpy(votes(count) + public_votes)
-    return Votes(count, Gaussian(parameters.sigma2 * math.sqrt(count)).add_noise(exact, noise).numpy())
+    count = processes.from_first(
+        lambda: max(float(Gaussian(parameters.sigma1).add_noise(near, noise)), parameters.min_count)
+    )
+    exact, release = (
+        torch.from_numpy(votes(count) + public_votes),
+        Gaussian(parameters.sigma2 * math.sqrt(count)),
+    )
+    return processes.from_first(lambda: Votes(count, release.add_noise(exact, noise).numpy()))
 
 
 @compiled()

@@ -19,7 +19,6 @@ from pl_privknn.labelers.base import (
     ProtectsPersons,
     RecognisesRecords,
     Release,
-    ShardedLabeler,
     UsesPublicFeatures,
     check_table,
     nonnegative_shares,
@@ -97,7 +96,7 @@ class Records:
     state_dir: str | Path | None = None
 
 
-class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
+class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
     """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
@@ -300,7 +299,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
         if len(asked):
             if self.switches.density is not None and self._public is None:
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
-            answers = engine.answer(asked, self.noise_source, ledger, self.merged)
+            answers = engine.answer(asked, self.noise_source, ledger, self.processes)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
             # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
@@ -343,13 +342,19 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
                 the one from which the run has answered.
         """
         place = (self.state_dir or folder).resolve()
+        joined = self.processes.from_first(lambda: self._join_first(place, ledger))
+        if self.processes.rank:
+            self._join(place, *joined)
+        self.processes.sum(torch.zeros(1))  # nothing is paid before all have joined
+
+    def _join_first(self, place: Path, ledger: ChargesLedger) -> tuple[str, bool, str | None]:
+        """Open the budgets of the first shard; their stream, whether it has begun, and its last noted mark."""
         self._move_to(place)
         if not (place / FILE_NAME).exists():
             check_unpaid(place, self.parameters.total, ledger)
         budgets = self._open_budgets()
         budgets.check(self.parameters.total, ledger)
-        if self.shard is not None:
-            self.merged(("join", place, budgets.name, budgets.begun, budgets.noted(ledger)))
+        return budgets.name, budgets.begun, budgets.noted(ledger)
 
     def leave_run(self) -> None:
         """Close the budgets; see :meth:`JoinsRuns.leave_run`."""
@@ -362,26 +367,10 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
         self.leave_run()
         self._engine = None
 
-    def partial(self, command: Any) -> Tensor:
-        """**Private.** The part of this process's records; see :meth:`IndKNNEngine.partial`.
-
-        Raises:
-            PrivateStoreError: if the budgets of a shard are missing, damaged, another shard's or a copy.
-        """
-        if command[0] != "join":
-            return self._fitted("partial").partial(command)
-        assert self.shard is not None
-        if self.shard.group.rank:
-            self._join(*command[1:])
-        return torch.zeros(1, dtype=torch.float64)
-
-    def merged(self, command: Any) -> Tensor:
-        """See :meth:`ShardedLabeler.merged`; payments are written here first, so that this shard knows of any."""
-        if self.shard is None or command[0] != "pay":
-            return super().merged(command)
-        part = self.partial(command)
-        self.shard.group.broadcast(command)
-        return self.shard.group.sum(part)
+    @property
+    def takes_shards(self) -> bool:
+        """Always: what a query needs of records are sums."""
+        return True
 
     @property
     def protects_persons(self) -> bool:
@@ -390,8 +379,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
 
     def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
         """Open the budgets of this shard beside those of the first one, once they are found to be the right ones."""
-        assert self.shard is not None
-        own = folder / f"shard-{self.shard.group.rank:05d}"
+        own = folder / f"shard-{self.processes.rank:05d}"
         self._move_to(own)
         if begun and not (own / FILE_NAME).exists():
             raise PrivateStoreError(
@@ -410,13 +398,10 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
 
     def _open_budgets(self, stream: str | None = None) -> BudgetTable:
         if self._budgets is None:
-            folder, facts = self._run_folder or self.state_dir, {"shard": "0 of 1"}
-            if self.shard is not None:
-                if folder is not None and self._run_folder is None:
-                    raise RuntimeError(
-                        "state_dir: budgets of shards are opened together; call join_run first"
-                    )
-                facts = {"shard": f"{self.shard.group.rank} of {self.shard.group.size}"}
+            folder, processes = self._run_folder or self.state_dir, self.processes
+            if self.shard is not None and folder is not None and self._run_folder is None:
+                raise RuntimeError("state_dir: budgets of shards are opened together; call join_run first")
+            facts = {"shard": f"{processes.rank} of {processes.size}"}
             if stream is not None:
                 facts["stream"] = stream
             path = None if folder is None else folder / FILE_NAME
