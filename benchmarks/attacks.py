@@ -24,12 +24,13 @@ import torch
 from benchmarks import faulty
 from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries, markdown
-from pl_privknn.auditing.releases import attack_labeler, target_of_config
+from pl_privknn.auditing.labelers import attack_labeler, target_of_config
 from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.results import SEEDED, stated
 from pl_privknn.config import read_document
-from pl_privknn.planning import is_training, solve
+from pl_privknn.planning import solve
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.training.configured import is_training
 
 NONE = "none"
 _QUERIES = 100
@@ -64,19 +65,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
     parser.add_argument("--only", nargs="+", choices=["methods", "faults"], default=["methods", "faults"])
     parser.add_argument("--canaries", type=int, default=3000)
-    parser.add_argument("--runs", type=int, default=3000)
     parser.add_argument("--root", help="folder of Fashion-MNIST")
     parser.add_argument("--workers", type=int, default=2, help="attacks at a time, of one thread each")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """Measurements that are not stored yet, as each is done."""
-    size = options.canaries, options.runs
     jobs: list[tuple[Any, ...]] = []
     if "methods" in options.only:
         wanted = [(method, epsilon) for epsilon in (1.0, 2.0, 8.0) for method in METHODS]
         stored = entries("attacks")
-        jobs += [(_attacked, *one, *size, options.root) for one in wanted if _part(*one) not in stored]
+        jobs += [
+            (_attacked, *one, options.canaries, options.root) for one in wanted if _part(*one) not in stored
+        ]
     if "faults" in options.only:
         stored = entries("attack_faults")
         faults = [(NONE, method) for method in faulty.METHODS]
@@ -84,7 +85,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         for fault, method in faults:
             for epsilon in (1.0, 2.0):
                 if (part := f"{method}, {fault}, ε {epsilon:g}") not in stored:
-                    jobs.append((_found, part, method, fault, epsilon, *size))
+                    jobs.append((_found, part, method, fault, epsilon, options.canaries))
     # Processes of their own: their threads would share one interpreter, and seconds are told of each attack.
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as workers:
         for done in as_completed([workers.submit(*job) for job in jobs]):
@@ -95,14 +96,13 @@ def _part(method: str, epsilon: float) -> str:
     return f"{method}, ε {epsilon:g}"
 
 
-def _attacked(method: str, epsilon: float, canaries: int, runs: int, root: str | None) -> Measured:
+def _attacked(method: str, epsilon: float, canaries: int, root: str | None) -> Measured:
     """An honest run, and one with noise of half the scale."""
     torch.set_num_threads(1)
     document = configuration(method, epsilon, root)
-    settings: dict[str, Any] = {"canaries": canaries, "runs": runs}
+    settings: dict[str, Any] = {"canaries": canaries}
     if is_training(document):
-        training = training_of_config(document, method)
-        attack = functools.partial(attack_training, training, canaries=canaries)
+        attack = functools.partial(attack_training, training_of_config(document, method), **settings)
     else:
         attack = functools.partial(attack_labeler, target_of_config(document, method), **settings)
     figures = {
@@ -115,10 +115,10 @@ def _attacked(method: str, epsilon: float, canaries: int, runs: int, root: str |
     return Measured(figures, seeds=[0, 1], part=_part(method, epsilon), settings=settings)
 
 
-def _found(part: str, method: str, fault: str, epsilon: float, canaries: int, runs: int) -> Measured:
+def _found(part: str, method: str, fault: str, epsilon: float, canaries: int) -> Measured:
     """With how many seeds a fault is found, and the size of which it is found with all."""
     torch.set_num_threads(1)
-    seeds, settings = (1, 2, 3), {"canaries": canaries, "runs": runs}
+    seeds, settings = (1, 2, 3), {"canaries": canaries}
     name = None if fault == NONE else fault
     sizes = (1.0,) if name is None else faulty.sizes_of(method, fault)
 

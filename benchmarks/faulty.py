@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pl_privknn import Gaussian
 from pl_privknn.auditing import Audit, Target, attack_labeler
-from pl_privknn.auditing.releases import GivenParts, NearestTeachers, small_target
+from pl_privknn.auditing.labelers import GivenParts, small_target
 from pl_privknn.auditing.training import TrainingTarget, attack_training
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
@@ -33,6 +33,7 @@ from pl_privknn.labelers import (
     reverse_knn,
 )
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
+from pl_privknn.labelers.pate_training import Teachers, TrainedTeachers
 from pl_privknn.labelers.statistics import not_too_long
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import negative_binomial
@@ -44,8 +45,39 @@ from pl_privknn.training.session import PrivateSession
 
 QUERIES, CLASSES, RECORDS, DELTA = 20, 5, 60, 1e-5
 _TEACHERS = 4
-_NEAREST = NearestTeachers()
 _RATE = 0.25
+
+
+class NearestTeachers(Teachers):
+    """Teachers that answer with the label of their nearest record: one record decides the answers around it."""
+
+    def train(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        parts: Tensor,
+        num_classes: int,
+        num_teachers: int,
+        progress: Any,
+    ) -> TrainedTeachers:
+        """See :meth:`~pl_privknn.labelers.pate_training.Teachers.train`."""
+        empty = torch.bincount(parts, minlength=num_teachers) == 0
+        return _Nearest(empty, features, labels, parts)
+
+
+class _Nearest(TrainedTeachers):
+    def __init__(self, empty: Tensor, features: Tensor, labels: Tensor, parts: Tensor) -> None:
+        super().__init__(empty, torch.zeros_like(empty))
+        self._features, self._labels, self._parts = features, labels, parts
+
+    def predict(self, queries: Tensor) -> Tensor:
+        """See the base."""
+        distances = torch.cdist(queries.double(), self._features.double())
+        votes = torch.full((len(queries), self.num_teachers), -1)
+        for teacher in torch.nonzero(~self.empty).flatten():
+            nearest = torch.where(self._parts == teacher, distances, torch.inf).argmin(dim=1)
+            votes[:, teacher] = self._labels[nearest]
+        return votes
 
 
 class SeveralTeachers(PATE):
@@ -87,7 +119,7 @@ def _sampled(sigma: float, rate: float = _RATE) -> Labeler:
 
 
 def _pate(sigma: float, made: type[PATE] = PATE) -> PATE:
-    return made(num_teachers=_TEACHERS, teachers=_NEAREST, noise=Gaussian(sigma), progress=False)
+    return made(num_teachers=_TEACHERS, teachers=NearestTeachers(), noise=Gaussian(sigma), progress=False)
 
 
 def _sgd(epsilon: float) -> Labeler:
@@ -131,7 +163,7 @@ def attack(
         noise: of the attack.
         fault: of :func:`faults_of`; None for none.
         size: of the fault.
-        **settings: ``canaries`` and ``runs``.
+        **settings: ``canaries``.
     """
     training = method in TRAININGS
     made: Any = small_training(method, epsilon) if training else small_target(LABELERS[method](epsilon))
@@ -147,19 +179,19 @@ def attack(
         elif fault is not None:
             made = stack.enter_context(_FAULTS[fault](made, method, epsilon, size))
         if isinstance(made, TrainingTarget):
-            return attack_training(made, noise=noise, breach=False, canaries=settings.get("canaries", 3000))
-        return attack_labeler(made, noise=noise, breach=False, **settings)  # type: ignore[arg-type]
+            return attack_training(made, noise=noise, **settings)
+        return attack_labeler(made, noise=noise, **settings)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
 def _fewer_shares(made: Any, size: float) -> Iterator[Any]:
     """Of the shares of noise so few come that what is left is so many times too small."""
-    literal = negative_binomial._draw
+    literal = negative_binomial._shares
 
     def drawn(shape: float, *given: Any) -> Tensor:
         return literal(shape / size**2, *given)
 
-    with mock.patch.object(negative_binomial, "_draw", drawn):
+    with mock.patch.object(negative_binomial, "_shares", drawn):
         yield made
 
 
@@ -182,7 +214,7 @@ def _coins(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]
 def _rounds(made: Any, method: str, epsilon: float, size: float) -> Iterator[Any]:
     times = int(size)
     if isinstance(made, Target):
-        # One run asks the round again; many runs ask about more queries than are paid for.
+        # Answers that come one by one are asked for more often than is paid for.
         more = made.queries.repeat(times, 1) if method.startswith(("Private-kNN", "PATE")) else made.queries
         yield dataclasses.replace(made, rounds=times, queries=more)
         return
@@ -292,11 +324,16 @@ def _smaller(name: str) -> Any:
 
 
 def _shared(name: str) -> Any:
-    """A draw of one row for all."""
+    """A draw of one row for all, also for queries that are answered one after another."""
 
-    def drawn(self: NoiseSource, shape: Any, scale: Any) -> Tensor:
+    def drawn(self: SharedNoise, shape: Any, scale: Any) -> Tensor:
         made: Tensor = getattr(NoiseSource, name)(self, shape, scale)
-        return made[:1].expand(made.shape).clone() if made.ndim > 1 else made
+        if made.ndim > 1:
+            return made[:1].expand(made.shape).clone()
+        if name != "normal":
+            return made
+        first: Tensor = self.first.setdefault(len(made), made / scale)
+        return first * scale
 
     return drawn
 
@@ -327,6 +364,10 @@ class LessNoise(NoiseSource):
 
 class SharedNoise(LessNoise):
     """Queries share the noise of the first one, and steps that of all steps."""
+
+    def __init__(self, factor: float, source: NoiseSource) -> None:
+        super().__init__(factor, source)
+        self.first: dict[int, Tensor] = {}
 
     def stream(self, *key: Any) -> NoiseSource:
         """A stream of the source; that of steps is always the same."""

@@ -1,8 +1,12 @@
 """Stored results: one file a benchmark in ``results/``, with one entry a measurement; and how tables show them.
 
-An entry names what made it, so that nobody takes an old figure for one of today's code::
+An entry names what made it, so that an old figure is not taken for one of today's code::
 
     {"part": "seed 0", "commit": {…}, "machine": {…}, "versions": {…}, "seeds": [0], "settings": {…}, "results": …}
+
+In the file the entries, one a line, share ``commit``, ``machine`` and ``versions``: ``"made"`` is a position in the
+list of that name. The configuration of a run in a comparison is not stored: it follows from the commit's file, the
+method, ε and the seed.
 
 ``commit`` holds a ``hash`` and where it is known ``from``: ``"run"`` is the code that measured (``modified`` where
 files differed from it), ``"history"`` the commit that stored figures from before entries named theirs, or whose own
@@ -29,6 +33,7 @@ from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee, weakest
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
+_MADE = ("commit", "machine", "versions")
 _PACKAGES = ("pl_privknn", "torch", "pytorch_lightning", "numpy", "opacus", "dp-accounting", "timm")
 
 
@@ -55,7 +60,11 @@ def entries(name: str) -> dict[str, dict[str, Any]]:
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return {}
-    return {one["part"]: one for one in json.loads(path.read_text(encoding="utf-8"))["measurements"]}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    whole = (
+        {"part": one["part"], **stored["made"][one.pop("made")], **one} for one in stored["measurements"]
+    )
+    return {one["part"]: one for one in whole}
 
 
 def results(name: str, part: str = "all") -> Any:
@@ -85,7 +94,7 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """Settings and figures of each stored measurement, beside the name of its ``part``."""
+    """Settings and figures of each stored measurement, with the name of its ``part``."""
     return [{"part": part, **one["settings"], **one["results"]} for part, one in entries(name).items()]
 
 
@@ -125,7 +134,7 @@ def guarantee(summaries: list[dict[str, Any]]) -> Guarantee:
 def store(
     name: str, measured: Measured, settings: dict[str, Any], begun: dict[str, Any] | None = None
 ) -> None:
-    """Write one measurement into the benchmark's file, beside its other parts.
+    """Write one measurement into the benchmark's file, with its other parts.
 
     Args:
         name: the benchmark.
@@ -144,10 +153,26 @@ def store(
     }
     kept = entries(name)
     kept[measured.part] = json.loads(json.dumps(entry, default=str))
-    stored = {"benchmark": name, "measurements": list(kept.values())}
+    write(name, list(kept.values()))
+
+
+def write(name: str, measurements: list[dict[str, Any]]) -> None:
+    """Write the file of a benchmark."""
+    made: list[dict[str, Any]] = []
+    lines = []
+    for one in measurements:
+        shared = {key: one[key] for key in _MADE}
+        if shared not in made:
+            made.append(shared)
+        rest = {key: one[key] for key in one if key not in _MADE}
+        lines.append({"part": one["part"], "made": made.index(shared), **rest})
+    parts = [
+        ",\n".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in part)
+        for part in (made, lines)
+    ]
+    text = f'{{"benchmark":{json.dumps(name)},"made":[\n{parts[0]}\n],"measurements":[\n{parts[1]}\n]}}\n'
     RESULTS.mkdir(exist_ok=True)
-    text = json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
-    write_durably(RESULTS / f"{name}.json", text.encode())
+    write_durably(RESULTS / f"{name}.json", text)
 
 
 def commit() -> dict[str, Any] | None:

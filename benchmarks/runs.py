@@ -75,7 +75,8 @@ def _comparison(options: argparse.Namespace) -> Iterator[Measured]:
     stored = entries(name)
     for result in read_results(folder):
         values = dict(result.values)
-        settings = {"config": values.pop("config")}
+        del values["config"]  # follows from the file of the commit
+        settings = {"config": Path(options.config).name, "overrides": options.words}
         seed = values.pop("seed")
         values.pop("versions")  # those of this entry
         part = f"{values['method']}, ε {values['target_epsilon']}, seed {seed}"

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measured, entries, listed, markdown, rows_of
+from benchmarks.threads import Threads
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks.labeling_round import FeatureStore
@@ -46,9 +47,9 @@ from pl_privknn.labelers import (
     SufficientStatistics,
 )
 from pl_privknn.labelers.base import UsesPublicFeatures
+from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.tables import InShards
 
 CLASSES, K, RATE, COMPONENTS, STEPS = 10, 300, 0.15, 200, 200
 RECORDS, PROCESSES = 10**9, 1000
@@ -111,9 +112,16 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namespace) -> dict[str, Any]:
-    shared = InShards([TEACHERS[name].make() for _ in range(2)])
     few, many = sorted(options.records)
-    _round(shared, features[: min(few, 2000)], queries)  # what is done once in a process is done then
+    threads, some = Threads(2), features[: min(few, 2000)]
+
+    def in_shard(group: ProcessGroup) -> None:
+        teacher = TEACHERS[name].make()
+        teacher.shard = Shard(group, group.rank, 2, len(some))
+        _round(teacher, some[group.rank :: 2], queries)
+
+    # What is done once in a process is done then.
+    threads.run([functools.partial(in_shard, group) for group in threads.groups])
     seconds: dict[int, list[float]] = {few: [], many: []}
     for _ in range(options.repeat):
         for size, found in seconds.items():
@@ -123,7 +131,7 @@ def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namesp
     return {
         "seconds_a_record": slope,
         "seconds_a_round": max(0.0, min(seconds[few]) - slope * few),
-        "bytes_sent_a_round": max(one.shard.group.sent for one in shared._members if one.shard is not None),
+        "bytes_sent_a_round": max(group.sent for group in threads.groups),
         "processor_seconds": seconds,
     }
 

@@ -7,8 +7,7 @@ import dataclasses
 import hashlib
 import json
 import sqlite3
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +17,19 @@ from torch import Tensor
 from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.callbacks.selection import Selection, Spread, label_by_spread
 from pl_privknn.labelers.base import Release
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, counts_text, counts_topic
-from pl_privknn.privacy.mechanisms import Adjacency, Charge
-from pl_privknn.privacy.mechanisms.base import Unit, guarantee_rank
-from pl_privknn.privacy.store import FolderLock, refuse_wal, transaction
+from pl_privknn.privacy.ledger import counts_text, counts_topic
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import guarantee_rank
+from pl_privknn.privacy.run import Run, noted_run_id
+from pl_privknn.privacy.sqlite_file import FACTS, SQLiteFile
+from pl_privknn.privacy.store import refuse_wal
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules.datasets import PublicDataset
 
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+_SCHEMA = f"""
+{FACTS}
 CREATE TABLE IF NOT EXISTS rounds (
     round INTEGER PRIMARY KEY,
     assignment TEXT,           -- of each public example the position of the query whose answer it takes, a JSON list
@@ -52,10 +52,10 @@ CREATE TABLE IF NOT EXISTS queries (
 
 
 class LabelStoreError(RuntimeError):
-    """The folder holds the labels of another run, or a store that can't be read."""
+    """The file of labels is an older copy, or can't be read."""
 
 
-class LabelStore:
+class LabelStore(SQLiteFile):
     """Store of queries and their answers; one SQLite file per run.
 
     Everything in it is a public choice or a differentially private answer, so the file may be kept and
@@ -66,48 +66,30 @@ class LabelStore:
 
     Args:
         path: the file; made with its folder if missing.
-        fingerprint: the parameters of the run as JSON-compatible data. A store written under other
-            parameters is refused.
 
     Raises:
-        LabelStoreError: if the file is not a label store or belongs to a run with other parameters.
+        LabelStoreError: if the file is not a label store.
     """
 
-    def __init__(self, path: str | Path, fingerprint: dict[str, Any]) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        with _readable(self.path):
-            self._db.execute("PRAGMA synchronous=FULL")
+    path: Path
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        super().__init__(path)
+        with self._translated():
             self._db.executescript(_SCHEMA)
-        self._claim(fingerprint)
 
-    def _claim(self, fingerprint: dict[str, Any]) -> None:
-        wanted = json.loads(json.dumps(fingerprint))
-        stored = self.get_meta("fingerprint") or {}
-        differing = [key for key in stored if stored[key] != wanted.get(key)]
-        if differing:
-            changes = "; ".join(
-                f"{key}={stored.get(key)!r} then, {wanted.get(key)!r} now" for key in sorted(differing)
-            )
-            raise LabelStoreError(
-                f"{self.path.parent} holds a run with other parameters ({changes}). "
-                "Repeat the run with its own parameters to continue it, or choose another folder."
-            )
-        self.set_meta("fingerprint", wanted)
-
-    def get_meta(self, key: str) -> Any:
-        """The value stored under ``key``, or None."""
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(row[0])
-
-    def set_meta(self, key: str, value: Any) -> None:
-        """Store a JSON-compatible value under ``key``, durably."""
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+    def failure(self, error: sqlite3.DatabaseError) -> Exception:
+        """SQLite's errors with what to do."""
+        if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
+            return LabelStoreError(f"{self.path} can't be read or written: {error}")
+        return LabelStoreError(f"{self.path} is not a label store ({error}); use another folder")
 
     def rounds(self) -> int:
         """Number of rounds whose queries have been written down."""
-        return int(self._db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0])
+        return int(self.read("SELECT COUNT(*) FROM rounds").fetchone()[0])
 
     def select(
         self,
@@ -130,18 +112,16 @@ class LabelStore:
         rows = [(round_index, position, int(example)) for position, example in enumerate(examples)]
         stored = None if assignment is None else json.dumps(assignment.tolist())
         blob = None if spread is None else spread.to_bytes()
-        with transaction(self._db):
-            self._db.execute(
-                "INSERT INTO rounds VALUES (?, ?, ?, ?, NULL)", (round_index, stored, blob, ask_means)
-            )
-            self._db.executemany("INSERT INTO queries (round, position, example) VALUES (?, ?, ?)", rows)
+        with self.writing() as db:
+            db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, NULL)", (round_index, stored, blob, ask_means))
+            db.executemany("INSERT INTO queries (round, position, example) VALUES (?, ?, ?)", rows)
 
     def selected(self, round_index: int) -> list[int] | None:
         """The queries of a round in order, or None where the round has not been selected."""
         if self._of_round(round_index, "round") is None:
             return None
         statement = "SELECT example FROM queries WHERE round = ? ORDER BY position"
-        return [row[0] for row in self._db.execute(statement, (round_index,))]
+        return [row[0] for row in self.read(statement, (round_index,))]
 
     def selections(self, rounds: int) -> tuple[Selection, ...]:
         """Queries of the first ``rounds`` rounds, without their spreads."""
@@ -154,7 +134,7 @@ class LabelStore:
         return tuple(found)
 
     def _of_round(self, round_index: int, column: str) -> Any:
-        row = self._db.execute(f"SELECT {column} FROM rounds WHERE round = ?", (round_index,)).fetchone()
+        row = self.read(f"SELECT {column} FROM rounds WHERE round = ?", (round_index,)).fetchone()
         return None if row is None else row[0]
 
     def _assignment(self, round_index: int) -> list[int] | None:
@@ -169,7 +149,7 @@ class LabelStore:
             charges_now: number of the run's charges in the ledger at this moment. A batch that was marked
                 as asked when the ledger held as many was never paid for, so it may be asked again.
         """
-        rows = self._db.execute(
+        rows = self.read(
             "SELECT position FROM queries WHERE round = ? AND released = 0 "
             "AND (asked_at IS NULL OR asked_at = ?) ORDER BY position",
             (round_index, charges_now),
@@ -179,16 +159,17 @@ class LabelStore:
     def forget_unpaid(self, charges_now: int) -> None:
         """Take back the mark of a batch that was sent and never paid for: it is asked like any other."""
         statement = "UPDATE queries SET asked_at = NULL WHERE released = 0 AND asked_at = ?"
-        self._db.execute(statement, (charges_now,))
+        with self.writing() as db:
+            db.execute(statement, (charges_now,))
 
     def mark_asked(self, round_index: int, positions: Sequence[int], charges_now: int) -> None:
         """Note durably that a batch is about to be asked."""
-        with transaction(self._db):
-            self._db.executemany(
+        with self.writing() as db:
+            db.executemany(
                 "UPDATE queries SET asked_at = ? WHERE round = ? AND position = ?",
                 [(charges_now, round_index, position) for position in positions],
             )
-            self.set_meta("in_flight", True)
+            self.note("in_flight", True)
 
     def put(self, round_index: int, positions: Sequence[int], release: Release) -> None:
         """Commit the answers of a batch, with their noisy counts where the teacher releases them."""
@@ -200,15 +181,15 @@ class LabelStore:
             known = torch.isfinite(release.scores).all(dim=1).tolist()
             rows = zip(release.scores.double().tolist(), known, strict=True)
             scores = [json.dumps(row) if finite else None for row, finite in rows]
-        with transaction(self._db):
-            self.set_meta("in_flight", False)
-            self._db.executemany(
+        with self.writing() as db:
+            self.note("in_flight", False)
+            db.executemany(
                 "UPDATE queries SET released = 1, label = ?, soft = ?, score = ? WHERE round = ? AND position = ?",
                 [(labels[i], soft[i], scores[i], round_index, place) for i, place in enumerate(positions)],
             )
             if release.scores is not None:
                 statement = "UPDATE rounds SET deviation = ? WHERE round = ?"
-                self._db.execute(statement, (release.score_deviation, round_index))
+                db.execute(statement, (release.score_deviation, round_index))
 
     def answers(self, rounds: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Labels of public examples after the first ``rounds`` rounds; a later round overrides an earlier.
@@ -224,7 +205,7 @@ class LabelStore:
             if spread is not None and (spread_answers := self._spread_answers(index, spread)):
                 found.update(spread_answers)
                 continue
-            rows = self._db.execute(
+            rows = self.read(
                 "SELECT position, example, label, soft FROM queries "
                 "WHERE released = 1 AND label >= 0 AND round = ?",
                 (index,),
@@ -252,7 +233,7 @@ class LabelStore:
 
     def _spread_answers(self, round_index: int, spread: Spread) -> dict[int, tuple[int, list[float]]]:
         """Label and probabilities of each public example, from the noisy counts of the rounds up to this one."""
-        rows = self._db.execute(
+        rows = self.read(
             "SELECT score, deviation FROM queries JOIN rounds USING (round) WHERE round <= ? "
             "ORDER BY round, position",
             (round_index,),
@@ -267,38 +248,9 @@ class LabelStore:
         answers = zip(labels.tolist(), soft.tolist(), strict=True)
         return {i: (label, row) for i, (label, row) in enumerate(answers) if label >= 0}
 
-    def note_head(self, head: str) -> None:
-        """Note the head hash of the ledger after a row of this run: what was asked never gets ahead of it."""
-        self.set_meta("ledger_head", head)
-
-    def check_ledger(self, ledger: Ledger, run_id: str) -> None:
-        """Check that the ledger and this store are of one time.
-
-        The ledger must hold the head noted last, and at most one further charge of the run, which a kill between
-        the charge and its note leaves.
-
-        Raises:
-            LedgerCorrupt: if the ledger is older than this store.
-            LabelStoreError: if this store is older than the ledger.
-        """
-        head = self.get_meta("ledger_head")
-        if head is None:  # nothing was stated yet
-            return
-        noted = ledger.check_head(head, str(self.path))
-        unknown = ledger.charges_after(run_id, noted)
-        if unknown > bool(self.get_meta("in_flight")):
-            raise LabelStoreError(
-                f"{self.path} is an older copy: the ledger {ledger.path} holds {unknown} later charges of this run, "
-                "whose answers are not here. Restore the newest copy of the run's folder, or start a new run with "
-                "the same ledger_path; asked again from here, the same queries would cost twice"
-            )
-        with transaction(self._db):  # one without the other, after a kill, would look like an older copy
-            self.note_head(ledger.head)
-            self.set_meta("in_flight", False)
-
     def counts(self) -> dict[str, int]:
         """Numbers of queries: ``queried`` (asked), ``answered``, ``refused`` and ``lost`` to a crash."""
-        queried, answered, released = self._db.execute(
+        queried, answered, released = self.read(
             "SELECT COALESCE(SUM(asked_at IS NOT NULL), 0), COALESCE(SUM(released AND label >= 0), 0), "
             "COALESCE(SUM(released), 0) FROM queries"
         ).fetchone()
@@ -311,11 +263,7 @@ class LabelStore:
 
     def asked_examples(self) -> set[int]:
         """Public examples that some round has selected already."""
-        return {row[0] for row in self._db.execute("SELECT DISTINCT example FROM queries")}
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
+        return {row[0] for row in self.read("SELECT DISTINCT example FROM queries")}
 
 
 def _stored(label: Tensor) -> int | str:
@@ -327,14 +275,6 @@ def _stored(label: Tensor) -> int | str:
 
 def _restored(stored: Any) -> Any:
     return json.loads(stored) if isinstance(stored, str) else stored
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        raise LabelStoreError(f"{path} is not a label store ({error}); use another folder") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,14 +307,12 @@ class StoredLabels(LabelStore):
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path}")
-        self.path = path
         refuse_wal(path)
-        self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        SQLiteFile.__init__(self, path, readonly=True)
         try:
-            with _readable(path):
-                self.get_meta("run_id")
+            noted_run_id(self)
         except LabelStoreError:
-            self._db.close()
+            self.close()
             raise
 
     def digest(self) -> str:
@@ -382,17 +320,17 @@ class StoredLabels(LabelStore):
         found = hashlib.sha256()
         for what in (
             "type, name, sql FROM sqlite_master ORDER BY name",
-            "* FROM meta ORDER BY key",
+            "* FROM facts ORDER BY name",
             "* FROM rounds ORDER BY round",
             "* FROM queries ORDER BY round, rowid",
         ):
-            for row in self._db.execute(f"SELECT {what}"):
+            for row in self.read(f"SELECT {what}"):
                 found.update(repr(row).encode())
         return found.hexdigest()
 
     def queries(self) -> list[Query]:
         """All queries in the order in which they were, or would have been, asked."""
-        rows = self._db.execute(
+        rows = self.read(
             "SELECT round, example, asked_at IS NOT NULL, released, label >= 0 FROM queries ORDER BY round, position"
         )
         return [Query(place, example, _state(*marks)) for place, example, *marks in rows]
@@ -409,123 +347,76 @@ LABELS = "labels.sqlite"
 _EXAMPLES_AT_ONCE = 1024
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunTerms:
-    """Public facts that are fixed before a run asks anything.
+class LabelRun(Run):
+    """Opens, or continues, a labelling in a folder; see :class:`~pl_privknn.privacy.run.Run`.
 
-    Attributes:
-        plan: the most that all rounds can cost.
-        public_examples: size of the public set.
-        public_digest: hash of the public examples; labels belong to these alone.
-        num_classes: number of classes.
-        delta: δ of the guarantee.
-        max_epsilon: budget, or None.
-        adjacency: neighbouring relation.
-        unit: unit of privacy.
-        ledger_path: a ledger that several runs share, or None for the run's own.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`.
-        run_id: the run that a checkpoint belongs to, or None.
-        description: public facts about the run, for the reader of the ledger.
-    """
-
-    plan: Sequence[Charge]
-    public_examples: int
-    public_digest: str
-    num_classes: int
-    delta: float
-    max_epsilon: float | None
-    adjacency: Adjacency
-    unit: Unit
-    ledger_path: Path | None
-    ledger_head_path: Path | None
-    run_id: str | None
-    description: dict[str, Any]
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Facts that a store of released labels must agree with."""
-        # Charges without their marks: what those say of the noise is in the ledger, and never stops a resume.
-        plan = [Charge(charge.mechanism, charge.count).to_record() for charge in self.plan]
-        names = ("delta", "adjacency", "unit", "public_examples", "public_digest", "num_classes")
-        return {"plan": plan, **{name: getattr(self, name) for name in names}}
-
-
-class LabelRun:
-    """Opens, or continues, a run in a folder and states its worst case in the ledger.
-
-    The folder is this run's until :meth:`close`. Ledger and labels vouch for each other: each charge is noted in the
-    label store before anything may be drawn.
+    Ledger and labels vouch for each other: each charge is noted in the label store before anything may be drawn.
 
     Args:
         folder: the run's folder; holds ``labels.sqlite`` and, unless given elsewhere, ``ledger.sqlite``.
-        terms: see :class:`RunTerms`.
+        plan: the most that all rounds can cost.
+        description: public facts about the run, for the reader of the ledger.
+        public: further public facts that are fixed for life, such as the hash of the public examples, to which the
+            labels belong.
+        checkpoint: id of the run that a checkpoint belongs to, or None.
+        **ledger: see ``Run``.
 
     Raises:
-        FolderInUse: if another run has the folder.
-        LabelStoreError: if the folder holds a run with other parameters or public examples, or an older copy.
-        LedgerCorrupt: if the ledger is older than the labels, or not this run's.
-        BudgetExceeded: if the plan does not fit the budget; nothing was asked.
-        FileNotFoundError: if the ledger of a run that has begun is missing.
-        ValueError: if the folder holds another run than the checkpoint's.
+        LabelStoreError: if the folder holds an older copy of the labels; for others see ``Run``.
     """
 
-    def __init__(self, folder: Path, terms: RunTerms) -> None:
-        self.delta = terms.delta
-        self._lock = FolderLock(folder)
-        try:
-            self.store = LabelStore(folder / LABELS, terms.fingerprint())
-            self.run_id = self._find_run(folder, terms.run_id)
-            self.ledger = self._open_ledger(terms.ledger_path or folder / "ledger.sqlite", terms)
-            self.ledger_run = self.ledger.run(self.run_id, plan=terms.plan, description=terms.description)
-            self.ledger.witness(self.store.note_head)
-            self.store.set_meta("planned", True)
-            self.store.forget_unpaid(self.ledger_run.num_charges)
-        except BaseException:
-            self.close()
-            raise
+    facts: LabelStore
 
-    def close(self) -> None:
-        """Let another run use the folder; the ledger and the labels stay readable for reports."""
-        self._lock.release()
+    def __init__(
+        self,
+        folder: Path,
+        plan: Sequence[Charge],
+        description: dict[str, Any],
+        public: dict[str, Any],
+        checkpoint: str | None = None,
+        **ledger: Any,
+    ) -> None:
+        self._plan, self._description = plan, description
+        # Charges without their marks: what those say of the noise is in the ledger, and never stops a resume.
+        bare = [Charge(charge.mechanism, charge.count).to_record() for charge in plan]
+        terms = {"plan": bare, **{name: ledger[name] for name in ("delta", "adjacency", "unit")}, **public}
+        super().__init__(folder, lambda: LabelStore(folder / LABELS), terms, checkpoint, **ledger)
 
-    def _find_run(self, folder: Path, wanted: str | None) -> str:
-        stored: str | None = self.store.get_meta("run_id")
-        if wanted is not None and stored != wanted:
-            raise ValueError(
-                f"run_dir={str(folder)!r} holds run {stored}, the checkpoint belongs to run {wanted}; "
-                "pass the folder of the checkpoint's run"
-            )
-        found = stored or uuid.uuid4().hex
-        self.store.set_meta("run_id", found)
-        return found
+    @property
+    def store(self) -> LabelStore:
+        """Queries and their answers."""
+        return self.facts
 
-    def _open_ledger(self, path: Path, terms: RunTerms) -> Ledger:
-        begun = bool(self.store.get_meta("planned"))
-        if begun and not path.exists():
-            raise FileNotFoundError(
-                f"the ledger {path} of this run is missing; without it ε would be wrong. Restore it, or pass "
-                "ledger_path with its place"
+    def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
+        """The worst case of all rounds, once labels and ledger are known to be of one time."""
+        self.check_ledger()
+        self.store.forget_unpaid(self.ledger_run.num_charges)
+        return self._plan, self._description
+
+    def check_ledger(self) -> None:
+        """Check that the ledger holds at most one charge that the labels don't know, left by a kill before its note.
+
+        Raises:
+            LabelStoreError: if the labels are older than the ledger.
+        """
+        if self.noted is None:  # nothing was stated yet
+            return
+        unknown = self.ledger.charges_after(self.run_id, self.noted)
+        if unknown > self.store.fact("in_flight", False):
+            raise LabelStoreError(
+                f"{self.store.path} is an older copy: the ledger {self.ledger.path} holds {unknown} later charges of "
+                "this run, whose answers are not here. Restore the newest copy of the run's folder, or start a new "
+                "run with the same ledger_path; asked again from here, the same queries would cost twice"
             )
-        ledger = Ledger(
-            path,
-            adjacency=terms.adjacency,
-            unit=terms.unit,
-            delta=terms.delta,
-            max_epsilon=terms.max_epsilon,
-            head_path=terms.ledger_head_path,
-        )
-        if begun and self.run_id not in ledger.runs:
-            raise LedgerCorrupt(
-                f"the ledger {path} holds nothing of this run, which has begun: it is a new one, or another's. "
-                "Restore the run's ledger, or pass ledger_path with its place"
-            )
-        self.store.check_ledger(ledger, self.run_id)
-        return ledger
+        with self.store.writing():  # one without the other, after a kill, would look like an older copy
+            self.note_head(self.ledger.head)
+            self.store.note("in_flight", False)
 
     def note_counts(self) -> None:
         """Note in the ledger how many queries were asked and answered, so that an auditor can check a summary."""
         self.ledger_run.note(counts_topic(self.run_id), counts_text(self.store.counts()))
 
-    def tell_losses(self, labelled: int) -> None:
+    def warn_lost(self, labelled: int) -> None:
         """Say what a kill took of the answers that were paid for.
 
         Args:
@@ -547,11 +438,6 @@ class LabelRun:
             f"{what}; no label is left to train on. Start a new run, in another folder, with ledger_path="
             f"{str(self.ledger.path)!r}, so that both runs are counted: asking anew costs anew"
         )
-
-    def reports(self, exact: bool) -> tuple[PrivacyReport, PrivacyReport]:
-        """The guarantee stated beforehand and what was spent, of the whole ledger at this run's δ."""
-        report = self.ledger.report(delta=self.delta, exact=exact)
-        return report.guarantee, report.spent
 
     def metrics(
         self, truth: Tensor | None, examples: Tensor, labels: Tensor, earlier: Tensor
@@ -590,7 +476,7 @@ def stored_run_id(folder: Path) -> str | None:
     """The run whose labels a folder holds, as far as it can be read; None where it holds none."""
     try:
         with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-            return store.get_meta("run_id")
+            return noted_run_id(store)
     except (FileNotFoundError, LabelStoreError):
         return None
 

@@ -27,22 +27,23 @@ from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor, extract_on, learn_publicly
 from pl_privknn.labelers.base import (
+    FollowerLedger,
     JoinsRuns,
     Labeler,
     MakesModel,
     ProtectsPersons,
     RecognisesRecords,
-    ShardedLabeler,
     StreamsRecords,
     UsesPublicFeatures,
-    held_shard,
 )
+from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.ledger import LedgerRun
+from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.redaction import redacted, terminal
-from pl_privknn.privacy.store import private_folder
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -51,6 +52,11 @@ if TYPE_CHECKING:
 
 
 _BYTES = 4  # of a float32
+#: Teachers that take shards, in words.
+SHARDED = (
+    "PrivateKNN, ReverseKNN with trust='central', IndKNN, NoisySGDTeacher, PATE with RandomPartition, "
+    "or one of sums"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,25 +146,6 @@ _IMAGES_AT_ONCE = 1024
 _SAME = 1e-3
 
 
-@dataclasses.dataclass(frozen=True)
-class _Fit:
-    """Tells the processes that hold shards to extract their features, in the way of ``example``.
-
-    Attributes:
-        example: features of the first public example, float32 ``(1, d)``.
-    """
-
-    example: Tensor
-
-    def check(self, own: Tensor) -> None:
-        """Raise ``RuntimeError`` where this process makes other features of that example."""
-        if own.shape != self.example.shape or bool((own - self.example).norm() > _SAME * self.example.norm()):
-            raise RuntimeError(
-                "features: this process makes others of the same public example than global rank 0; start all "
-                "processes with the same configuration, data and library versions"
-            )
-
-
 @dataclasses.dataclass
 class LabelingRound:
     """Everything that one round needs; :meth:`run_round` can be repeated after a crash and never pays twice.
@@ -194,87 +181,124 @@ class LabelingRound:
     conditions: Sequence[str] = ()
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
+    _means: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
 
     def run_round(
         self,
         index: int,
         data: PrivatePublicDataModule,
-        store: LabelStore,
-        ledger: LedgerRun,
+        store: LabelStore | None,
+        ledger: LedgerRun | None,
         progress: ProgressHook,
     ) -> None:
         """Ask what is left of round ``index`` and commit each batch of answers to ``store``.
+
+        Every process calls this. Global rank 0 chooses queries, pays and commits; other processes do what the teacher
+        does with their shards, and nothing where global rank 0 reads all records.
+
+        Args:
+            index: of the round.
+            data: has the private and public examples.
+            store: of labels; None on other processes than global rank 0.
+            ledger: pays; likewise.
+            progress: see :data:`ProgressHook`.
 
         Raises:
             BudgetExceeded: if a charge would pass the budget; earlier batches stay in ``store``.
             RedactedError: in the place of an exception that the teacher, the extractor or the data module
                 raised on private records; see :func:`~pl_privknn.privacy.redaction.redacted`.
         """
-        examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
-        open_positions = store.open_positions(index, ledger.num_charges)
-        if not open_positions or self._answers_left(store) <= 0:
+        labeler, processes = self.labeler, self.labeler.processes
+        if (store is None or ledger is None) and not processes.rank:
+            return  # global rank 0 reads all private records
+        first, paying = processes.from_first, FollowerLedger() if ledger is None else ledger
+        examples, open_positions, folder, run_id = first(lambda: self._open(index, data, store, ledger))
+        if not open_positions:
             return
-        asked = store.selections(index + 1)[index]
-        means = asked.query_features(self._public_features(data)) if asked.ask_means else None
-        if isinstance(self.labeler, JoinsRuns):
-            redacted(self.labeler.join_run, private_folder(store.path.parent) / ledger.run_id, ledger)
-        if isinstance(self.labeler, UsesPublicFeatures) and self.labeler.uses_public_features:
-            redacted(self.labeler.fit_public, self._public_features(data))
-        self._ready(data)
-        if (shard := held_shard(self.labeler)) is not None:
-            shard.group.broadcast(_Fit(self._first_public(data)))
-        redacted(self._fit_labeler, data, private_folder(store.path.parent), progress)
+        if isinstance(labeler, JoinsRuns):
+            redacted(labeler.join_run, folder / run_id, paying)
+        if isinstance(labeler, UsesPublicFeatures) and labeler.uses_public_features:
+            redacted(labeler.fit_public, first(lambda: self._public_features(data)))
+        self._check_alike(data)
+        redacted(self._fit_labeler, data, folder, progress)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
-        batch_size = self.query_batch_size if self.labeler.asks_in_batches else len(open_positions)
+        batch_size = self.query_batch_size if labeler.asks_in_batches else len(open_positions)
         for start in range(0, len(open_positions), batch_size):
-            answers_left = self._answers_left(store)
-            if answers_left <= 0:
-                break
             positions = open_positions[start : start + batch_size]
-            if means is None:
-                batch = torch.tensor([examples[position] for position in positions])
-                features = self._ready(data)(data.public.images(batch))
-            else:
-                features = means[positions]
-            if self.check is not None:
-                self.check()
-            store.mark_asked(index, positions, ledger.num_charges)
-            release = redacted(self.labeler.label, features, ledger, max_answers=answers_left)
+            chosen = [examples[position] for position in positions]
+            batch = first(functools.partial(self._begin_batch, index, data, store, ledger, positions, chosen))
+            if batch is None:
+                break
+            features, answers_left = batch
+            release = redacted(labeler.label, features, paying, max_answers=answers_left)
+            if store is None:
+                continue
             if start == 0:
                 soft = release.soft
                 shift = None if soft is None else prior_shift(soft[: len(positions)], self.class_prior)
-                save_head(store.path.parent, self.labeler, self.extractor, shift)
+                save_head(store.path.parent, labeler, self.extractor, shift)
             store.put(index, positions, release)
             if release.scores is None and store.has_spread(index):
                 rank_zero_warn(
-                    f"{type(self.labeler).__name__} releases no noisy counts to smooth: every public example takes "
+                    f"{type(labeler).__name__} releases no noisy counts to smooth: every public example takes "
                     "its own cluster's answer. Use selection='clusters', or a teacher such as ReverseKNN"
                 )
             done += len(positions)
             progress("asking the private teacher", done, len(examples))
 
-    def end(self) -> None:
-        """Tell the processes of other shards that the round has ended; an exception ends them by itself."""
-        if (shard := held_shard(self.labeler)) is not None:
-            shard.group.broadcast(None)
+    def _open(
+        self, index: int, data: PrivatePublicDataModule, store: LabelStore | None, ledger: LedgerRun | None
+    ) -> tuple[list[int], list[int], Path, str]:
+        """The round's examples, positions of those to ask about, the run's private folder and its name."""
+        assert store is not None
+        assert ledger is not None
+        examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
+        open_positions = store.open_positions(index, ledger.num_charges)
+        if open_positions and self._answers_left(store) <= 0:
+            open_positions = []
+        asked = store.selections(index + 1)[index] if open_positions else None
+        self._means = None
+        if asked is not None and asked.ask_means:
+            self._means = asked.query_features(self._public_features(data))
+        return examples, open_positions, private_folder(store.path.parent), ledger.run_id
 
-    def follow(self, data: PrivatePublicDataModule, run_dir: Path) -> None:
-        """Do what global rank 0 asks of this process's shard in its round; nothing without one.
+    def _begin_batch(
+        self,
+        index: int,
+        data: PrivatePublicDataModule,
+        store: LabelStore | None,
+        ledger: LedgerRun | None,
+        positions: list[int],
+        examples: list[int],
+    ) -> tuple[Tensor, int] | None:
+        """Features of the queries at these positions, marked as asked, and the answers left; None without any."""
+        assert store is not None
+        assert ledger is not None
+        answers_left = self._answers_left(store)
+        if answers_left <= 0:
+            return None
+        if self._means is None:
+            features = self._ready(data)(data.public.images(torch.tensor(examples)))
+        else:
+            features = self._means[positions]
+        if self.check is not None:
+            self.check()
+        store.mark_asked(index, positions, ledger.num_charges)
+        return features, answers_left
 
-        Args:
-            data: holds the shard.
-            run_dir: the run's folder, beside which a table may lie for a while.
-        """
-        labeler = self.labeler
-        if not isinstance(labeler, ShardedLabeler) or labeler.shard is None:
+    def _check_alike(self, data: PrivatePublicDataModule) -> None:
+        """Raise ``RuntimeError`` where a process makes other features of the first public example than the first."""
+        self._ready(data)
+        if self.labeler.shard is None:
             return
-        while (command := labeler.shard.group.broadcast()) is not None:
-            if isinstance(command, _Fit):
-                command.check(self._first_public(data))
-                redacted(self._fit_labeler, data, private_folder(run_dir), lambda what, done, total: None)
-            else:
-                redacted(labeler.run_command, command)
+        own = self._first_public(data)
+        wanted = self.labeler.processes.from_first(lambda: own)
+        if own.shape != wanted.shape or bool((own - wanted).norm() > _SAME * wanted.norm()):
+            raise RuntimeError(
+                "features: this process makes others of the same public example than global rank 0; start all "
+                "processes with the same configuration, data and library versions"
+            )
 
     def _examples(self, index: int, data: PrivatePublicDataModule, store: LabelStore) -> list[int]:
         examples = store.selected(index)
@@ -338,7 +362,7 @@ class LabelingRound:
 
     def _fit_labeler(self, data: PrivatePublicDataModule, folder: Path, progress: ProgressHook) -> None:
         labeler = self.labeler
-        if held_shard(labeler) is None and not len(data.private):
+        if labeler.shard is None and not len(data.private):
             raise ValueError("the data module's private set is empty; a teacher needs private records")
         rows = self._rows(data)
         if isinstance(labeler, ProtectsPersons):
@@ -372,7 +396,7 @@ class LabelingRound:
 
     def _records(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of the private records that this process holds, in their order."""
-        shard = held_shard(self.labeler)
+        shard = self.labeler.shard
         if shard is None or data.private_in_shards:
             yield from data.private_batches(_IMAGES_AT_ONCE)
             return
@@ -382,7 +406,7 @@ class LabelingRound:
 
     def _rows(self, data: PrivatePublicDataModule) -> Tensor:
         """Rows of the private set that this process holds."""
-        rows, shard = torch.arange(len(data.private)), held_shard(self.labeler)
+        rows, shard = torch.arange(len(data.private)), self.labeler.shard
         if shard is None or data.private_in_shards:
             return rows
         return rows[shard.first :: shard.stride] if shard.rows is None else shard.rows
@@ -553,3 +577,92 @@ def _of_student(extractor: Callable[[Tensor], Tensor]) -> bool:
     if type(extractor) is BackboneFeatures:
         return True
     return any(_of_student(part) for part in getattr(extractor, "extractors", ()))
+
+
+def shard_of(
+    labeler: Labeler,
+    data: PrivatePublicDataModule,
+    group: ProcessGroup,
+    sharded: bool,
+    adjacency: Adjacency = "add_remove",
+    unit: Unit = "record",
+) -> Shard | None:
+    """Private records that this process reads; None where global rank 0 reads all. Each process calls it.
+
+    Args:
+        labeler: the teacher that is to look at them.
+        data: has each process's own records, or all of them in every process.
+        group: the processes.
+        sharded: whether a process reads every so many-th record, where all are in every process.
+        adjacency: neighbouring relation of the ledger.
+        unit: unit of privacy; a person lies in one shard.
+
+    Raises:
+        ValueError: for shards that the labeler can't look at, processes that hold different records, or a person
+            whose records lie in several.
+    """
+    if group.size == 1 or not (sharded or data.private_in_shards):
+        return None
+    if not labeler.takes_shards:
+        raise ValueError(
+            f"labeler: {type(labeler).__name__} with these settings looks at private records in one process; use a "
+            f"teacher that takes shards ({SHARDED}), or sharded=False and one file"
+        )
+    if adjacency not in labeler.adjacencies_in_shards:
+        raise ValueError(
+            f"adjacency={adjacency!r} is not among those of {type(labeler).__name__} in shards: "
+            f"{', '.join(labeler.adjacencies_in_shards)}; use one of these, or one process"
+        )
+    if not data.private_in_shards and labeler.lasting_shards:
+        raise ValueError(
+            f"sharded=True: {type(labeler).__name__} needs shards in which records stay, and where one is removed "
+            "the rows of others move; give each process a file of its own (private_embeddings: x-{rank:05d}.npy)"
+        )
+    if not data.private_in_shards:
+        data.private.check_same(group.agree)
+        if unit == "person":
+            owners = check_owners(data.private_groups, len(data.private))
+            rows = (owners % group.size == group.rank).nonzero().flatten()
+            return Shard(group, 0, 1, len(data.private), rows)
+        return Shard(group, group.rank, group.size, len(data.private))
+    if unit == "person":
+        check_whole_persons(check_owners(data.private_groups, len(data.private)), group)
+    counts = torch.zeros(group.size, dtype=torch.int64)
+    counts[group.rank] = len(data.private)
+    counts = group.sum(counts)
+    return Shard(group, int(counts[: group.rank].sum()), 1, int(counts.sum()))
+
+
+def check_whole_persons(owners: torch.Tensor, group: ProcessGroup) -> None:
+    """Refuse shards that share a person; each process calls it.
+
+    Args:
+        owners: person of each of this process's records, int64 ``(n,)``. **Private**.
+        group: the processes.
+
+    Raises:
+        ValueError: where a person has records in two of them, in every process.
+    """
+    own = owners.unique()
+    sizes = torch.zeros(group.size, dtype=torch.int64)
+    sizes[group.rank] = len(own)
+    padded = torch.full((int(group.sum(sizes).max()),), -1, dtype=torch.int64)
+    padded[: len(own)] = own
+    persons = torch.cat([*group.gather(padded), owners[:0]])
+    persons = persons[persons >= 0]
+    if int(group.sum(torch.tensor([len(persons) - len(persons.unique())]))[0]):
+        raise ValueError(
+            "private_groups: a person has records in several shards, where each would count by itself; put all "
+            "records of a person into one process's file"
+        )
+
+
+def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
+    """Give a network's buffers global rank 0's values everywhere, so that all shards' features are of one network.
+
+    Its parameters are the same already: the training takes the same steps in every process. Batch-norm statistics are
+    of each process's own last batch.
+    """
+    values = group.broadcast({name: buffer.cpu() for name, buffer in module.named_buffers()})
+    for name, buffer in module.named_buffers():
+        buffer.copy_(values[name])

@@ -1,4 +1,4 @@
-"""Extras for TensorBoard and Weights & Biases beside curves: settings, accuracy by ε, pictured queries."""
+"""Extras for TensorBoard and Weights & Biases: settings, accuracy by ε, pictured queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from pl_privknn import _lightning as pl
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
-from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms import Charge
@@ -78,7 +77,7 @@ class PublicPictures:
     def write(self, folder: Path) -> None:
         """Keep them in a run's folder."""
         buffer = io.BytesIO()
-        # Not compressed: the length of the file then tells nothing of what is in the confusion matrix.
+        # Not compressed: the length of the file must not depend on the confusion matrix.
         words = {name: np.array(getattr(self, name), dtype=str) for name in ("texts", "class_names")}
         np.savez(buffer, **{**vars(self), **words})
         write_durably(folder / PICTURES, buffer.getvalue())
@@ -223,7 +222,7 @@ def run_settings(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, A
 
 def log_settings(trainer: pl.Trainer, settings: dict[str, Any]) -> None:
     """Put settings into the config of W&B runs, where accuracy is then drawn against ε."""
-    for logger in told(trainer):
+    for logger in active_loggers(trainer):
         if _is(logger, "WandbLogger"):
             logger.log_hyperparams(settings)
             for name in ("val", "test"):
@@ -231,11 +230,11 @@ def log_settings(trainer: pl.Trainer, settings: dict[str, Any]) -> None:
 
 
 def log_results(trainer: pl.Trainer, settings: dict[str, Any], part: str, results: dict[str, float]) -> None:
-    """Put settings beside results into TensorBoard's table of hyper-parameters.
+    """Put settings and results into TensorBoard's table of hyper-parameters.
 
-    The row of the run itself is Lightning's, which knows the student alone, so these have rows of their own.
+    The row of the run itself is Lightning's, which knows the student alone, so these are further rows.
     """
-    for logger in told(trainer):
+    for logger in active_loggers(trainer):
         if _is(logger, "TensorBoardLogger"):
             logger.experiment.add_hparams(_flat(settings), results, run_name=f"result_{part}")
 
@@ -259,13 +258,13 @@ def log_trade_off(trainer: pl.Trainer, values: dict[str, float]) -> None:
     """
     row = {f"tradeoff/{name}": value for name, value in values.items()}
     check_declared(row)
-    for logger in told(trainer):
+    for logger in active_loggers(trainer):
         logger.log_metrics(row, step=trainer.global_step)
 
 
 def log_queries(trainer: pl.Trainer, folder: Path) -> None:
     """Log the queries with their public pictures and what was answered; no text is logged."""
-    wanted = told(trainer)
+    wanted = active_loggers(trainer)
     rows = [row for row in pictured_queries(folder) if row.image is not None] if wanted else []
     for logger in wanted if rows else []:
         if _is(logger, "WandbLogger"):
@@ -274,10 +273,10 @@ def log_queries(trainer: pl.Trainer, folder: Path) -> None:
             _tensorboard_table(logger.experiment, rows, trainer.global_step)
 
 
-def labeling_of(trainer: pl.Trainer) -> PrivateLabeler | None:
-    """The trainer's labelling callback."""
-    found = [part for part in trainer.callbacks if isinstance(part, PrivateLabeler)]  # type: ignore[attr-defined]
-    return found[0] if found else None
+def labeling_of(trainer: pl.Trainer) -> Any:
+    """The trainer's ``PrivateLabeler``, known by what it asked; None where there is none."""
+    parts = trainer.callbacks  # type: ignore[attr-defined]
+    return next((part for part in parts if hasattr(part, "asked_examples")), None)
 
 
 def spender_of(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
@@ -319,13 +318,13 @@ def finish_wandb(trainer: pl.Trainer, summary: Mapping[str, Any], files: Mapping
     """Put the plain figures into the summary of W&B runs and close these, so that their files are complete.
 
     Args:
-        trainer: whose loggers are told.
+        trainer: whose runs are closed.
         summary: of the run.
         files: what is attached, by the name that it gets: released things alone, such as the ledger, with which a
             reader of the run can audit its ε.
     """
     figures = {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
-    for run in [logger.experiment for logger in told(trainer) if _is(logger, "WandbLogger")]:
+    for run in [logger.experiment for logger in active_loggers(trainer) if _is(logger, "WandbLogger")]:
         run.summary.update(figures)
         for name, file in files.items():
             import wandb
@@ -337,8 +336,8 @@ def finish_wandb(trainer: pl.Trainer, summary: Mapping[str, Any], files: Mapping
         run.finish()
 
 
-def told(trainer: pl.Trainer) -> list[Any]:
-    """The loggers that are told."""
+def active_loggers(trainer: pl.Trainer) -> list[Any]:
+    """Loggers of a trainer that get the extras: Weights & Biases and TensorBoard."""
     return [one for one in trainer.loggers if _is(one, "WandbLogger") or _is(one, "TensorBoardLogger")]
 
 

@@ -1,20 +1,32 @@
-"""The callback that queries a private teacher between epochs of ``trainer.fit``, and what its arguments mean."""
+"""The callback that queries a private teacher between epochs of ``trainer.fit``."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_choice, check_int, check_positive, check_switch
+from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
-from pl_privknn.callbacks.label_store import LabelRun, RunTerms, digest_of, stored_run_id
+from pl_privknn.callbacks.label_store import LabelRun, digest_of, stored_run_id
+from pl_privknn.callbacks.labeling_arguments import (
+    LabelingBudget,
+    RoundFeatures,
+    check_device,
+    check_fits,
+    check_prior,
+    device_of,
+    extractor_of,
+    features_of_rounds,
+    lasting_extractor,
+    probabilities_of,
+    queries_of_rounds,
+)
 from pl_privknn.callbacks.labeling_round import (
     MODELS,
     FeatureStore,
@@ -25,352 +37,37 @@ from pl_privknn.callbacks.labeling_round import (
     prior_shift,
     public_extractor,
     rich_progress,
+    same_buffers,
+    shard_of,
     shifted,
 )
+from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.callbacks.selection import SELECTORS, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.features.alone import is_foreign, keeps_apart
-from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.hog import DefaultFeatures
-from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
-    MakesModel,
-    ShardedLabeler,
-    check_protects,
     stated_plan,
 )
-from pl_privknn.neighbors.processes import ProcessGroup, Shard
+from pl_privknn.neighbors.processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.folders import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import (
     PREDICTS_ALONE,
     READS_ALONE,
     Guarantee,
     Level,
-    Unit,
-    check_adjacency,
 )
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import foreign_reader
 from pl_privknn.privacy.redaction import check_declared, redacted
-from pl_privknn.privacy.settings import Budget, RunFiles
-from pl_privknn.privacy.store import resumed_folder, trainers_folder
-from pl_privknn.training.private_training import leave_report
-
-#: Stands for the student's own backbone in a list of features.
-STUDENT = "student"
-
-#: Kinds of devices on which ``device="auto"`` searches; others (Apple's) have no float64, or no full float32.
-_FAST = ("cuda",)
-
-#: An extractor, the word ``"student"``, or several of them side by side.
-RoundFeatures = Extractor | str | list[Extractor | str]
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelingBudget(Budget):
-    """Budget of all rounds together.
-
-    Args:
-        delta: δ of the guarantee.
-        max_epsilon: budget; a run whose worst case passes it raises ``BudgetExceeded`` at once. None: no
-            limit, the ε is only stated.
-        unit: unit of privacy, ``"record"`` or ``"person"``; a person's records are those that the data module's
-            ``private_groups`` ascribe to them.
-        adjacency: neighbouring relation of the guarantee.
-
-    Raises:
-        ValueError: for an argument out of its range.
-    """
-
-    adjacency: Adjacency = "add_remove"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_adjacency(self.adjacency)
-
-
-def queries_of_rounds(queries: int | Sequence[int], rounds: int) -> list[int]:
-    """Number of queries of each round, from one number or one for each.
-
-    Raises:
-        ValueError: for a wrong number of numbers, or no query at all.
-    """
-    counts = list(queries) if isinstance(queries, Sequence) else [queries] * rounds
-    if len(counts) != rounds:
-        raise ValueError(
-            f"queries_per_round={queries!r} must be one number, or one for each of {rounds} rounds"
-        )
-    counts = [check_int("queries_per_round", count, minimum=0) for count in counts]
-    if counts[0] == 0:
-        raise ValueError(f"queries_per_round={queries!r}: the first round must ask at least one query")
-    return counts
-
-
-def features_of_rounds(features: Sequence[RoundFeatures] | Extractor | str | None) -> list[RoundFeatures]:
-    """Features of each round, the last ones for all later rounds; ``DefaultFeatures`` and the student by default.
-
-    Raises:
-        ValueError: for an empty list, or an item that is neither an extractor nor the word ``"student"``.
-    """
-    if features is None:
-        return [DefaultFeatures(), STUDENT]
-    chosen: list[RoundFeatures] = (
-        list(features) if isinstance(features, list | tuple) else [features]  # type: ignore[list-item]
-    )
-    for item in chosen:
-        for part in item if isinstance(item, list | tuple) else [item]:
-            if part != STUDENT and not callable(part):
-                raise ValueError(f"features: {part!r} is neither an extractor nor the word {STUDENT!r}")
-        if isinstance(item, list | tuple) and not item:
-            raise ValueError("features: an empty list among them must name at least one extractor")
-    if not chosen:
-        raise ValueError("features=[] must name at least one extractor")
-    return chosen
-
-
-def check_fits(
-    labeler: Labeler,
-    adjacency: Adjacency,
-    features: Sequence[RoundFeatures],
-    queries: Sequence[int],
-    unit: Unit = "record",
-) -> None:
-    """Refuse a labeler whose cost does not hold, or whose releases do not serve all rounds.
-
-    Raises:
-        ValueError: for an adjacency or a unit that the labeler does not keep; for rounds that ask about different
-            features, two extractors or a student that learns between them, of a labeler whose releases are about one
-            kind.
-    """
-    name = type(labeler).__name__
-    if adjacency not in labeler.adjacencies:
-        raise ValueError(
-            f"adjacency={adjacency!r} is not among those of {name}: {', '.join(labeler.adjacencies)}"
-        )
-    check_protects(labeler, unit)
-    asking = [min(index, len(features) - 1) for index, count in enumerate(queries) if count]
-    learns = STUDENT in _parts(features[asking[0]])
-    if (
-        isinstance(labeler, MakesModel)
-        and labeler.releases_once
-        and (len(set(asking)) > 1 or (learns and len(asking) > 1))
-    ):
-        raise ValueError(
-            f"features: rounds ask about different ones, and {name} releases once, about one kind; name one "
-            "extractor for all rounds, or ask in the first round alone"
-        )
-
-
-def lasting_extractor(features: Sequence[RoundFeatures]) -> Extractor | None:
-    """The extractor of the first round; None where the student is part of it, which goes on learning."""
-    first = features[0]
-    return None if STUDENT in _parts(first) else extractor_of(first, nn.Identity())
-
-
-def released_head(labeling: PrivateLabeler, folder: Path) -> ReleasedHead | None:
-    """The model that a labelling's releases make, from a run's folder; None where they make none that lasts."""
-    extractor = lasting_extractor(labeling.features)
-    if labeling.labeler is None or extractor is None:
-        return None
-    return load_head(folder, labeling.labeler, extractor)
-
-
-def _parts(features: RoundFeatures) -> Sequence[Extractor | str]:
-    return features if isinstance(features, list | tuple) else [features]
-
-
-def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:
-    """The extractor of a round; several side by side are each scaled to unit length."""
-    if isinstance(chosen, list | tuple):
-        return JoinedFeatures([extractor_of(part, student) for part in chosen])
-    return BackboneFeatures(student) if isinstance(chosen, str) else chosen
-
-
-def check_prior(class_prior: Sequence[float]) -> list[float]:
-    """Return shares of at least two classes, which are positive and sum to 1.
-
-    Raises:
-        ValueError: for others.
-    """
-    shares = [check_positive("class_prior", share) for share in class_prior]
-    if len(shares) < 2 or abs(sum(shares) - 1) > 1e-3:
-        raise ValueError(f"class_prior={list(class_prior)!r}: want a share above 0 for each class, 1 in sum")
-    return shares
-
-
-def check_device(device: str) -> str:
-    """Return ``device`` if it is ``"auto"`` or names a device that is here.
-
-    Raises:
-        ValueError: otherwise.
-    """
-    try:
-        kind = "cpu" if device == "auto" else torch.device(device).type
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"device={device!r} must be 'auto' or the name of a device, as 'cpu' or 'cuda:0'"
-        ) from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}: torch finds no such device here; use device='auto'")
-    return device
-
-
-def device_of(device: str, trainers: torch.device) -> torch.device:
-    """Where to search and to extract features: the trainer's own device under ``"auto"``, where it will do."""
-    if device != "auto":
-        return torch.device(device)
-    return trainers if trainers.type in _FAST else torch.device("cpu")
-
-
-def probabilities_of(student: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """The student's class probabilities of images, float32 ``(n, c)`` on the CPU, its mode left as it was."""
-    return BackboneFeatures(_Probabilities(student))(images)
-
-
-class _Probabilities(nn.Module):
-    """A student whose features are its class probabilities."""
-
-    def __init__(self, student: nn.Module) -> None:
-        super().__init__()
-        self.student = student
-
-    def features(self, images: torch.Tensor) -> torch.Tensor:
-        return self.student(images).float().softmax(dim=1)
-
-
-#: Teachers that take shards, in words.
-SHARDED = (
-    "PrivateKNN, ReverseKNN with trust='central', IndKNN, NoisySGDTeacher, PATE with RandomPartition, "
-    "or one of sums"
-)
-
-
-def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """Labels for a run that asks nothing, in the shape of ``labels``."""
-    numbers = torch.arange(len(labels))
-    return numbers % num_classes if labels.ndim == 1 else (numbers % 2)[:, None].expand_as(labels)
-
-
-def data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
-    """The trainer's data module.
-
-    Raises:
-        TypeError: where it is of another kind.
-    """
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    if not isinstance(data, PrivatePublicDataModule):
-        raise TypeError(
-            f"PrivateLabeler needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
-            "datamodule=ArraysDataModule(...) or another one of pl_privknn.datamodules to trainer.fit"
-        )
-    return data
-
-
-def is_last_epoch(trainer: pl.Trainer) -> bool:
-    """Whether no epoch comes after the present one."""
-    if trainer.should_stop:
-        return True
-    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
-        return True
-    return trainer.max_steps not in (None, -1) and trainer.global_step >= trainer.max_steps
-
-
-def shard_of(
-    labeler: Labeler,
-    data: PrivatePublicDataModule,
-    group: ProcessGroup,
-    sharded: bool,
-    adjacency: Adjacency = "add_remove",
-    unit: Unit = "record",
-) -> Shard | None:
-    """Private records that this process reads; None where global rank 0 reads all. Each process calls it.
-
-    Args:
-        labeler: the teacher that is to look at them.
-        data: has each process's own records, or all of them in every process.
-        group: the processes.
-        sharded: whether a process reads every so many-th record, where all are in every process.
-        adjacency: neighbouring relation of the ledger.
-        unit: unit of privacy; a person lies in one shard.
-
-    Raises:
-        ValueError: for shards that the labeler can't look at, processes that hold different records, or a person
-            whose records lie in several.
-    """
-    if group.size == 1 or not (sharded or data.private_in_shards):
-        return None
-    if not isinstance(labeler, ShardedLabeler) or not labeler.takes_shards:
-        raise ValueError(
-            f"labeler: {type(labeler).__name__} with these settings looks at private records in one process; use a "
-            f"teacher that takes shards ({SHARDED}), or sharded=False and one file"
-        )
-    if adjacency not in labeler.adjacencies_in_shards:
-        raise ValueError(
-            f"adjacency={adjacency!r} is not among those of {type(labeler).__name__} in shards: "
-            f"{', '.join(labeler.adjacencies_in_shards)}; use one of these, or one process"
-        )
-    if not data.private_in_shards and labeler.lasting_shards:
-        raise ValueError(
-            f"sharded=True: {type(labeler).__name__} needs shards in which records stay, and where one is removed "
-            "the rows of others move; give each process a file of its own (private_embeddings: x-{rank:05d}.npy)"
-        )
-    if not data.private_in_shards:
-        data.private.check_same(group.agree)
-        if unit == "person":
-            owners = check_owners(data.private_groups, len(data.private))
-            rows = (owners % group.size == group.rank).nonzero().flatten()
-            return Shard(group, 0, 1, len(data.private), rows)
-        return Shard(group, group.rank, group.size, len(data.private))
-    if unit == "person":
-        check_whole_persons(check_owners(data.private_groups, len(data.private)), group)
-    counts = torch.zeros(group.size, dtype=torch.int64)
-    counts[group.rank] = len(data.private)
-    counts = group.sum(counts)
-    return Shard(group, int(counts[: group.rank].sum()), 1, int(counts.sum()))
-
-
-def check_whole_persons(owners: torch.Tensor, group: ProcessGroup) -> None:
-    """Refuse shards that share a person; each process calls it.
-
-    Args:
-        owners: person of each of this process's records, int64 ``(n,)``. **Private**.
-        group: the processes.
-
-    Raises:
-        ValueError: where a person has records in two of them, in every process.
-    """
-    own = owners.unique()
-    sizes = torch.zeros(group.size, dtype=torch.int64)
-    sizes[group.rank] = len(own)
-    padded = torch.full((int(group.sum(sizes).max()),), -1, dtype=torch.int64)
-    padded[: len(own)] = own
-    persons = torch.cat([*group.gather(padded), owners[:0]])
-    persons = persons[persons >= 0]
-    if int(group.sum(torch.tensor([len(persons) - len(persons.unique())]))[0]):
-        raise ValueError(
-            "private_groups: a person has records in several shards, where each would count by itself; put all "
-            "records of a person into one process's file"
-        )
-
-
-def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
-    """Give a network's buffers global rank 0's values everywhere, so that all shards' features are of one network.
-
-    Its parameters are the same already: the training takes the same steps in every process. Batch-norm statistics are
-    of each process's own last batch.
-    """
-    values = group.broadcast({name: buffer.cpu() for name, buffer in module.named_buffers()})
-    for name, buffer in module.named_buffers():
-        buffer.copy_(values[name])
-
+from pl_privknn.privacy.settings import RunFiles
 
 _EVALUATED_AT_ONCE = 256  # held-out images
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
@@ -415,7 +112,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         sharded: let each process of the training search a share of the private records, for teachers that can.
         class_prior: shares of the classes where the model is used, one a class, a public constant: probabilities of
             labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
-            as the releases tell them. For teachers that release probabilities.
+            as the releases have them. For teachers that release probabilities.
         evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
             private records, or persons, of which the teacher learns nothing, and release the accuracy of the released
             model on them when the training ends, at the ε of the labels.
@@ -506,7 +203,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse trainers and data modules with which labels would go wrong."""
         if stage == "fit":
-            leave_report(trainer)
+            add_run_report(trainer)
         if stage != "fit" or self.labeler is None:
             return
         if (every := trainer.reload_dataloaders_every_n_epochs) > 1:  # type: ignore[attr-defined]
@@ -519,7 +216,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Learn how many epochs lie behind the checkpoint."""
+        """Read the number of epochs before the checkpoint."""
         progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
         self._epochs_before = int(progress.get("current", {}).get("processed", 0))
 
@@ -648,7 +345,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     @torch.no_grad()
     def _hits(self, module: pl.LightningModule, held: LabeledImages) -> Tensor:
         """**Private.** Whether the released model predicts each held-out record right, bool ``(n,)``."""
-        head = released_head(self, self._place) if self.released != "student" else None
+        head = self.load_head(self._place) if self.released != "student" else None
         foreign = not keeps_apart(module) or any(
             is_foreign(one) for one in self.features if isinstance(one, Extractor)
         )
@@ -696,12 +393,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             name = type(trainer.lightning_module).__name__
             found = None if self._group.rank else trainers_folder(trainer, place, name)
             return self._group.broadcast(found) if self._group.size > 1 else found or Path(place)
-        run_id = self._loaded["run_id"]
-        return resumed_folder(
-            Path(self._loaded["run_dir"]),
-            trainer.ckpt_path,
-            lambda folder: stored_run_id(folder) == run_id,
-        )
+        return resumed_folder(self._loaded, trainer.ckpt_path, stored_run_id)
 
     def _open(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule
@@ -726,21 +418,23 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             data.num_classes,
             rounds=sum(map(bool, queries)),
         )
-        terms = RunTerms(
-            plan=[charge.with_guarantee(mark) for charge in plan],
-            public_examples=len(data.public),
-            public_digest=digest_of(data.public),
-            num_classes=data.num_classes,
+        self._run = LabelRun(
+            self._place,
+            [charge.with_guarantee(mark) for charge in plan],
+            {"labeler": type(self.labeler).__name__, "queries": sum(queries)},
+            {
+                "public_examples": len(data.public),
+                "public_digest": digest_of(data.public),
+                "num_classes": data.num_classes,
+            },
+            None if self._loaded is None else self._loaded["run_id"],
             delta=self.delta,
             max_epsilon=self.max_epsilon,
             adjacency=self.adjacency,
             unit=self.unit,
             ledger_path=self.ledger_path,
             ledger_head_path=self.ledger_head_path,
-            run_id=None if self._loaded is None else self._loaded["run_id"],
-            description={"labeler": type(self.labeler).__name__, "queries": sum(queries)},
         )
-        self._run = LabelRun(self._place, terms)
         if self._conditions:  # a resumed run keeps the plan that it has
             check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)
         rank_zero_info(f"run: {self._place}")
@@ -783,8 +477,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         queries = self._queries(len(data.public))
         self.labeler.device = device_of(self.device, trainer.strategy.root_device)
         shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency, self.unit)
-        if isinstance(self.labeler, ShardedLabeler):
-            self.labeler.shard = shard
+        self.labeler.shard = shard
         if shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(
@@ -802,15 +495,15 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             unit=self.unit,
             conditions=self._conditions,
         )
+        store, ledger = (None, None) if self._run is None else (self._run.store, self._run.ledger_run)
+        with rich_progress(index, self.rounds, self.progress and self._run is not None) as progress:
+            labeling.run_round(index, data, store, ledger, progress)
         if self._run is None:
-            return labeling.follow(data, self._place)
-        with rich_progress(index, self.rounds, self.progress) as progress:
-            labeling.run_round(index, data, self._run.store, self._run.ledger_run, progress)
-        labeling.end()
+            return None
         examples, labels, soft = self._run.store.answers(index + 1)
         labels, soft = self._in_use(labels, soft, told=index == 0)
         self._run.note_counts()
-        self._run.tell_losses(len(examples))
+        self._run.warn_lost(len(examples))
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
 
@@ -849,7 +542,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     @property
     def guarantee(self) -> Level:
-        """The word beside :attr:`epsilon`; :meth:`report` has the reasons."""
+        """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; :meth:`report` has the reasons."""
         report = self.report(exact=False)
         return "unconditional" if report is None else report[0].guarantee
 
@@ -891,6 +584,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         """The run's folder, once the fit has started, on global rank 0."""
         return None if self._run is None else self._run.store.path.parent
 
+    def load_head(self, folder: Path) -> ReleasedHead | None:
+        """The model that the releases make, from a run's folder; None where they make none that lasts."""
+        extractor = lasting_extractor(self.features)
+        if self.labeler is None or extractor is None:
+            return None
+        return load_head(folder, self.labeler, extractor)
+
     @property
     def run_id(self) -> str | None:
         """The run's lasting name in its ledger, once the fit has started, on global rank 0."""
@@ -906,3 +606,33 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             return []
         store = self._run.store
         return [example for index in range(store.rounds()) for example in store.selected(index) or []]
+
+
+def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Labels for a run that asks nothing, in the shape of ``labels``."""
+    numbers = torch.arange(len(labels))
+    return numbers % num_classes if labels.ndim == 1 else (numbers % 2)[:, None].expand_as(labels)
+
+
+def data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
+    """The trainer's data module.
+
+    Raises:
+        TypeError: where it is of another kind.
+    """
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(data, PrivatePublicDataModule):
+        raise TypeError(
+            f"PrivateLabeler needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
+            "datamodule=ArraysDataModule(...) or another one of pl_privknn.datamodules to trainer.fit"
+        )
+    return data
+
+
+def is_last_epoch(trainer: pl.Trainer) -> bool:
+    """Whether no epoch comes after the present one."""
+    if trainer.should_stop:
+        return True
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
+        return True
+    return trainer.max_steps not in (None, -1) and trainer.global_step >= trainer.max_steps

@@ -1,17 +1,14 @@
-"""Files and output of a finished run: configuration, summary, table, whole checkpoints."""
+"""The summary of a run: privacy, accuracy, a table of both."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
-import os
 import platform
 import subprocess
 import time
-import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +19,10 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import at_most, check_switch
-from pl_privknn._lightning import TorchCheckpointIO, quiet_lightning, rank_zero_warn
-from pl_privknn.callbacks.label_store import LABELS, StoredLabels
-from pl_privknn.callbacks.labeling_round import HEAD, MODELS, ReleasedHead
+from pl_privknn._lightning import quiet_lightning, rank_zero_warn
+from pl_privknn.callbacks.labeling_round import MODELS, ReleasedHead
 from pl_privknn.callbacks.loggers import (
-    PICTURES,
+    active_loggers,
     labeling_of,
     log_queries,
     log_results,
@@ -35,110 +31,23 @@ from pl_privknn.callbacks.loggers import (
     pictures_of,
     run_settings,
     spender_of,
-    told,
 )
-from pl_privknn.callbacks.private_labeler import PrivateLabeler, released_head
-from pl_privknn.config import HasInitArguments, as_section, write_yaml
+from pl_privknn.callbacks.run_files import digests_of, write_config
+from pl_privknn.config import as_section
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.accountant import attack_in_words
-from pl_privknn.privacy.files import replaced_durably, write_durably
-from pl_privknn.privacy.holdout import RESULT
-from pl_privknn.privacy.ledger import Ledger, LedgerRun, Place, files_topic
+from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.ledger import Ledger, note_files
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric
-from pl_privknn.training.private_training import PrivateTraining
-
-#: The file in a run's folder.
-CONFIG = "config.yaml"
-_ORIGIN = "# Written by a run that Python started."
-_LEFT_OUT = "# Only Python knows these: "
-
-
-def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Write what a run is made of, unless its folder has the configuration of a command.
-
-    What the shell reads as it stands is complete; else a comment names what it leaves out.
-    """
-    path = folder / CONFIG
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    if any(isinstance(callback, pl.both("cli.SaveConfigCallback")) for callback in callbacks):
-        return
-    if path.is_file() and not path.read_text(encoding="utf-8").startswith(_ORIGIN):
-        return
-    sections: dict[str, Any] = {"trainer": {"max_epochs": trainer.max_epochs}}
-    left_out: list[str] = []
-    parts: list[tuple[str, Any]] = [("model", module), ("data", trainer.datamodule)]  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, PrivateLabeler):
-            parts.append(("labeling", callback))
-        elif isinstance(callback, PrivateTraining):
-            parts.append(("trainer.callbacks", callback))
-    for name, part in parts:
-        if not isinstance(part, HasInitArguments):
-            left_out.append(name)
-            continue
-        section, missing = as_section(part)
-        left_out += [f"{name}.{argument}" for argument in missing]
-        if name == "labeling":
-            sections[name] = section.get("init_args", {})
-        elif name == "trainer.callbacks":
-            sections["trainer"]["callbacks"] = [section]
-        else:
-            sections[name] = section
-    lines = [_ORIGIN, *([_LEFT_OUT + ", ".join(left_out)] if left_out else []), write_yaml(sections)]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(path, "\n".join(lines).encode())
-
-
-def left_out_of(text: str) -> str | None:
-    """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
-    lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
-    return lines[0].removeprefix(_LEFT_OUT) if lines else None
-
-
-def digests_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of all that leaves a run, by its name in the folder: released things, settings and figures alone.
-
-    Of labels it is that of what they say; files that are not there are left out.
-    """
-    paths = [
-        *(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES, RESULT)),
-        *folder.glob("*.ckpt"),
-    ]
-    paths += [*(folder / "checkpoints").glob("*.ckpt"), *folder.glob("metrics*.csv")]
-    found = file_digests(folder, (path.relative_to(folder).as_posix() for path in sorted(paths)))
-    if (folder / LABELS).is_file():
-        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-            found[LABELS] = store.digest()
-    return found
-
-
-def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the files of these names in a folder; those that are not there are left out."""
-    return {name: file_digest(folder / name) for name in names if (folder / name).is_file()}
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
-
-
-def note_files(ledger_path: Path, run: str, digests: dict[str, str], place: Place = "files") -> None:
-    """Write into a run's ledger what the files in a place are, so that none can be exchanged unseen."""
-    with contextlib.closing(Ledger.reopen(ledger_path)) as ledger:
-        LedgerRun(ledger, run).note(files_topic(run, place), json.dumps(digests, sort_keys=True))
 
 
 class TestedModels:
-    """Counts what a module says of test images, as its own test runs, and what a head and the mean of both say.
+    """Counts predictions of test images: of a module during its test, of a head, and of the mean of both.
 
     Args:
-        module: whose outputs are logits ``(b, classes)`` or of attributes; others are left alone.
+        module: whose outputs are logits, ``(b, classes)`` or of attributes; other outputs are not counted.
         head: the model that a teacher's releases make, if there is one.
         data: the data module; of a head it is one of this package.
     """
@@ -187,10 +96,10 @@ class RunReport(pl.Callback):
 
     Whatever spends ε in a trainer (:class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`,
     :class:`~pl_privknn.training.private_training.PrivateTraining`,
-    :class:`~pl_privknn.training.noisy_sgd.NoisySGD`) gives the trainer one, unless it has its own. Beside the
-    summary lie ``pictures.npz``, public images and their truth for ``privknn report`` (see
+    :class:`~pl_privknn.training.noisy_sgd.NoisySGD`) adds one to the trainer, unless it has one. With the
+    summary it writes ``pictures.npz``, public images and their truth for ``privknn report`` (see
     :class:`~pl_privknn.callbacks.loggers.PublicPictures`), and ``config.yaml`` (see
-    :mod:`pl_privknn.callbacks.run_summary`).
+    :mod:`pl_privknn.callbacks.run_files`).
 
     The ε in it is the exact worst case where that applies (see
     :func:`pl_privknn.privacy.accounting.accountant.account`).
@@ -224,7 +133,7 @@ class RunReport(pl.Callback):
         return None if self.run_dir is None else self.run_dir / "summary.json"
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Keep out of the way what no user can act on; start the clock, before a labeler's first round."""
+        """Silence warnings that no user can act on; start the clock, before a labeler's first round."""
         quiet_lightning()
         if stage == "fit":
             self.summary, self.run_dir, self._advice = {}, None, ""
@@ -249,7 +158,7 @@ class RunReport(pl.Callback):
         }
         self._ledger = getattr(spender_of(trainer, pl_module), "ledger", None)
         self._finish(trainer, "val")
-        with result_stands("the log of the queries"):
+        with errors_as_warnings("the log of the queries"):
             log_queries(trainer, self.run_dir)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -258,24 +167,24 @@ class RunReport(pl.Callback):
             self._bind(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the run's folder, write there what the run is, and tell the loggers."""
+        """Find the run's folder, write the configuration there, and log the settings."""
         if not self._find_folder(trainer, pl_module):
             return
         assert self.run_dir is not None
         write_config(self.run_dir, trainer, pl_module)
-        if told(trainer):
+        if active_loggers(trainer):
             self._settings = run_settings(trainer, pl_module)
             log_settings(trainer, self._settings)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log ε beside the accuracy of the epoch."""
+        """Log ε with the accuracy of the epoch."""
         accuracy = trainer.callback_metrics.get("val/accuracy")
         spender = spender_of(trainer, pl_module)
         if accuracy is None or spender is None or not trainer.is_global_zero:
             return
         # What the labeler logged before it asked for the next epoch, whose accuracy is not known yet.
         logged = trainer.callback_metrics.get("privacy/epsilon_spent")
-        if logged is None or not isinstance(spender, PrivateLabeler):
+        if logged is None or spender is not labeling_of(trainer):
             logged = spender.epsilon_spent
         log_trade_off(
             trainer,
@@ -283,13 +192,12 @@ class RunReport(pl.Callback):
         )
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look for a head to judge beside the student; with several processes none sees all test images."""
+        """Load a head to test with the student; not in several processes, none of which sees all test images."""
         self._judged = None
         if not self.summary or trainer.world_size > 1:
             return
-        labeling, head = labeling_of(trainer), None
-        if labeling is not None and labeling.folder is not None:
-            head = released_head(labeling, labeling.folder)
+        labeling = labeling_of(trainer)
+        head = None if labeling is None or labeling.folder is None else labeling.load_head(labeling.folder)
         self._judged = TestedModels(pl_module, head, trainer.datamodule)  # type: ignore[attr-defined]
 
     def on_test_batch_end(
@@ -324,11 +232,11 @@ class RunReport(pl.Callback):
 
     def _finish(self, trainer: pl.Trainer, part: str) -> None:
         """Write, bind, log and print the summary; what fails of it takes nothing of the others."""
-        with result_stands("summary.json"):
+        with errors_as_warnings("summary.json"):
             self._write()
-        with result_stands("pictures for the report"):
+        with errors_as_warnings("pictures for the report"):
             self._keep_pictures(trainer)
-        with result_stands("a logger"):
+        with errors_as_warnings("a logger"):
             self._log_results(trainer, part)
         self._bind(trainer)
         if self.show:
@@ -368,16 +276,14 @@ class RunReport(pl.Callback):
 
     def table(self) -> list[tuple[str, str]]:
         """The summary in the few lines that people look for, as (name, value) pairs."""
-        summary = self.summary
-        rows = []
+        summary, rows = self.summary, []
         if summary.get("epsilon") is not None:
             about = f"({summary['adjacency']}, a {summary['unit']})"
             rows.append(("ε", f"{at_most(summary['epsilon'])} at δ = {summary['delta']:g} {about}"))
             rows.append(("guarantee", summary["guarantee"]))
             if summary["guarantee"] != "unconditional":
-                rows.append(
-                    ("because" if summary["guarantee"] == "none" else "holds only if", summary["reason"])
-                )
+                why = "because" if summary["guarantee"] == "none" else "holds only if"
+                rows.append((why, summary["reason"]))
             if "advantage" in summary:
                 rows.append(("best attack, at most", attack_in_words(summary)))
             rows.append(("spent in fact", f"ε = {at_most(summary['epsilon_spent'])}"))
@@ -387,19 +293,15 @@ class RunReport(pl.Callback):
                 rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
         if summary.get("holdout_accuracy") is not None:
             accuracy = f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"
-            rows.append(
-                (
-                    "accuracy of the hold-out",
-                    f"{accuracy}, released at ε {at_most(summary['holdout_epsilon'])}",
-                )
-            )
-        if summary.get("label_accuracy") is not None:
-            rows.append(("label accuracy", f"{summary['label_accuracy']:.3f}"))
-        if summary.get("test_accuracy") is not None:
-            rows.append(("test accuracy", f"{summary['test_accuracy']:.3f}"))
-        for name in MODELS:
-            if summary.get(f"{name}_test_accuracy") is not None:
-                rows.append((f"… of {name}", f"{summary[f'{name}_test_accuracy']:.3f}"))
+            cost = f"released at ε {at_most(summary['holdout_epsilon'])}"
+            rows.append(("accuracy of the hold-out", f"{accuracy}, {cost}"))
+        names = {"label accuracy": "label_accuracy", "test accuracy": "test_accuracy"}
+        for title, name in {
+            **names,
+            **{f"… of {model}": f"{model}_test_accuracy" for model in MODELS},
+        }.items():
+            if summary.get(name) is not None:
+                rows.append((title, f"{summary[name]:.3f}"))
         rows.append(("seconds", f"{summary['seconds']:.1f}"))
         if self._advice:
             rows.append(("poor, so try", self._advice))
@@ -417,7 +319,7 @@ class RunReport(pl.Callback):
 
     def _bind(self, trainer: pl.Trainer) -> None:
         """Note in the ledger which files the run ends with."""
-        with result_stands("the ledger's note of the run's files"):
+        with errors_as_warnings("the ledger's note of the run's files"):
             for logger in trainer.loggers:
                 logger.save()  # a table of metrics is written now and then
             if self._ledger is not None and self.run_dir is not None and self.summary.get("run"):
@@ -430,21 +332,28 @@ class RunReport(pl.Callback):
         write_durably(self.path, json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
 
 
+def add_run_report(trainer: Any) -> None:
+    """Give the trainer a :class:`RunReport`, unless it has one."""
+    quiet_lightning()
+    if not any(isinstance(callback, RunReport) for callback in trainer.callbacks):
+        trainer.callbacks.append(RunReport())
+
+
 @contextlib.contextmanager
-def result_stands(what: str) -> Iterator[None]:
-    """Within, after a training that was paid for: an error becomes a warning, and the result is kept and shown."""
+def errors_as_warnings(what: str) -> Iterator[None]:
+    """Turn an error into a warning, after a training that was paid for, so that its result is kept and shown."""
     try:
         yield
     except Exception as error:
         said = " ".join(str(error).split())
-        rank_zero_warn(f"{what} failed ({type(error).__name__}: {said}); the training's result stands")
+        rank_zero_warn(f"{what} failed ({type(error).__name__}: {said}); the training's result is kept")
 
 
 # Share of the way from a constant answer to no error below which a run's result is called poor.
 _POOR = 0.4
 
 
-def advice_for(trainer: pl.Trainer, labeling: PrivateLabeler | None, accuracy: float | None) -> str:
+def advice_for(trainer: pl.Trainer, labeling: Any, accuracy: float | None) -> str:
     """The likely cause of a poor result and the next thing to try; nothing where it is not poor."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if labeling is None or labeling.labeler is None or accuracy is None or data.test.labels.ndim != 1:
@@ -467,9 +376,9 @@ def advice_for(trainer: pl.Trainer, labeling: PrivateLabeler | None, accuracy: f
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
     for owner in (*trainer.callbacks, pl_module):  # type: ignore[attr-defined]
-        tells = getattr(owner, "privacy_summary", None)
-        if tells is not None and (told := tells()) is not None:
-            return dict(told)
+        summary_of = getattr(owner, "privacy_summary", None)
+        if summary_of is not None and (found := summary_of()) is not None:
+            return dict(found)
     return {"epsilon": None, "guarantee": "none", "reason": "no private labels were used"}
 
 
@@ -479,7 +388,7 @@ def _metric(trainer: pl.Trainer, name: str) -> float | None:
 
 
 def _public_seconds() -> float:
-    """A clock that stands still while private records are worked on."""
+    """Seconds of a clock that stops while private records are worked on."""
     return time.monotonic() - private_seconds()
 
 
@@ -510,58 +419,3 @@ def source_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None if found.returncode == 0 else None
-
-
-#: Where a run's last checkpoint lies in its folder.
-CHECKPOINT = Path("checkpoints") / "last.ckpt"
-
-
-class DurableCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, syncs it, and moves it there within one file system.
-
-    Lightning writes to the system's folder for temporary files; a move from there to another file system is a copy,
-    which a kill leaves half done. The checkpoint before the last one is kept as ``NAME.previous.ckpt``.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        """Save, so that ``path`` holds the old or the new checkpoint whenever a crash comes."""
-        place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with replaced_durably(place) as file:
-            torch.save(checkpoint, file)
-            if place.exists():
-                kept = previous(place)
-                kept.unlink(missing_ok=True)
-                os.link(place, kept)
-
-
-def previous(checkpoint: Path) -> Path:
-    """Where the checkpoint before the last one is kept."""
-    return checkpoint.with_name(f"{checkpoint.stem}.previous{checkpoint.suffix}")
-
-
-def usable_checkpoint(checkpoint: Path) -> Path | None:
-    """The checkpoint to resume from: the last one, the one before where that is damaged, or None.
-
-    Falling back repeats some training and asks nothing again: labels and charges are not kept in checkpoints.
-    """
-    if _is_whole(checkpoint):
-        return checkpoint
-    if _is_whole(kept := previous(checkpoint)):
-        rank_zero_warn(f"{checkpoint} is missing or damaged: resuming from {kept.name}, the one before it")
-        return kept
-    if checkpoint.exists():
-        rank_zero_warn(
-            f"{checkpoint} is damaged and there is none before it: training starts again, on the labels that are kept"
-        )
-    return None
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        with zipfile.ZipFile(checkpoint) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile):
-        return False

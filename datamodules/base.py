@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from pl_privknn.datamodules.datasets import (
     TASKS,
     ImageShape,
     ImageStore,
+    JoinedImages,
     LabeledImages,
     PublicDataset,
     TensorImages,
@@ -33,6 +35,9 @@ from pl_privknn.datamodules.loaders import (
     take_batch,
 )
 from pl_privknn.privacy.redaction import redacted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Overlap = Literal["leave_out", "error", "warn", "ignore"]
 Unusable = Literal["leave_out", "error"]
@@ -207,9 +212,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """
         compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
-            if (
-                self.leaves_out and self.unusable == "leave_out"
-            ):  # said of all data, or it would tell of these
+            if self.leaves_out and self.unusable == "leave_out":
+                # Said of all data: said of some, it would tell of a record.
                 pl.rank_zero_info(
                     f"Private records {self.leaves_out} are left out, if there are any; unusable=error refuses them."
                 )
@@ -259,6 +263,21 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
         return out, restore
 
+    def with_private(self, more: LabeledImages) -> Self:
+        """A copy with further private records behind its own, each of a person of its own where there are persons.
+
+        Args:
+            more: the records; not empty.
+        """
+        made, own = copy.copy(self), self.private
+        store, labels = JoinedImages([own.store, more.store]), torch.cat([own.labels, more.labels])
+        made._private = LabeledImages(store, labels, self.num_classes, task=self.task)
+        for name in ("private_groups", "private_ids"):
+            if (numbers := getattr(self, name)) is not None:
+                new = torch.arange(len(more)) + int(numbers.max()) + 1
+                setattr(made, name, torch.cat([numbers, new]))
+        return made
+
     def _without_private(self, name: str) -> Any:
         """Call a loading method, and refuse private records in what it returns: figures of them have to be paid."""
 
@@ -297,7 +316,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return part
 
     def _without_overlap(self, public: PublicDataset, test: LabeledImages) -> PublicDataset:
-        if self.overlap == "ignore" or not (common := common_images(public.store, test.store)):
+        ignored = self.overlap == "ignore" or not self.has_public
+        if ignored or not (common := common_images(public.store, test.store)):
             return public
         message = (
             f"{len(common)} public examples are test examples too (public example {common[0][0]} is test example "

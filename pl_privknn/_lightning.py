@@ -5,7 +5,7 @@ module, data module or callback of the other one. Every file of this package tak
 ``from pl_privknn import _lightning as pl``. They derive from the classes of both packages, so that an object of ours
 is an instance of both, whichever package is imported, when, and whose Trainer comes.
 
-Deriving is not enough: Trainers tell a hook that was overridden by comparing its code with that of their own class,
+Deriving is not enough: Trainers recognise an overridden hook by comparing its code with that of their own class,
 and 20 methods of LightningModule differ there in 2.6.6 (83 between 2.6.6 and 2.5.0), ``configure_sharded_model`` and
 the loaders among them. A method that both packages define therefore runs as the package of the attached Trainer
 defines it, which also keeps the versions of Trainer and method together.
@@ -14,7 +14,7 @@ Other ways fail: the package that happens to be imported says nothing of the one
 changes where a Trainer attaches is refused before that; an entry of ``sys.modules`` changes the user's own imports.
 The second package takes about half a second to import. Messages stay with the package that the user imported.
 
-Beside it: warnings on which no user can act, and a trainer that says nothing.
+Also here: warnings on which no user can act, and the options of a trainer without output.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import pkgutil
 import sys
 import types
 import warnings
@@ -36,22 +37,6 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers import Logger
     from pytorch_lightning.plugins.io import TorchCheckpointIO
     from pytorch_lightning.utilities import CombinedLoader
-
-
-__all__ = [
-    "Callback",
-    "CombinedLoader",
-    "LightningDataModule",
-    "LightningModule",
-    "Logger",
-    "TorchCheckpointIO",
-    "Trainer",
-    "both",
-    "package_of",
-    "rank_zero_info",
-    "rank_zero_only",
-    "rank_zero_warn",
-]
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -75,9 +60,7 @@ _PACKAGES = _packages()
 
 def both(path: str) -> tuple[Any, ...]:
     """The class at a path of each package, such as ``"strategies.DDPStrategy"``, for ``isinstance``."""
-    module, _, name = f".{path}".rpartition(".")
-    places = (f"{package.__name__}{module}" for package in _PACKAGES)
-    return tuple(getattr(importlib.import_module(place), name) for place in places)
+    return tuple(pkgutil.resolve_name(f"{package.__name__}.{path}") for package in _PACKAGES)
 
 
 _KINDS = tuple(map(both, ("Trainer", "LightningModule", "LightningDataModule", "Callback", "loggers.Logger")))
@@ -117,10 +100,10 @@ def _joined(path: str) -> Any:
         return parents[0]
     members: dict[str, Any] = {"__module__": __name__, "__doc__": parents[0].__doc__}
     for name in dir(parents[0]):
-        first, second = (inspect.getattr_static(parent, name, None) for parent in parents)
-        functions = isinstance(first, types.FunctionType) and isinstance(second, types.FunctionType)
-        if functions and first is not second and not name.startswith("__"):
-            members[name] = _Method(first, second)
+        found = [inspect.getattr_static(parent, name, None) for parent in parents]
+        functions = all(isinstance(one, types.FunctionType) for one in found)
+        if functions and found[0] is not found[1] and not name.startswith("__"):
+            members[name] = _Method(*found)
     return types.new_class(path.rpartition(".")[2], parents, exec_body=lambda body: body.update(members))
 
 

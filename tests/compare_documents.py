@@ -12,8 +12,8 @@ KNN = {
         },
         "queries_per_round": 20,
     },
-    "calibrate": {"parameter": SIGMA, "low": 1.0, "high": 1000.0},
-    "nonprivate": {SIGMA: 0.5, "labeling.labeler.init_args.sampling_rate": 1.0},
+    "find": SIGMA,
+    "settings": {"inf": {SIGMA: 0.5, "labeling.labeler.init_args.sampling_rate": 1.0}},
 }
 REVERSE = {
     "name": "reverse",

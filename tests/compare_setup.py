@@ -31,7 +31,7 @@ def knn(name="knn", class_path="PrivateKNN"):
             "queries_per_round": 30,
             "query_batch_size": 10,
         },
-        "calibrate": {"parameter": SIGMA, "low": 1.0, "high": 1000.0},
+        "find": SIGMA,
     }
 
 
@@ -53,7 +53,7 @@ def guided():
             },
             "queries_per_round": 10,
         },
-        "calibrate": {"parameter": "labeling.labeler.init_args.noise.init_args.sigma", "low": 1, "high": 1000},
+        "find": SIGMA,
     }  # fmt: skip
 
 

@@ -1,8 +1,12 @@
 """What the tests of Ind-KNN share: teachers as several processes use them one after another, and shards."""
 
+import functools
+
 import numpy as np
 import torch
+from shard_setup import paying
 
+from benchmarks.threads import Threads
 from pl_privknn.labelers import IndKNN, IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, unit_rows
@@ -12,7 +16,6 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME
 from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.testing import FreeLedger
-from pl_privknn.testing.tables import SimulatedGroup, SimulatedProcess
 
 C, D = 3, 6
 PARAMETERS = IndKNNParameters(0.4, 4.0, 0.5, 0.2)
@@ -57,6 +60,13 @@ class Draws(SeededNoise):
 
     def stream(self, *key):
         return self
+
+
+def draws_of(source, queries, classes):
+    """Standard normal draws of the algorithm from ``source``: of the count and then of the votes of each query."""
+    return np.stack(
+        [np.concatenate([source.normal(size, 1.0) for size in (1, classes)]) for _ in range(queries)]
+    )
 
 
 class Silent(Draws):
@@ -142,7 +152,7 @@ def amounts(folder, parameters):
         budgets.close()
 
 
-# ---------------------------------------------------------------- shards that one process plays
+# ---------------------------------------------------------------- shards in threads
 
 _OPEN = {}  # who has a folder
 
@@ -151,17 +161,19 @@ class Together:
     """Teachers that hold a shard each, as the processes of a run use them."""
 
     def __init__(self, make, shards, rows, labels, run=None, folder=None):
-        exchange = SimulatedGroup(len(shards))
+        self.threads = Threads(len(shards))
         self.members = [make() for _ in shards]
-        for rank, (first, stride, _) in enumerate(shards):
-            self.members[rank].shard = Shard(SimulatedProcess(exchange, rank), first, stride, len(labels))
-        exchange.run_command = [member.run_command for member in self.members[1:]]
+        for member, group, (first, stride, _) in zip(self.members, self.threads.groups, shards, strict=True):
+            member.shard = Shard(group, first, stride, len(labels))
         self.shards, self.rows, self.labels, self.run = shards, rows, labels, run
         if folder is not None:
             if folder in _OPEN:
                 _OPEN[folder].close()
             _OPEN[folder] = self
-            self.members[0].join_run(folder, run)
+            self.each(lambda member: member.join_run(folder, paying(member, run)))
+
+    def each(self, work):
+        return self.threads.run([functools.partial(work, member) for member in self.members])
 
     def fit(self, numbers=None):
         for member, (_, _, places) in zip(self.members, self.shards, strict=True):
@@ -171,7 +183,8 @@ class Together:
         return self
 
     def ask(self, queries=QUERIES):
-        return self.members[0].label(queries, self.run if self.run is not None else FreeLedger())
+        ledger = self.run if self.run is not None else FreeLedger()
+        return self.each(lambda member: member.label(queries, paying(member, ledger)))[0]
 
     def left(self):
         """What every record has left, in the table's order."""

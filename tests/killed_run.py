@@ -48,9 +48,11 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
     if die_on:
         from pl_privknn.callbacks import label_store
 
-        # "before:put", "after:mark_asked" …: die just before or after that step of the label store, the second time
+        # "before:put", "after:mark_asked" …: die just before or after that step of the label store, or of the run,
+        # the second time
         moment, name, number = (*die_on.split(":"), "2")[:3]
-        original, calls = getattr(label_store.LabelStore, name), []
+        owner = label_store.LabelStore if hasattr(label_store.LabelStore, name) else label_store.LabelRun
+        original, calls = getattr(owner, name), []
 
         def dying(self, *args, **kwargs):
             calls.append(name)
@@ -62,7 +64,7 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        setattr(label_store.LabelStore, name, dying)
+        setattr(owner, name, dying)
     data = make_data(batch_size=8)
     teacher = PrivateKNN(9, 0.5, Screening(4, 1.0), Gaussian(sigma=6.0), DyingNoise(1))
     labeling = PrivateLabeler(

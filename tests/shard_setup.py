@@ -1,7 +1,10 @@
 """Shards of a table, all of them in one process."""
 
+import functools
+
+from benchmarks.threads import Threads
+from pl_privknn.labelers.base import FollowerLedger
 from pl_privknn.neighbors.processes import Shard
-from pl_privknn.testing.tables import SimulatedGroup
 
 
 def by_row(count, size):
@@ -26,26 +29,41 @@ def parts_of(count):
     }
 
 
-def in_shards(shards, lead, follow):
-    """``lead(shard, rows)`` of the first shard, whose orders the others carry out by ``follow(shard, rows)``."""
-    exchange = SimulatedGroup(len(shards))
+def in_shards(shards, work):
+    """``work(shard, rows)`` of every shard, each in a thread."""
+    threads = Threads(len(shards))
     total = sum(len(rows) for _, _, rows in shards)
     held = [
-        (Shard(exchange.end(rank), first, stride, total), rows)
-        for rank, (first, stride, rows) in enumerate(shards)
+        functools.partial(work, Shard(group, first, stride, total), rows)
+        for group, (first, stride, rows) in zip(threads.groups, shards, strict=True)
     ]
-    exchange.run_command = [follow(*each) for each in held[1:]]
-    return lead(*held[0])
+    return threads.run(held)
 
 
-def members_of(make, shards, features, labels, num_classes):
-    """Teachers that hold a shard each, the first of which leads, and what joins them."""
-    exchange = SimulatedGroup(len(shards))
-    members = []
-    for rank, (first, stride, rows) in enumerate(shards):
-        member = make()
-        member.shard = Shard(exchange.end(rank), first, stride, len(labels))
-        member.fit(features[rows], labels[rows], num_classes)
-        members.append(member)
-    exchange.run_command = [member.run_command for member in members[1:]]
-    return members, exchange
+class Members:
+    """Teachers that hold a shard each.
+
+    Attributes:
+        members: the teachers; the first one charges and draws.
+    """
+
+    def __init__(self, make, shards, features, labels, num_classes):
+        self.threads, self.members = Threads(len(shards)), []
+        for group, (first, stride, rows) in zip(self.threads.groups, shards, strict=True):
+            member = make()
+            member.shard = Shard(group, first, stride, len(labels))
+            member.fit(features[rows], labels[rows], num_classes)
+            self.members.append(member)
+
+    def each(self, work):
+        """``work(member)`` of all, at the same time."""
+        return self.threads.run([functools.partial(work, member) for member in self.members])
+
+    def label(self, queries, ledger):
+        """Releases of all, the first of which pays."""
+        return self.each(lambda member: member.label(queries, paying(member, ledger)))
+
+
+def paying(member, ledger):
+    """The ledger that a process gets."""
+    return FollowerLedger() if member.processes.rank else ledger

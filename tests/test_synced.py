@@ -10,8 +10,8 @@ from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.private_store import PrivateStore
 
-#: SQLite's levels: FULL syncs the file with each commit, EXTRA the journal's folder too.
-FULL, EXTRA = 2, 3
+#: SQLite's level that syncs the file with each commit and the journal's folder too.
+EXTRA = 3
 
 
 @pytest.fixture
@@ -58,5 +58,5 @@ def test_ledgers_and_stores_sync_every_commit(tmp_path):
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.run("a").charge(G)
     assert ledger._store._db.execute("PRAGMA synchronous").fetchone() == (EXTRA,)
-    labels = LabelStore(tmp_path / "labels.sqlite", {})
-    assert labels._db.execute("PRAGMA synchronous").fetchone() == (FULL,)
+    labels = LabelStore(tmp_path / "labels.sqlite")
+    assert labels.read("PRAGMA synchronous").fetchone() == (EXTRA,)

@@ -58,7 +58,7 @@ def traces(folder, shown=""):
 
 def report_traces(folder):
     """What a page shows, without answers, what was learnt from them, and what was charged in fact."""
-    facts = facts_of(folder, exact=False)
+    facts = facts_of(folder, exact=False)[0]
     shown = without(facts, {*OF_ITS_OWN, "spent", "student", "curves", "answers", "checks"})
     shown["title"] = re.sub(r"(accuracy) [\d.]+", r"\1 …", shown["title"])
     answers = facts["answers"] or {"gallery": [], "rounds": {}}
@@ -119,8 +119,8 @@ def masked_labels(path):
         tables = store.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
         statement = "SELECT round, position, example, asked_at, released, score IS NULL FROM queries"
         asked, rounds = store.execute(statement).fetchall(), store.execute("SELECT * FROM rounds").fetchall()
-        meta = dict(store.execute("SELECT key, value FROM meta").fetchall())
-    return tables, asked, rounds, without(meta, OF_ITS_OWN)
+        facts = {name: json.loads(value) for name, value in store.execute("SELECT name, value FROM facts")}
+    return tables, asked, rounds, without(facts, OF_ITS_OWN)
 
 
 def masked_checkpoint(value):

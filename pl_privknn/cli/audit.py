@@ -11,7 +11,6 @@ from pl_privknn._checks import printable
 from pl_privknn.cli.common import figure, importable, print_report
 
 if TYPE_CHECKING:
-    from pl_privknn.auditing import Audit
     from pl_privknn.labelers.base import Labeler
     from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
@@ -40,32 +39,20 @@ def add_audit(commands: Any) -> None:
     audit.add_argument("--json", action="store_true", help="print one JSON object")
     audit.add_argument("--export", metavar="FILE", help="also write the ledger as JSON")
     audit.add_argument("--adjacency", choices=["add_remove", "replace_one"], help="that has to be kept")
-    audit.add_argument(
-        "--unit", choices=["record", "person"], help="likewise; with --labeler, of the canaries"
-    )
+    audit.add_argument("--unit", choices=["record", "person"], help="likewise")
     group = audit.add_argument_group("empirical audits: lower bounds on ε that are measured")
     group.add_argument(
         "--empirical",
         action="store_true",
-        help="run each mechanism of a ledger or a JSON list of records many times, with and without a record",
-    )
-    group.add_argument(
-        "--labeler",
-        action="append",
-        metavar="CLASS",
-        help="instead of a ledger: attack a class of labelers on a small table; one of ours such as PrivateKNN, the "
-        "import path of your own, or all of ours; may be repeated",
+        help="draw each mechanism of a ledger or a JSON list of records many times, with and without a record",
     )
     group.add_argument(
         "--attack",
         metavar="CONFIG",
-        help="attack the labeler, or the private training, of a configuration on its own data, as suits it",
+        help="attack a configuration's labeler or private training on its own data",
     )
-    group.add_argument(
-        "--trials", type=int, help="runs on either side (50000 of a mechanism, 3000 of a labeler)"
-    )
-    group.add_argument("--canaries", type=int, help="of a one-run attack, at least (3000)")
-    group.add_argument("--runs", type=int, help="on either side, of the other form (3000, or 300)")
+    group.add_argument("--trials", type=int, help="draws of a mechanism on either side (50000)")
+    group.add_argument("--canaries", type=int, help="of an attack, at least (3000)")
     group.add_argument("--confidence", type=float, help="of lower bounds (0.95)")
     group.add_argument("--seed", type=int, help="reproducible noise instead of the system's")
     audit.rare = [group]
@@ -108,17 +95,18 @@ def run_audit(parsed: argparse.Namespace) -> int:
     if parsed.empirical:
         return _run_empirical(parsed)
     files = [Path(file) for file in parsed.files]
-    if not files or parsed.labeler is not None:
-        raise ValueError("name the ledger's file; --labeler belongs to --empirical")
+    if not files:
+        raise ValueError("name the ledger's file, or a run's folder")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
+    from pl_privknn.callbacks.run_files import contents_of
+    from pl_privknn.privacy.audit import audit_run, reading
     from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
-    from pl_privknn.report.audit import audit_run, reading
 
     asked = {name: getattr(parsed, name) for name in ("delta", "head", "adjacency", "unit")}
     folder = len(files) == 1 and files[0].is_dir()
     if folder:
-        report = audit_run(files[0], **asked)
+        report = audit_run(files[0], contents_of, **asked)
         ledger, checks = Path(report["ledger"]), report["checks"]
     else:
         summary, ledger = (None, files[0]) if len(files) == 1 else files
@@ -202,86 +190,51 @@ def _settings(parsed: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def _run_attack(parsed: argparse.Namespace) -> int:
     """Attack a configuration."""
-    if parsed.files or parsed.empirical or parsed.labeler is not None:
+    if parsed.files or parsed.empirical:
         raise ValueError(
             f"--attack {parsed.attack} takes a configuration alone; leave the ledger and --empirical out"
         )
-    from pl_privknn.auditing.releases import attack_labeler, target_of_config
+    from pl_privknn.auditing.labelers import attack_labeler, target_of_config
     from pl_privknn.auditing.training import attack_training, training_of_config
     from pl_privknn.config import read_document
-    from pl_privknn.planning import is_training
+    from pl_privknn.training.configured import is_training
 
-    document = read_document(parsed.attack)
+    document, settings = read_document(parsed.attack), _settings(parsed, "canaries")
     if not isinstance(document, dict):
         raise ValueError(f"{parsed.attack}: there is no labeling section, so there is nothing to attack")
     with importable([parsed.attack]):
-        if not is_training(document):
-            target = target_of_config(document, parsed.attack)
-            found = attack_labeler(target, **_settings(parsed, "canaries", "runs"))
-        elif parsed.runs is not None:
-            raise ValueError(f"--runs {parsed.runs}: a training is attacked in one run; give --canaries")
+        if is_training(document):
+            found = attack_training(training_of_config(document, parsed.attack), **settings)
         else:
-            training = training_of_config(document, parsed.attack)
-            found = attack_training(training, **_settings(parsed, "canaries"))
-    if parsed.json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False))
-        return int(found.violated)
-    print_report(found.to_dict(), False)
-    if found.smallest_breach is None:
-        print("nothing found says little: not even noise 16 times too small would surely have been noticed")
-    elif not found.violated:
-        print(
-            f"nothing found: noise {found.smallest_breach:g} times too small would have been noticed in "
-            f"{found.breach_power:.0%} of such attacks"
-        )
+            found = attack_labeler(target_of_config(document, parsed.attack), **settings)
+    print_report(found.to_dict(), parsed.json)
     return int(found.violated)
 
 
 def _run_empirical(parsed: argparse.Namespace) -> int:
-    """Audit the mechanisms of a list or ledger, or classes of labelers."""
+    """Audit the mechanisms of a list or ledger."""
     from pl_privknn.auditing import audit_records
 
     if parsed.head is not None:
         raise ValueError("--head belongs to the audit of a ledger's rows; leave it or --empirical out")
-    if len(parsed.files) > 1:
-        raise ValueError(f"--empirical takes one file, not {len(parsed.files)}; leave {parsed.files[1]} out")
-    if (not parsed.files) == (parsed.labeler is None):
-        raise ValueError("give either a ledger's file or --labeler, for instance --labeler PrivateKNN")
-    settings = _settings(parsed, "trials", "runs", "canaries")
-    if parsed.labeler is not None:
-        if parsed.adjacency is not None:
-            raise ValueError("--adjacency belongs to a ledger or list; labelers are audited under their own")
-        for name in ("delta", "unit"):
-            if getattr(parsed, name) is not None:
-                settings[name] = getattr(parsed, name)
-        rows = [found.to_dict() for found in _audited_labelers(parsed.labeler, **settings)]
-    else:
-        charges, delta, adjacency = _claims(Path(parsed.files[0]), parsed.delta, parsed.adjacency)
-        rows = audit_records(charges, delta=delta, adjacency=adjacency, **settings)
+    if len(parsed.files) != 1:
+        raise ValueError(
+            f"--empirical takes one file, a ledger or a list of records; got {len(parsed.files)}"
+        )
+    charges, delta, adjacency = _claims(Path(parsed.files[0]), parsed.delta, parsed.adjacency)
+    rows = audit_records(charges, delta=delta, adjacency=adjacency, **_settings(parsed, "trials"))
     violated = any(row.get("violated", False) for row in rows)
     if parsed.json:
         print(json.dumps({"violated": violated, "audits": rows}, ensure_ascii=False))
         return int(violated)
     print(f"{'what':32} {'releases':>14} {'claimed ε':>10} {'empirical ε':>12}  verdict")
     for row in rows:
-        if "releases" in row:
-            size = f"{row['releases']} of {row['recorded']}"
-        else:
-            size = f"{row['runs']} runs" if row["canaries"] == 1 else f"{row['canaries']} canaries"
+        size = f"{row['releases']} of {row['recorded']}"
         bound = row.get("epsilon_estimate" if row.get("gaussian") else "epsilon_lower")
         empirical = "" if bound is None else f"{bound:.4f}"
         print(f"{row['subject']:32} {size:>14} {row['epsilon']:10.4f} {empirical:>12}  {row['verdict']}")
     print(f"at δ={rows[0]['delta']:g}, {rows[0].get('adjacency', 'add_remove')}")
     return int(violated)
-
-
-def _audited_labelers(names: list[str], **settings: Any) -> list[Audit]:
-    from pl_privknn.auditing.releases import SETTINGS, audit_labeler
-
-    kinds = {kind.__name__: kind for kind in SETTINGS}
-    chosen = list(kinds) if "all" in names else names
-    classes = [kinds.get(name) or labeler_class(f"--labeler {name}") for name in chosen]
-    return [found for kind in classes for found in audit_labeler(kind, breach=False, **settings)]
 
 
 def labeler_class(given: str) -> type[Labeler]:

@@ -119,8 +119,8 @@ def add_tune(commands: Any) -> None:
 
 def _tune(parsed: argparse.Namespace) -> int:
     """Search, and print the best setting and what the search cost."""
-    from pl_privknn.comparison.tuning import TuningRun, tuning_of
     from pl_privknn.config import read_document
+    from pl_privknn.training.tuning import TuningRun, tuning_of
 
     path, values = Path(parsed.config), values_set("--set", parsed.set, several=True)
     tuning = tuning_of(read_document(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)

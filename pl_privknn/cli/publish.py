@@ -48,7 +48,7 @@ def add_export(commands: Any) -> None:
 
 
 def _export(parsed: argparse.Namespace) -> int:
-    from pl_privknn.report.export import export_run
+    from pl_privknn.export import export_run
 
     run = Path(parsed.run_dir)
     print(export_run(run, Path(parsed.output or run / "export"), parsed.format))
@@ -68,7 +68,7 @@ def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
 
 def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -> int:
     from pl_privknn._checks import at_most, check_int
-    from pl_privknn.privacy.store import new_number
+    from pl_privknn.privacy.folders import new_number
 
     epochs, folder = check_int("epochs", parsed.epochs, minimum=1), new_number(Path(parsed.output))
     quiet = ["--trainer.enable_progress_bar", "false", "--labeling.progress", "false"]

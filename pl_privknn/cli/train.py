@@ -19,21 +19,16 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
-from pl_privknn.callbacks import PrivateLabeler, PrivateTraining, RunReport
+from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
-from pl_privknn.callbacks.run_summary import (
-    CHECKPOINT,
-    DurableCheckpointIO,
-    left_out_of,
-    result_stands,
-    usable_checkpoint,
-)
+from pl_privknn.callbacks.run_files import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
+from pl_privknn.callbacks.run_summary import errors_as_warnings
 from pl_privknn.cli.common import importable, mistake, shown_text, suggest
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.store import FolderLock, new_number
+from pl_privknn.privacy.folders import FolderLock, new_number
 from pl_privknn.report import write_report
-from pl_privknn.training import NoisySGD
+from pl_privknn.training import NoisySGD, PrivateTraining
 
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
 
@@ -331,7 +326,7 @@ class PrivKNNCLI(LightningCLI):
         except Exception:
             if not self.run_report.summary:
                 raise
-            with result_stands("what follows the training"):
+            with errors_as_warnings("what follows the training"):
                 raise
 
     def after_fit(self) -> None:
@@ -344,12 +339,12 @@ class PrivKNNCLI(LightningCLI):
             "test_step", self.model, package.LightningModule
         )
         if tests and isinstance(self.datamodule, PrivatePublicDataModule) and len(self.datamodule.test):
-            with result_stands("the test"):
+            with errors_as_warnings("the test"):
                 self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         if self.trainer.is_global_zero:
             self.run_report.print_table()
             folder, files = Path(self._subconfig().run_dir), {}
-            with result_stands("the report for the logger"):
+            with errors_as_warnings("the report for the logger"):
                 if self._subconfig().attach_ledger and (spender := spender_of(self.trainer, self.model)):
                     files = {"ledger.sqlite": spender.ledger.path, "report.html": write_report(folder)}
                 finish_wandb(self.trainer, self.run_report.summary, files)

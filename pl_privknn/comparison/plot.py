@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pl_privknn.comparison.results import Result, mark, read_results, stated, write_csv
 from pl_privknn.comparison.table import (
@@ -30,6 +30,7 @@ from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, weakest
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 #: Colours by name: as drawn, on light ground, on dark ground. What is drawn is a stand-in that occurs nowhere else.
 _COLOURS = {
@@ -108,63 +109,18 @@ def plain_axes(axes: Axes) -> Axes:
     return axes
 
 
-def thin_labels(axes: Axes) -> None:
-    """Hide labels below a drawn horizontal axis that would run into their right neighbours; their ticks stay."""
-    free = float("inf")
-    for label in reversed(axes.get_xticklabels()):
-        box = label.get_window_extent()
-        label.set_visible(box.x1 < free)
-        free = box.x0 if box.x1 < free else free
-
-
-def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], size: float = 8.5) -> None:
-    """Write labels beside the right end of axes, at their heights, moved apart where they would touch.
+def legend_beside(figure: Figure, named: Sequence[tuple[float, Line2D]], size: float = 8.5) -> None:
+    """Add a legend to the right of all axes.
 
     Args:
-        axes: with their final limits and scale.
-        ends: height in data, text and colour of each.
+        figure: with a constrained layout.
+        named: height of each line's right end, and a line that carries its label and style; the highest comes first.
         size: of the text, in points.
     """
-    figure = axes.figure
-    pixels = axes.get_window_extent().height
-    gap = size * 1.25 * figure.dpi / 72 / pixels  # in parts of the axes' height
-    places = [
-        float(axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1]) for y, *_ in ends
-    ]
-    for (_, text, colour), place, moved in zip(ends, places, apart(places, gap), strict=True):
-        axes.annotate(
-            text,
-            xy=(1.0, place),
-            xycoords="axes fraction",
-            xytext=(1.045, moved),
-            textcoords="axes fraction",
-            va="center",
-            color=colour,
-            fontsize=size,
-            arrowprops={  # from the text's left end: from its middle, lines would cross other texts
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.7,
-                "shrinkA": 1,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-            annotation_clip=False,
-        )
-
-
-def apart(places: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Places moved by the least squares that put them ``gap`` apart, in their order, within bounds if they fit."""
-    import numpy as np
-    from sklearn.isotonic import IsotonicRegression
-
-    order = np.argsort(places, kind="stable")
-    steps = gap * np.arange(len(places))
-    # Less the gaps before it, no place may lie below the one before: isotonic regression.
-    fit = IsotonicRegression(y_min=low, y_max=max(low, high - float(steps[-1])))
-    moved = np.empty(len(places))
-    moved[order] = fit.fit_transform(np.arange(len(places)), np.asarray(places)[order] - steps) + steps
-    return [float(place) for place in moved]
+    handles = [line for _, line in sorted(named, key=lambda item: -item[0])]
+    figure.legend(
+        handles=handles, loc="outside right center", fontsize=size, frameon=False, labelcolor="linecolor"
+    )
 
 
 def themed_svg(figure: Figure, salt: str = "pl_privknn", as_text: bool = True) -> str:
@@ -228,9 +184,9 @@ def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
     The horizontal axis is logarmithic and shows ε of the runs, not their target; behind its end stands what a method
     reaches without privacy, joined by dots. Points are means over seeds, bars their standard deviation, where there
     are several. Those whose guarantee is weaker than others'
-    (:func:`~pl_privknn.comparison.table.weakened`) are hollow and dashed. Names stand at the lines' ends, with marks
-    for what holds only under a condition, or not at all; the text below says why. Where ends crowd, the left panel
-    shows everything and the right one the crowd.
+    (:func:`~pl_privknn.comparison.table.weakened`) are hollow and dashed. The legend lists methods in the order of
+    their lines' right ends, with marks for what holds only under a condition, or not at all; the text below says why.
+    Where ends crowd, the left panel shows everything and the right one the crowd.
 
     Args:
         results: see :func:`~pl_privknn.comparison.results.read_results`.
@@ -245,7 +201,7 @@ def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
     if crowd is None:
         panels = [plain_axes(figure.add_subplot())]
     else:
-        panels = [plain_axes(axes) for axes in figure.subplots(1, 2, width_ratios=(1, 1.7))]
+        panels = [plain_axes(axes) for axes in figure.subplots(1, 2, width_ratios=(1, 1.4))]
     for axes in panels:
         _draw(axes, cells)
     if crowd is not None:
@@ -255,15 +211,12 @@ def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
         panels[1].set_ylim(*crowd)
     for axes in panels:
         axes.set_xlabel(
-            f"ε at δ = {first['delta']:g} ({first['adjacency']}, a {first.get('unit', 'record')})"
+            f"ε at δ = {first['delta']:g} ({first['adjacency']}, a {first.get('unit', 'record')})", fontsize=9
         )
+        axes.tick_params(axis="x", labelsize=7.5)
     panels[0].set_ylabel("test accuracy", color=INK)
     figure.suptitle(title or first["comparison"], color=INK, fontsize=12)
-    figure.canvas.draw()  # the heights of labels follow from the layout
-    label_ends(panels[-1], ends)
-    figure.canvas.draw()  # the names take their room from the panels
-    for axes in panels:
-        thin_labels(axes)
+    legend_beside(figure, ends)
     return figure
 
 
@@ -368,19 +321,26 @@ def _beyond(cells: Cells) -> float:
     return targets[-1] * step
 
 
-def _ends(cells: Cells) -> list[tuple[float, str, str]]:
-    """Height, name and colour of each line's right end."""
-    known, drawn = guarantees(cells), styles(titles_of(cells))
+def _ends(cells: Cells) -> list[tuple[float, Line2D]]:
+    """Height of each line's right end, and a line with its name and style."""
+    from matplotlib.lines import Line2D
+
+    known, out = guarantees(cells), weakened(cells)
     found = []
-    for method, title in titles_of(cells).items():
-        last = max(target for other, target in cells if other == method)
+    for method, (colour, marker) in styles(titles_of(cells)).items():
+        targets = [target for other, target in cells if other == method]
         own = [guarantee for (other, _), guarantee in known.items() if other == method]
-        name = title + (mark(weakest(own)) if own else mark(UNCONDITIONAL))
-        found.append((mean_and_spread(cells[method, last])[0], name, drawn[method][0]))
+        style: Literal["-", "--", "-."] = (
+            "-." if not own else "--" if any((method, target) in out for target in targets) else "-"
+        )
+        label = titles_of(cells)[method] + (mark(weakest(own)) if own else mark(UNCONDITIONAL))
+        line = Line2D([], [], color=colour, marker=marker if own else "", linestyle=style, label=label)
+        line.set_markersize(5)
+        found.append((mean_and_spread(cells[method, max(targets)])[0], line))
     return found
 
 
-def _crowd(cells: Cells, ends: Sequence[tuple[float, str, str]]) -> tuple[float, float] | None:
+def _crowd(cells: Cells, ends: Sequence[tuple[float, Line2D]]) -> tuple[float, float] | None:
     """The range of heights that gets a panel of its own; None where names have room as it is."""
     heights = [mean_and_spread(results)[0] for results in cells.values()]
     low, high = min(height for height, *_ in ends), max(height for height, *_ in ends)

@@ -63,11 +63,10 @@ class Run:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that the run's outcome depends on, as plain types."""
-        calibrate = self.method.calibrate if self.private else None
         return {
             "document": self.document,
             "target_epsilon": epsilon_text(self.epsilon),
-            "calibrate": calibrate,
+            "find": self.method.find if self.private else None,
         }
 
     @property
@@ -115,9 +114,8 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
         put(document, "data.init_args.train_on_truth", True)
     if method.labeling is not None:
         document["labeling"] = merged(base["labeling"], method.labeling)
-    overrides = method.settings.get(epsilon, {}) if epsilon < math.inf else method.nonprivate
     changes = [
-        *(overrides or {}).items(),
+        *method.settings.get(epsilon, {}).items(),
         *((path, epsilon) for path in method.epsilon_to if epsilon < math.inf),
     ]
     for path, value in changes:
@@ -234,14 +232,12 @@ class Planner:
         Raises:
             ConfigurationError: for sections that don't parse.
         """
-        document, wanted = run.document, run.method.calibrate
-        if run.private and wanted is not None:  # some allowed value, where one has yet to be found
-            document = merged(document, None)
-            for path in (wanted["parameter"], *wanted.get("tied", ())):
-                put(document, path, wanted.get("low", 1))
+        # A copy: the parser puts what it made of nested classes into what it is given.
+        document = merged(run.document, None)
+        if run.private and run.method.find is not None:  # some allowed value, where one has yet to be found
+            put(document, run.method.find, 1)
         try:
-            # A copy: the parser puts what it made of nested classes into what it is given.
-            _whole_parser().parse_object(merged(document, None))
+            _whole_parser().parse_object(document)
         except (ArgumentError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{run.label}: {one_line(error)}") from error
 
@@ -263,7 +259,7 @@ class Planner:
     def _plan(self, run: Run) -> Planned:
         if not run.private or run.method.kind != "labeler":
             return Planned(run.document, {}, None, None)
-        wanted, comparison = run.method.calibrate, run.comparison
+        wanted, comparison = run.method.find, run.comparison
         target: dict[str, Any] = {
             "delta": comparison.delta,
             "adjacency": comparison.adjacency,
@@ -271,9 +267,7 @@ class Planner:
         }
         try:
             if wanted is not None:
-                settings = {**wanted, "exact_search": wanted.get("exact", False), **target}
-                path = settings.pop("parameter")
-                found = solve(run.document, path, run.epsilon, **settings, source=_SOURCE, own_code=True)
+                found = solve(run.document, wanted, run.epsilon, **target, source=_SOURCE, own_code=True)
                 calibrated, charges, epsilon = dict(found.values), found.charges, found.epsilon
             else:
                 calibrated, charges = {}, plan_of(run.document, _SOURCE, own_code=True).charges
@@ -281,12 +275,12 @@ class Planner:
                 if epsilon > run.epsilon:
                     epsilon = account(charges, **{**target, "exact": True}).epsilon
         except (ValueError, OverflowError) as error:
-            what = "" if wanted is None else f"calibrate {wanted['parameter']}: "
+            what = "" if wanted is None else f"find {wanted}: "
             raise ConfigurationError(f"{run.label}: {what}{error}") from error
         if epsilon > run.epsilon:
             raise ConfigurationError(
                 f"{run.label}: its plan costs ε={at_most(epsilon)}; give it more noise or fewer queries at this ε "
-                "(settings), or let the noise be found (calibrate)"
+                "(settings), or let the noise be found (find)"
             )
         return Planned(run.document, calibrated, epsilon, weakest(charge.guarantee for charge in charges))
 

@@ -30,8 +30,8 @@ from pl_privknn.comparison.run import Planned, Planner, Run, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, read_epsilon
 from pl_privknn.config import ConfigurationError, differences, write_yaml
 from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.folders import FolderInUse, FolderLock
 from pl_privknn.privacy.mechanisms.base import Guarantee
-from pl_privknn.privacy.store import FolderInUse, FolderLock
 
 #: What is asked for; written before the run's first start.
 CONFIG = "run.yaml"

@@ -11,17 +11,15 @@ from typing import Any, TypeVar
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
 from pl_privknn.config import ConfigurationError, put, read_document
-from pl_privknn.planning import parameter_of
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency, check_unit
 
 _TOP = ("name", "base", "delta", "adjacency", "unit", "noise_seeded", "seeds", "epsilons", "methods", "wandb")
 _BASE = ("data", "student", "trainer", "labeling")
 _METHOD = (
-    "name", "title", "labeling", "model", "trainer", "student", "true_labels", "epsilon_to", "calibrate", "settings",
-    "nonprivate", "epsilons",
+    "name", "title", "labeling", "model", "trainer", "student", "true_labels", "epsilon_to", "find", "settings",
+    "epsilons",
 )  # fmt: skip
-_CALIBRATE = ("parameter", "low", "high", "rising", "exact", "tied")
 _KINDS = {"labeling": "labeler", "model": "baseline", "true_labels": "true_labels"}
 _Value = TypeVar("_Value", float, int)
 _WANDB = ("project", "entity", "mode", "attach_ledger", "tags")
@@ -53,9 +51,8 @@ class Method:
         model: section of a baseline.
         trainer: a baseline's own trainer settings.
         epsilon_to: dotted paths that receive ε itself.
-        calibrate: what is found for each ε, and arguments of :func:`~pl_privknn.planning.solve`.
-        settings: overrides by ε, dotted paths to values.
-        nonprivate: overrides that take the noise out, for ε = inf; None where that isn't defined.
+        find: dotted path of the setting that is found for each ε, as by ``privknn plan --find``.
+        settings: overrides by ε, dotted paths to values; those of inf take the noise out.
         epsilons: the values of ε that this method runs at, inf among them.
     """
 
@@ -66,9 +63,8 @@ class Method:
     model: dict[str, Any] | None
     trainer: dict[str, Any]
     epsilon_to: tuple[str, ...]
-    calibrate: Mapping[str, Any] | None
+    find: str | None
     settings: Mapping[float, Mapping[str, Any]]
-    nonprivate: Mapping[str, Any] | None
     epsilons: tuple[float, ...]
 
 
@@ -202,11 +198,11 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
             f"base.student: {name} needs a student; only baselines with a model of their own do without"
         )
     baseline = kind == "baseline"
-    no_teacher = ("settings", "calibrate", "epsilon_to", "nonprivate") if kind == "true_labels" else ()
+    no_teacher = ("settings", "find", "epsilon_to") if kind == "true_labels" else ()
     for key, refused, why in (
         ("student", True, "all teachers share base.student; a baseline has a model of its own"),
         ("trainer", not baseline, "methods that train base.student share base.trainer; leave it out"),
-        ("calibrate", baseline, "only a labeler states a plan that noise can be found for; use epsilon_to"),
+        ("find", baseline, "only a labeler states a plan that noise can be found for; use epsilon_to"),
         *((key, True, "true_labels asks no teacher and has no ε; leave it out") for key in no_teacher),
     ):
         if refused and section.get(key):
@@ -216,7 +212,6 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
     if model is not None:
         _refuse_shared(f"{where}.model", model.get("init_args"))
     roots = ("labeling.",) if kind == "labeler" else ("model.", "trainer.")
-    nonprivate = {} if kind == "true_labels" else section.get("nonprivate")
     own = section.get("epsilons")
     wanted = epsilons if own is None else _distinct(f"{where}.epsilons", own, read_epsilon)
     method = Method(
@@ -227,9 +222,8 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
         model=model,
         trainer=_section(f"{where}.trainer", section.get("trainer") or {}),
         epsilon_to=_paths(f"{where}.epsilon_to", section.get("epsilon_to"), roots),
-        calibrate=_calibrate(f"{where}.calibrate", section.get("calibrate")),
+        find=next(iter(_paths(f"{where}.find", section.get("find"), ("labeling.",))), None),
         settings=_settings(f"{where}.settings", section.get("settings"), roots),
-        nonprivate=None if nonprivate is None else _overrides(f"{where}.nonprivate", nonprivate, roots),
         epsilons=(),
     )
     return dataclasses.replace(
@@ -243,16 +237,14 @@ def _defined(where: str, method: Method, wanted: tuple[float, ...], own: bool) -
         return (math.inf,)
     finite = [epsilon for epsilon in wanted if epsilon < math.inf]
     missing = [epsilon for epsilon in finite if epsilon not in method.settings]
-    if missing and not (method.epsilon_to or method.calibrate):
+    if missing and not (method.epsilon_to or method.find):
         raise ConfigurationError(
-            f"{where}: nothing says how it reaches ε={epsilon_text(missing[0])}; add epsilon_to, calibrate, or "
+            f"{where}: nothing says how it reaches ε={epsilon_text(missing[0])}; add epsilon_to, find, or "
             f"settings for it, or list the method's own epsilons"
         )
-    if math.inf in wanted and method.nonprivate is None:
+    if math.inf in wanted and math.inf not in method.settings:
         if own:
-            raise ConfigurationError(
-                f"{where}.epsilons: inf needs a nonprivate section, which takes the noise out"
-            )
+            raise ConfigurationError(f"{where}.epsilons: inf needs settings of inf, which take the noise out")
         return tuple(finite)
     return wanted
 
@@ -282,16 +274,9 @@ def _settings(where: str, given: Any, roots: tuple[str, ...]) -> dict[float, dic
     found = {}
     for key, overrides in _section(where, given or {}).items():
         epsilon = read_epsilon(where, key)
-        if epsilon == math.inf:
-            raise ConfigurationError(f"{where}: settings without privacy belong into nonprivate")
-        found[epsilon] = _overrides(f"{where}.{key}", overrides or {}, roots)
+        found[epsilon] = _section(f"{where}.{key}", overrides or {})
+        _paths(f"{where}.{key}", list(found[epsilon]), roots)
     return found
-
-
-def _overrides(where: str, given: Any, roots: tuple[str, ...]) -> dict[str, Any]:
-    section = _section(where, given)
-    _paths(where, list(section), roots)
-    return section
 
 
 def _paths(where: str, given: Any, roots: tuple[str, ...]) -> tuple[str, ...]:
@@ -306,19 +291,6 @@ def _paths(where: str, given: Any, roots: tuple[str, ...]) -> tuple[str, ...]:
                 f"{where}: {path} is set by the comparison, alike for all methods; leave it out"
             )
     return tuple(paths)
-
-
-def _calibrate(where: str, given: Any) -> Mapping[str, Any] | None:
-    if given is None:
-        return None
-    section = _section(where, given, _CALIBRATE, ("parameter",))
-    _paths(where, [section["parameter"], *(section.get("tied") or {})], ("labeling.",))
-    try:
-        limits = {name: section[name] for name in ("low", "high", "rising") if name in section}
-        parameter_of({}, section["parameter"], **limits)
-    except ValueError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
-    return section
 
 
 def _wandb(given: Any) -> dict[str, Any] | None:

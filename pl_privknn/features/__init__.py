@@ -2,13 +2,13 @@
 
 from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.hog import HOG, DefaultFeatures
+from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import CachedFeatures, JoinedFeatures
 from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
 from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
-from pl_privknn.features.public import PublicFeatures, Resized
+from pl_privknn.features.public import DefaultFeatures, PublicFeatures, Resized
 from pl_privknn.features.scattering import Scattering
 from pl_privknn.features.text import SentenceFeatures, TextExtractor, WordLlamaFeatures
 

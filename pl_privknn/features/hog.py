@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, compiled, shape_text
-from pl_privknn.features.base import Extractor, check_images
+from pl_privknn.features.base import Extractor
 
 BLOCK_NORMS = ("L1", "L1-sqrt", "L2", "L2-Hys")
 
@@ -355,55 +355,3 @@ def _describe_stretch(
                 values /= math.sqrt((values * values).sum() + eps * eps)
                 features[n, place : place + at] = values
                 place += at
-
-
-#: Longest side of the grey images that :class:`DefaultFeatures` takes HOG of, in pixels.
-_SMALL = 32
-
-
-class DefaultFeatures(Extractor):
-    """HOG of small grey images, and :class:`~pl_privknn.features.PublicFeatures` of all others.
-
-    On digits HOG and then the student's features served Private-kNN and Ind-KNN at least as well, in less time;
-    of colours, textures and objects HOG tells little.
-    """
-
-    learns = True
-
-    def __init__(self) -> None:
-        self._hog = HOG()
-        self._chosen: Extractor | None = None
-
-    def _for(self, image_shape: Sequence[int]) -> Extractor:
-        from pl_privknn.features.public import PublicFeatures
-
-        channels, height, width = image_shape
-        grey = channels == 1 and 1 < max(height, width) <= _SMALL
-        return self._hog if grey else PublicFeatures()
-
-    def fit_public(self, images: Tensor) -> None:
-        """See :meth:`Extractor.fit_public`."""
-        check_images(images)
-        self._chosen = self._for(images.shape[1:])
-        if self._chosen.learns:
-            self._chosen.fit_public(images)
-
-    def feature_size(self, image_shape: Sequence[int]) -> int:
-        """See :meth:`Extractor.feature_size`."""
-        return self._for(image_shape).feature_size(image_shape)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """See :meth:`Extractor.state_dict`."""
-        return {} if self._chosen is None else self._chosen.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """See :meth:`Extractor.load_state_dict`."""
-        self._chosen = self._for((3, 1, 1) if state else (1, _SMALL, _SMALL))
-        self._chosen.load_state_dict(state)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Features, float32 ``(n, d)``."""
-        if self._chosen is None:
-            check_images(images)
-            self._chosen = self._for(images.shape[1:])
-        return self._chosen(images)

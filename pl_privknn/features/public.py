@@ -175,3 +175,53 @@ class PublicFeatures(Extractor):
             self._made = CachedFeatures(PublicPCA(joined, max(self.components, _WIDEST), self.power))
             self._shape = shape
         return self._made
+
+
+#: Longest side of the grey images that :class:`DefaultFeatures` takes HOG of, in pixels.
+_SMALL_GREY = 32
+
+
+class DefaultFeatures(Extractor):
+    """HOG of small grey images, and :class:`~pl_privknn.features.PublicFeatures` of all others.
+
+    On digits HOG and then the student's features served Private-kNN and Ind-KNN at least as well, in less time;
+    of colours, textures and objects HOG tells little.
+    """
+
+    learns = True
+
+    def __init__(self) -> None:
+        self._hog = HOG()
+        self._chosen: Extractor | None = None
+
+    def _for(self, image_shape: Sequence[int]) -> Extractor:
+        channels, height, width = image_shape
+        grey = channels == 1 and 1 < max(height, width) <= _SMALL_GREY
+        return self._hog if grey else PublicFeatures()
+
+    def fit_public(self, images: Tensor) -> None:
+        """See :meth:`Extractor.fit_public`."""
+        check_images(images)
+        self._chosen = self._for(images.shape[1:])
+        if self._chosen.learns:
+            self._chosen.fit_public(images)
+
+    def feature_size(self, image_shape: Sequence[int]) -> int:
+        """See :meth:`Extractor.feature_size`."""
+        return self._for(image_shape).feature_size(image_shape)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See :meth:`Extractor.state_dict`."""
+        return {} if self._chosen is None else self._chosen.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """See :meth:`Extractor.load_state_dict`."""
+        self._chosen = self._for((3, 1, 1) if state else (1, _SMALL_GREY, _SMALL_GREY))
+        self._chosen.load_state_dict(state)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features, float32 ``(n, d)``."""
+        if self._chosen is None:
+            check_images(images)
+            self._chosen = self._for(images.shape[1:])
+        return self._chosen(images)

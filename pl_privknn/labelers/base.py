@@ -13,9 +13,8 @@ from torch import Tensor
 
 from pl_privknn._checks import shape_text
 from pl_privknn.config import HasInitArguments
-from pl_privknn.labelers.canaries import Canaries, Evidence, hub
-from pl_privknn.neighbors.processes import Shard
-from pl_privknn.privacy.ledger import ChargesLedger, charge_and_draw
+from pl_privknn.neighbors.processes import ALONE, ProcessGroup, Shard
+from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms.base import (
     MOVES_AS_CHARGED,
     Adjacency,
@@ -72,8 +71,13 @@ class Labeler(HasInitArguments, abc.ABC):
 
     A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from
     :meth:`charge_and_draw`, which charges the ledger first, for the very mechanism object that draws, and never
-    writes an ε formula of its own. What it may do beyond that (shards, streams, models, …) is in classes of their
-    own, from which it derives.
+    writes an ε formula of its own. What it may do beyond that (streams, models, …) is in classes of their own, from
+    which it derives.
+
+    Private records may lie in shards, one a process, where :attr:`takes_shards` says so. Every process calls
+    :meth:`label` with the same queries then. What it makes of its own records goes through ``processes.sum`` or
+    ``processes.gather``, and each release through ``processes.from_first``: global rank 0 draws the noise, and the
+    others get the released value.
 
     Args:
         noise_source: where protective randomness comes from; the operating system's cryptographic generator
@@ -100,9 +104,29 @@ class Labeler(HasInitArguments, abc.ABC):
     #: Arguments that a plan may look for (:mod:`pl_privknn.planning`): the first that a configuration states, else
     #: the first of them. One that takes an object stands for the argument that the object's class names.
     free_parameters: ClassVar[tuple[str, ...]] = ()
+    #: What this process holds, where private records lie in shards; set before each fit. Private.
+    shard: Shard | None = None
+    #: Whether a release depends on the shard in which a record lies; that must then not depend on other records, as
+    #: the number of a row does.
+    lasting_shards: bool = False
 
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
         self.noise_source = noise_source if noise_source is not None else default_noise()
+
+    @property
+    def takes_shards(self) -> bool:
+        """Whether records may lie in shards with these settings."""
+        return False
+
+    @property
+    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
+        """Neighbouring relations under which :meth:`plan` is valid in shards."""
+        return self.adjacencies
+
+    @property
+    def processes(self) -> ProcessGroup:
+        """The processes that hold shards; a single one where the table is whole."""
+        return ALONE if self.shard is None else self.shard.group
 
     @abc.abstractmethod
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
@@ -133,16 +157,37 @@ class Labeler(HasInitArguments, abc.ABC):
     ) -> NoiseSource:
         """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
 
-        See :func:`~pl_privknn.privacy.ledger.charge_and_draw`; the charge states this labeler's :attr:`adjacencies`
-        its unit of privacy, and whether its noise is cryptographic.
+        The charge states this labeler's :attr:`adjacencies` (in shards :attr:`adjacencies_in_shards`), its unit of
+        privacy, and whether its noise is cryptographic. In shards global rank 0 charges; each process gets a stream
+        that no other has, for the coins of its own records.
+
+        Args:
+            ledger: pays.
+            mechanism: what is released, with the sensitivity that holds under these adjacencies.
+            count: number of releases.
+            key: what the noise is for; a seeded source gives each key and row a stream of its own.
+
+        Returns:
+            the noise, after the charge is on disk.
 
         Raises:
-            BudgetExceeded: if the charge would pass the budget; nothing was drawn.
+            BudgetExceeded: if the charge would pass the budget, in every process; nothing was drawn.
             ValueError: where the ledger counts under another adjacency or unit.
         """
-        return charge_and_draw(
-            ledger, self.noise_source, mechanism, count, key, self.adjacencies, unit_of(self)
+        row = self.processes.from_first(
+            lambda: ledger.charge(
+                mechanism,
+                count,
+                noise=self.noise_source,
+                adjacencies=self.adjacencies if self.shard is None else self.adjacencies_in_shards,
+                unit=unit_of(self),
+            )
         )
+        return self.noise_source.stream(*self.shard_key(), key, row)
+
+    def shard_key(self) -> tuple[str | int, ...]:
+        """First parts of the keys of this process's streams: seeded coins of shards must differ."""
+        return ("shard", self.processes.rank) if self.processes.rank else ()
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -156,6 +201,18 @@ class Labeler(HasInitArguments, abc.ABC):
         Raises:
             BudgetExceeded: if a charge would pass the budget; nothing was drawn or released by it.
         """
+
+
+class FollowerLedger:
+    """Ledger of the processes other than global rank 0, which alone charges."""
+
+    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
+        """Refuse: a labeler that charges here would draw more than once.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("ledger: global rank 0 alone charges; pay through Labeler.charge_and_draw")
 
 
 def stated_plan(
@@ -313,11 +370,11 @@ class ProtectsPersons(Labeler):
 
         What holds of these rows whatever the coins, holds of the table: a person has no more than ``most`` of them.
         """
-        owners, shard = self.checked_owners(num_records), held_shard(self)
+        owners = self.checked_owners(num_records)
         if owners is None:
             return torch.arange(num_records)
-        rank = 0 if shard is None else shard.group.rank
-        return records_drawn(owners, most, self.noise_source.stream("records of persons", rank))
+        coins = self.noise_source.stream("records of persons", self.processes.rank)
+        return records_drawn(owners, most, coins)
 
 
 def unit_of(labeler: Labeler) -> Unit:
@@ -374,81 +431,6 @@ class JoinsRuns(Labeler):
         """Close what :meth:`join_run` opened; called when a run has ended, by an error too."""
 
 
-@dataclasses.dataclass
-class _NotedRow:
-    """A ledger whose last charge is remembered."""
-
-    ledger: ChargesLedger
-    row: int = 0
-
-    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
-        """See :class:`~pl_privknn.privacy.ledger.ChargesLedger`."""
-        self.row = self.ledger.charge(mechanism, count, **stated)
-        return self.row
-
-
-class ShardedLabeler(Labeler):
-    """A labeler whose private records may lie in shards, one a process.
-
-    Process 0 charges, draws noise and answers. What it needs of private records is :meth:`merged` from what each
-    process makes of its own, :meth:`partial`: a teacher that looks at records through sums says that, and no more.
-    """
-
-    #: What this process holds, where private records lie in shards; set before each fit. Private.
-    shard: Shard | None = None
-    #: Whether a release depends on the shard in which a record lies; that must then not depend on other records, as
-    #: the number of a row does.
-    lasting_shards: bool = False
-
-    @property
-    def takes_shards(self) -> bool:
-        """Whether records may lie in shards with these settings."""
-        return True
-
-    @property
-    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
-        """Neighbouring relations under which :meth:`Labeler.plan` is valid in shards."""
-        return self.adjacencies
-
-    def partial(self, command: Any) -> Tensor:
-        """**Private.** What this process's records add to the answer to a command of process 0."""
-        raise NotImplementedError(f"{type(self).__name__} looks at private records in one process")
-
-    def merged(self, command: Any) -> Tensor:
-        """**Private.** :meth:`partial` of all processes' records, on process 0."""
-        if self.shard is None:
-            return self.partial(command)
-        self.shard.group.broadcast(command)
-        return self.shard.group.sum(self.partial(command))
-
-    def run_command(self, command: Any) -> None:
-        """Carry out, on this process's :attr:`shard`, a command that :meth:`label` gave in process 0."""
-        if self.shard is None:
-            raise RuntimeError(f"{type(self).__name__}.run_command needs a shard")
-        self.shard.group.sum(self.partial(command))
-
-    def note_row(self, row: int) -> None:
-        """Take note of the ledger's row that pays for what is released next; called where records lie in shards."""
-
-    def charge_and_draw(
-        self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str
-    ) -> NoiseSource:
-        """See :meth:`Labeler.charge_and_draw`; in shards under :attr:`adjacencies_in_shards`."""
-        if self.shard is None:
-            return super().charge_and_draw(ledger, mechanism, count, key)
-        noted = _NotedRow(ledger)
-        noise = charge_and_draw(
-            noted, self.noise_source, mechanism, count, key, self.adjacencies_in_shards, unit_of(self)
-        )
-        self.note_row(noted.row)
-        return noise
-
-
-def held_shard(labeler: Labeler) -> Shard | None:
-    """The shard that a labeler holds, if any. **Private.**."""
-    return labeler.shard if isinstance(labeler, ShardedLabeler) else None
-
-
 class MakesModel(Labeler):
     """A labeler whose releases make a model: post-processing, which may be saved and shown."""
 
@@ -462,59 +444,3 @@ class MakesModel(Labeler):
     @abc.abstractmethod
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Class probabilities ``(n, c)`` of features ``(n, d)``, by the model of :meth:`head_state`."""
-
-
-class HasCanaries(Labeler):
-    """A labeler that says what attacks on it look for best; others get one record that reaches every query."""
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """Records with which an attack finds out whether this labeler keeps its promise; see :mod:`.canaries`.
-
-        Args:
-            public: float32 features of the public examples that are asked about, shape ``(m, d)``.
-            num_classes: number of classes.
-        """
-        return hub(public, num_classes)
-
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """**Private.** What noise is added to, ``(m, c)``, with every record taking part; None where unknown.
-
-        For audits, whose attacker knows all records but one.
-        """
-        return None
-
-    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
-        """**Private.** The mean of :meth:`exact_votes` over so many samples of records, where these are sampled."""
-        return self.exact_votes(queries)
-
-    def label_repeatedly(
-        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
-    ) -> Release:
-        """:meth:`label` of the queries, ``times`` times one after another; what they share may be done once."""
-        return self.label(queries.repeat(times, 1), ledger, max_answers)
-
-    @classmethod
-    def knows_votes(cls) -> bool:
-        """Whether :meth:`exact_votes` is known of this class."""
-        return cls.exact_votes is not HasCanaries.exact_votes
-
-    @classmethod
-    def knows_evidence(cls) -> bool:
-        """Whether :meth:`evidence` is known of this class."""
-        return cls.evidence is not HasCanaries.evidence
-
-    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
-        """**Private.** What released sums say of canaries; None where there are only answers.
-
-        Args:
-            canaries: records that may be in the table, each by its own coin.
-            known: the same labeler with the table that an attacker knows.
-        """
-        return None
-
-
-def canaries_of(labeler: Labeler, public: Tensor, num_classes: int) -> Canaries:
-    """See :meth:`HasCanaries.canaries`; of other labelers one record that reaches every query."""
-    if isinstance(labeler, HasCanaries):
-        return labeler.canaries(public, num_classes)
-    return hub(public, num_classes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +23,13 @@ from pl_privknn.config import as_group
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    HasCanaries,
-    Labeler,
     MakesModel,
     ProtectsPersons,
     Release,
-    ShardedLabeler,
     check_one_of,
     check_table,
     unit_of,
 )
-from pl_privknn.labelers.canaries import Canaries, Evidence, SampledEvidence, in_directions
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import (
@@ -106,7 +102,7 @@ class LinearOptimization:
         check_int("steps_per_charge", self.steps_per_charge)
 
 
-class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
+class NoisySGDTeacher(ProtectsPersons, MakesModel):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
@@ -194,9 +190,8 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         #: Constant input after the features: 1, or 0 where there is no bias.
         self.constant = float(self.model.bias)
         self.records_per_person = check_int("records_per_person", records_per_person)
-        #: Keep what every step released, for :meth:`evidence`.
-        self.keeps_steps = False
-        self._path: tuple[PublicWhitening, list[tuple[Tensor, Tensor, Tensor]]] | None = None
+        #: For audits: called with each step's weights ``(c, d + 1)``, noisy sum and drawn records. **Private**.
+        self.on_step: Callable[[Tensor, Tensor, Tensor], None] | None = None
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._head: dict[str, Tensor] | None = None
         self._vectors = torch.empty(0)  # of this process's records, changed
@@ -233,11 +228,8 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         released = torch.full((len(queries),), -1, dtype=torch.int64)
         if len(queries) == 0:
             return Release(released)
-        change = self._change(queries)
-        self._path = (change, []) if self.keeps_steps else None
-        if self.shard is not None:
-            self.shard.group.broadcast(change)
-        self._take_change(change)
+        change = self.processes.from_first(lambda: self.whitening_of(queries))
+        self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
         weights = self._train(self._table[2], ledger)
         self._head = {"weights": weights, **change.state_dict()}
         scores = _with_constant(change(queries), self.constant).double() @ weights.T
@@ -262,38 +254,10 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
 
         return predict
 
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """With gradients at right angles: one for each direction of the features."""
-        change = self._change(public)
-        directions = change.directions.T if self.model.components is not None else torch.eye(public.shape[1])
-        return in_directions(public, num_classes, directions, change.mean, each_class=False)
-
-    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
-        """By the weights of every step, if :attr:`keeps_steps`; see :meth:`HasCanaries.evidence`."""
-        assert isinstance(known, NoisySGDTeacher)
-        if self._path is None or known._table is None:
-            return None
-        found, (change, steps) = SampledEvidence(len(canaries.labels), self.mechanism), self._path
-        features, labels, _ = known._table
-        others, own, norm = change(features), change(canaries.features), self.mechanism.l2_sensitivity
-        for weights, noisy, drawn in steps:
-            # The attacker knows all other records, and which of them the step drew; canaries come after them.
-            among = drawn[drawn < len(others)]
-            rest = noisy - clipped_softmax_gradients(
-                weights, others[among], labels[among], norm, self.constant
-            )
-            errors, inputs = clipped_factors(weights, own, canaries.labels, norm, self.constant)
-            lengths = errors.norm(dim=1) * inputs.norm(dim=1)
-            along = torch.einsum("mc,cd,md->m", errors.double(), rest, inputs.double())
-            found.add_step(along / lengths.double().clamp(min=1e-12), lengths)
-        return found
-
-    def _change(self, queries: Tensor) -> PublicWhitening:
-        kept = (
-            None
-            if self.model.components is None
-            else min(self.model.components, queries.shape[1], len(queries))
-        )
+    def whitening_of(self, queries: Tensor) -> PublicWhitening:
+        """What changes the features of a round that asks about these queries, float32 ``(m, d)``."""
+        kept = self.model.components
+        kept = None if kept is None else min(kept, queries.shape[1], len(queries))
         return PublicWhitening(queries.shape[1], kept, self.model.whitening).fit(queries)
 
     @property
@@ -301,22 +265,10 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         """Always: a Poisson batch of all records is one of each shard, and the sums of gradients add up."""
         return True
 
-    def run_command(self, command: Any) -> None:
-        """Make vectors of this shard's features, or give the gradients of a step; see the base."""
-        if isinstance(command, PublicWhitening):
-            self._take_change(command)
-        else:
-            super().run_command(command)
-
-    def _take_change(self, change: PublicWhitening) -> None:
-        assert self._table is not None
-        self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
-
-    def partial(self, command: Any) -> Tensor:
+    def _gradients(self, weights: Tensor, row: int, left: int) -> Tensor:
         """The sum of clipped gradients of this process's part of a Poisson batch, float64 ``(c, d + 1)``."""
-        weights, row, left = command
         assert self._table is not None
-        rank = 0 if self.shard is None else self.shard.group.rank
+        rank = self.processes.rank
         # The system's generator is each process's own; seeded streams must differ between shards.
         coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
         rate, owners = self.mechanism.sampling_rate, self.private_owners
@@ -324,7 +276,7 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
             drawn = poisson_sample(len(self._vectors), rate, coins)
         else:
             drawn = poisson_persons(owners, rate, self.records_per_person, coins)
-        if self.keeps_steps:
+        if self.on_step is not None:
             self._drawn = drawn
         norm = self.mechanism.l2_sensitivity
         vectors, labels = self._vectors[drawn], self._table[1][drawn]
@@ -338,13 +290,14 @@ class NoisySGDTeacher(ShardedLabeler, ProtectsPersons, MakesModel, HasCanaries):
         )
         weights = torch.zeros(num_classes, self._vectors.shape[1] + 1, dtype=torch.float64)
         velocity = torch.zeros_like(weights)
-        while steps.left:
-            steps.pay(self.noise_source)
-            total = self.merged((weights.float(), steps.row, steps.left))
-            share = 1 - steps.left / self.steps if self.optimization.scheduler == "cosine" else 0.0
-            noisy = steps.release(total.flatten(), self.noise_source).view_as(weights)
-            if self._path is not None:
-                self._path[1].append((weights.float(), noisy, self._drawn))
+        processes, noise = self.processes, self.noise_source
+        for left in range(self.steps, 0, -1):
+            row = processes.from_first(functools.partial(steps.pay, noise))
+            total = processes.sum(self._gradients(weights.float(), row, left)).flatten()
+            share = 1 - left / self.steps if self.optimization.scheduler == "cosine" else 0.0
+            noisy = processes.from_first(functools.partial(steps.release, total, noise)).view_as(weights)
+            if self.on_step is not None:
+                self.on_step(weights.float(), noisy, self._drawn)
             velocity = self.optimization.momentum * velocity + noisy / self.expected_batch_size
             weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity
         return weights

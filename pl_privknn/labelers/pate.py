@@ -14,7 +14,6 @@ from pl_privknn.labelers.attributes import Attributes, clip_attributes
 from pl_privknn.labelers.base import (
     ChargesLedger,
     Release,
-    ShardedLabeler,
     check_records,
     stated_plan,
 )
@@ -37,7 +36,7 @@ from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import silenced
 
 
-class PATE(ShardedLabeler, VotingLabeler):
+class PATE(VotingLabeler):
     """Private Aggregation of Teacher Ensembles (Papernot et al. 2017, 2018), and Guided PATE (Arora).
 
     The private records are dealt out to disjoint parts, one teacher is trained on each, and each query gets
@@ -177,7 +176,7 @@ class PATE(ShardedLabeler, VotingLabeler):
     def _train(
         self, features: Tensor, labels: Tensor, num_classes: int, owners: Tensor | None
     ) -> TrainedTeachers:
-        teachers, rank = self._own_teachers(), 0 if self.shard is None else self.shard.group.rank
+        teachers, rank = self._own_teachers(), self.processes.rank
         shown = self.progress and not rank
         with progress_bar(f"training {teachers} teachers", shown) as progress, silenced():
             parts = self.partitioner.assign(
@@ -193,9 +192,7 @@ class PATE(ShardedLabeler, VotingLabeler):
 
     def _own_teachers(self) -> int:
         """Number of teachers that this process trains, on records of its own."""
-        if self.shard is None:
-            return self.num_teachers
-        rank, size = self.shard.group.rank, self.shard.group.size
+        rank, size = self.processes.rank, self.processes.size
         if self.num_teachers < size:
             raise ValueError(
                 f"num_teachers={self.num_teachers} must be at least the number of processes, {size}"
@@ -215,7 +212,7 @@ class PATE(ShardedLabeler, VotingLabeler):
         """
         votes = self.votes(queries)
         release = self.release(votes, ledger, max_answers)
-        if self.attributes is None:
+        if self.attributes is None and not self.processes.rank:
             self._asked.append(votes)
             self._answered.append(release.answered)
         return release
@@ -228,12 +225,6 @@ class PATE(ShardedLabeler, VotingLabeler):
 
         aggregation = self.aggregation(votes.shape[1])
         return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
-
-    def label_repeatedly(
-        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
-    ) -> Release:
-        """:meth:`label` of the queries, ``times`` times one after another; teachers say the same each time."""
-        return self.release(self.votes(queries).repeat(times, 1), ledger, max_answers)
 
     # ------------------------------------------------------------------ for the owner of the data alone
 
@@ -256,11 +247,10 @@ class PATE(ShardedLabeler, VotingLabeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        return self.merged(queries.cpu())
+        return self.processes.sum(self._own_votes(queries.cpu()))
 
-    def partial(self, command: Any) -> Tensor:
-        """Votes of this process's teachers, for the queries that are the command; see :meth:`votes`."""
-        queries, trained, classes = command, self.trained, self._num_classes
+    def _own_votes(self, queries: Tensor) -> Tensor:
+        trained, classes = self.trained, self._num_classes
         with silenced():
             if self.attributes is not None:
                 sums = torch.zeros(len(queries), classes, dtype=torch.float64)
@@ -271,10 +261,6 @@ class PATE(ShardedLabeler, VotingLabeler):
             answers = trained.predict(queries)
         counts = torch.zeros(len(queries), classes, dtype=torch.int64)
         return counts.scatter_add_(1, answers.clamp_min(0), (answers >= 0).long())
-
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """:meth:`votes`, of classes."""
-        return self.votes(queries) if self.attributes is None else None
 
     def asked_votes(self) -> tuple[Tensor, Tensor]:
         """**Private.** Votes ``(m, c)`` of every query so far, and which of them were answered."""

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.attributes import Attributes, clip_attributes
-from pl_privknn.labelers.base import ShardedLabeler
 from pl_privknn.labelers.voting import (
     Aggregation,
     Neighbors,
     NeighborVoting,
     Screening,
 )
-from pl_privknn.neighbors import Coins, PoissonNeighbors, PoissonSums, ShardedNeighbors
+from pl_privknn.neighbors import PoissonNeighbors, PoissonSums, ShardedNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 
 __all__ = ["PrivateKNN", "Screening"]
 
 
-class PrivateKNN(NeighborVoting, ShardedLabeler):
+class PrivateKNN(NeighborVoting):
     """Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
     For each query the k nearest records of a fresh Poisson sample vote. Screening on one sample decides
@@ -86,26 +83,10 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
         """Whether classes are voted for: each process searches its own records."""
         return self.attributes is None
 
-    def run_command(self, command: Any) -> None:
-        """See :meth:`ShardedLabeler.run_command`."""
-        if not isinstance(self._neighbors, ShardedNeighbors):
-            raise RuntimeError("PrivateKNN.run_command needs a shard: call fit(features, labels) first")
-        self._neighbors.run_command(command)
-
-    def note_row(self, row: int) -> None:
-        """Shards learn of the row, so that none tosses the coins of another release; see the base."""
-        if isinstance(self._neighbors, ShardedNeighbors):
-            self._neighbors.release = row
-
-    def _own_coins(self, release: int) -> Coins:
-        # The system's generator is each process's own; seeded streams must differ between shards.
-        assert self.shard is not None
-        return self.noise_source.stream("shard", self.shard.group.rank, release).bernoulli
-
     def _units(self, own: int) -> int:
-        if self.shard is None:
-            return own
-        return self.shard.total if self._owners is None else int(self.shard.group.sum(torch.tensor([own]))[0])
+        if self._owners is not None:
+            return int(self.processes.sum(torch.tensor([own]))[0])
+        return own if self.shard is None else self.shard.total
 
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
         # Its guarantee is for exactly k votes, with and without any one record.
@@ -124,7 +105,5 @@ class PrivateKNN(NeighborVoting, ShardedLabeler):
             )
         table = (features, labels, num_classes, self.k, self.sampling_rate)
         if self.shard is not None:
-            return ShardedNeighbors(
-                *table, self.shard, self._own_coins, owners=self._owners, device=self.device
-            )
+            return ShardedNeighbors(*table, self.shard, owners=self._owners, device=self.device)
         return PoissonNeighbors(*table, owners=self._owners, device=self.device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,17 +20,14 @@ from pl_privknn.labelers.attributes import (
 )
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    HasCanaries,
     ProtectsPersons,
     RecordBlocks,
     Release,
-    ShardedLabeler,
     StreamsRecords,
     check_one_of,
     check_records,
     nonnegative_shares,
 )
-from pl_privknn.labelers.canaries import Canaries, hub, one_in_each_cell, one_in_each_pair
 from pl_privknn.labelers.reverse_knn_local import (
     Channel,
     LocalRandomizer,
@@ -81,7 +77,7 @@ def decide(
     return Release(labels, nonnegative_shares(noisy).float(), released, deviation)
 
 
-class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
+class ReverseKNN(StreamsRecords, ProtectsPersons):
     """Reverse kNN labelling (record-level private knowledge distillation).
 
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
@@ -285,7 +281,7 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
         check_counts(counts)
         mechanism = self.mechanism(counts.shape[1])
         noise = self.charge_and_draw(ledger, mechanism, 1, "counts")
-        noisy = mechanism.add_noise(counts, noise).double()
+        noisy = self.processes.from_first(lambda: mechanism.add_noise(counts, noise).double())
         return decide(noisy, mechanism.deviation, self.abstain, self.soft, max_answers)
 
     def _release_sums(
@@ -353,18 +349,16 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
             int64, shape ``(s, num_classes)``; of attributes float64 ``(s, num_classes + 1)``, the last column the
             number of records.
         """
-        return self.merged(queries.cpu())
+        if self.attributes is not None:
+            return self._own_sums(queries.cpu(), self.attributes)
+        return self.processes.sum(self._own_counts(queries.cpu()))
 
     @property
     def takes_shards(self) -> bool:
         """Whether there is a curator, whose counts are a sum over shards."""
         return self.trust == "central" and self.attributes is None
 
-    def partial(self, command: Any) -> Tensor:
-        """Exact counts of the records at hand, for the queries that are the command; see :meth:`counts`."""
-        queries = command
-        if self.attributes is not None:
-            return self._own_sums(queries, self.attributes)
+    def _own_counts(self, queries: Tensor) -> Tensor:
         table = self._table(queries)
         counts = torch.zeros(table.cells, dtype=torch.int64)
         for nearest, labels in self._choices(queries):
@@ -379,35 +373,6 @@ class ReverseKNN(ShardedLabeler, StreamsRecords, ProtectsPersons, HasCanaries):
             for rank in range(self.k):
                 sums.index_add_(0, nearest[:, rank].long(), given)
         return sums
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """One in each cell of the table; where labels are exchanged in sums, one in each pair of cells."""
-        if self.attributes is not None:
-            return hub(public, num_classes)
-        swaps = self.adjacency == "replace_one" and self.trust != "local"
-        placed = (one_in_each_pair if swaps else one_in_each_cell)(public, num_classes)
-        # Shares make the noise of each cell by itself; single messages leave out one cell for another.
-        shares = self._channel is not None and self._channel.randomizer == "shares"
-        return dataclasses.replace(placed, apart=swaps and shares)
-
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """:meth:`counts`, of classes."""
-        return self.counts(queries) if self.attributes is None else None
-
-    def told_by_each(self, queries: Tensor, ledger: ChargesLedger) -> Tensor:
-        """Counts that each client's message states, float64 ``(n, s, c)``: the view of a server.
-
-        Raises:
-            ValueError: unless ``trust`` is ``"local"``.
-        """
-        if self.trust != "local":
-            raise ValueError(f"trust={self.trust!r}: a server sees no single message")
-        protocol = self.protocol(len(queries), self._num_classes)
-        assert isinstance(protocol, LocalRandomizer)
-        nearest, labels = self.votes(queries)
-        noise = self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
-        messages = protocol.randomize(nearest, labels, noise)
-        return torch.stack([protocol.aggregate(message) for message in messages.split(1)])
 
     def _table(self, queries: Tensor) -> Table:
         return Table(len(queries), self._num_classes, self.k)

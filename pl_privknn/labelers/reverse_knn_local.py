@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -164,7 +165,65 @@ class Table:
         return (nearest[:, :, None] * self.classes + labels[:, None, :]).flatten(1)
 
 
-class LocalRandomizer(abc.ABC):
+class Protocol(abc.ABC):
+    """Messages of clients, each of which noises its own answer.
+
+    Attributes:
+        table: shape of an answer.
+    """
+
+    table: Table
+
+    @property
+    @abc.abstractmethod
+    def mechanism(self) -> Mechanism:
+        """Cost of one round of messages; all clients together cost this."""
+
+    def draw(
+        self,
+        nearest: Tensor,
+        labels: Tensor,
+        noise: NoiseSource,
+        by: Callable[[Tensor, Tensor, NoiseSource], Tensor],
+    ) -> Tensor:
+        """Pass clients' answers through the mechanism's :meth:`~pl_privknn.privacy.mechanisms.Mechanism.draw`."""
+        return self.mechanism.draw(
+            (nearest, labels),
+            noise,
+            lambda sent, noise: by(sent[0], sent[1], noise),
+            lambda sent: self.compared(*sent),
+        )
+
+    def compared(self, nearest: Tensor, labels: Tensor) -> Tensor:
+        """**Private.** Cells that clients vote for, int64 ``(n, k·r)``, in order; for tests that compare tables.
+
+        Raises:
+            ValueError: where a client votes for a cell twice, which no message covers.
+        """
+        cells = self.table.cells_of(nearest, labels).sort(dim=1).values
+        if bool((cells.diff(dim=1) == 0).any()):
+            raise ValueError("a record's message names a cell twice; the randomizer covers different cells")
+        return cells
+
+    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """Draw the estimate from clients' messages in distribution; without the messages where that is faster.
+
+        Args:
+            nearest: int64 ``(n, k)``, each record's queries, different from one another.
+            labels: int64 ``(n, r)``, each record's labels, different from one another.
+            noise: the clients' randomness.
+
+        Returns:
+            Unbiased counts, float64 ``(s, c)``.
+        """
+        return self.draw(nearest, labels, noise, self._simulate)
+
+    @abc.abstractmethod
+    def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """See :meth:`simulate`."""
+
+
+class LocalRandomizer(Protocol):
     """One client's message and the server's estimate; see the module.
 
     Args:
@@ -189,7 +248,6 @@ class LocalRandomizer(abc.ABC):
         """Cost of one round of messages; each record is in one message, so all clients together cost this."""
         return PureDP(self.epsilon)
 
-    @abc.abstractmethod
     def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """The messages of clients, each a function of its own record and its own coins.
 
@@ -201,6 +259,11 @@ class LocalRandomizer(abc.ABC):
         Returns:
             int64 ``(n, w)``, a message a row.
         """
+        return self.draw(nearest, labels, noise, self._randomize)
+
+    @abc.abstractmethod
+    def _randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """See :meth:`randomize`."""
 
     @property
     @abc.abstractmethod
@@ -210,10 +273,6 @@ class LocalRandomizer(abc.ABC):
     @abc.abstractmethod
     def aggregate(self, messages: Tensor) -> Tensor:
         """Unbiased estimates of the counts, float64 ``(s, c)``, from messages in any order."""
-
-    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """Draw :meth:`aggregate` of :meth:`randomize` in distribution; without the messages where that is faster."""
-        return self.aggregate(self.randomize(nearest, labels, noise))
 
     @abc.abstractmethod
     def deviation(self, num_clients: int) -> float:
@@ -228,11 +287,16 @@ class UnaryRandomizer(LocalRandomizer):
         """The bits that two answers can differ in are 2·k·r."""
         return RandomizedResponse.for_epsilon(self.epsilon, 2, 2 * self.table.ones)
 
-    def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+    def compared(self, nearest: Tensor, labels: Tensor) -> Tensor:
+        """**Private.** Bits, int64 ``(n, s·c)``: one for each cell that a client votes for."""
+        return self._bits(super().compared(nearest, labels))
+
+    def _bits(self, cells: Tensor) -> Tensor:
+        return torch.zeros(len(cells), self.table.cells, dtype=torch.int64).scatter_(1, cells, 1)
+
+    def _randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Bits, int64 ``(n, s·c)``."""
-        bits = torch.zeros(len(nearest), self.table.cells, dtype=torch.int64)
-        bits.scatter_(1, self.table.cells_of(nearest, labels), 1)
-        return self.mechanism.randomize(bits, noise)
+        return self.mechanism.randomize(self._bits(self.table.cells_of(nearest, labels)), noise)
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -243,7 +307,7 @@ class UnaryRandomizer(LocalRandomizer):
         """(sum − n·f)/(1 − 2f)."""
         return self._estimate(messages.sum(dim=0).double(), len(messages))
 
-    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+    def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Two binomials a cell: bits are independent."""
         true = true_counts(self.table, nearest, labels)
         flip = self.mechanism.flip_probability
@@ -268,7 +332,7 @@ class CollisionRandomizer(LocalRandomizer):
         super().__init__(epsilon, table)
         self.bloom = Bloom(epsilon, table.ones)
 
-    def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+    def _randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Hash key and value, int64 ``(n, 2)``."""
         return self.bloom.messages(self.table.cells_of(nearest, labels), noise)
 
@@ -284,7 +348,7 @@ class CollisionRandomizer(LocalRandomizer):
         )
         return self._estimate(sum(parts, torch.zeros(self.table.cells)).double(), len(messages))
 
-    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+    def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Ones by their own hashes; zeros are hit independently, so their hits are binomial."""
         true = true_counts(self.table, nearest, labels)
         hits = binomial(len(nearest) - true, 1 / self.bloom.length, noise)
@@ -382,7 +446,7 @@ def _keeps(mechanism: NegativeBinomial, epsilon: float, delta: float) -> bool:
     return account([charge], delta=delta, adjacency="replace_one", exact=False).epsilon <= epsilon
 
 
-class Shuffled:
+class Shuffled(Protocol):
     """Base of both protocols; ``num_clients`` is the public number of clients that are sure to send."""
 
     def __init__(self, table: Table, num_clients: int) -> None:
@@ -422,8 +486,7 @@ class SingleMessage(Shuffled):
         """Unbiased counts, float64 ``(s, c)``."""
         return self.randomizer.aggregate(messages)
 
-    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """The same in distribution, without messages."""
+    def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         return self.randomizer.simulate(nearest, labels, noise)
 
     def deviation(self, num_clients: int) -> float:
@@ -444,7 +507,17 @@ class MultiMessage(Shuffled):
         super().__init__(table, num_clients)
         if noise.moved != table.ones:
             raise ValueError(f"noise.moved={noise.moved} must be k·r = {table.ones}, the votes of a record")
-        self.mechanism = noise
+        self._noise = noise
+
+    @property
+    def mechanism(self) -> NegativeBinomial:
+        """The noise."""
+        return self._noise
+
+    def compared(self, nearest: Tensor, labels: Tensor) -> Tensor:
+        """**Private.** Counts, int64 ``(s·c,)``, of different cells of each client."""
+        super().compared(nearest, labels)
+        return true_counts(self.table, nearest, labels)
 
     def client(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """One client's messages, cell numbers, int64 ``(w, 1)``: its votes, and its share of the noise.
@@ -472,9 +545,9 @@ class MultiMessage(Shuffled):
         counts = torch.bincount(messages.flatten(), minlength=self.table.cells).double()
         return (counts - self.mechanism.mean).view(self.table.queries, self.table.classes)
 
-    def simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """The same in distribution for ``num_clients`` clients: the shares of a cell add up to the whole noise."""
-        counts = true_counts(self.table, nearest, labels) + self.mechanism.draw(self.table.cells, noise)
+    def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
+        """For ``num_clients`` clients: the shares of a cell add up to the whole noise."""
+        counts = self.mechanism.draw(true_counts(self.table, nearest, labels), noise)
         return (counts.double() - self.mechanism.mean).view(self.table.queries, self.table.classes)
 
     def deviation(self, num_clients: int) -> float:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,18 +28,14 @@ from pl_privknn._checks import (
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    HasCanaries,
     JoinsRuns,
-    Labeler,
     MakesModel,
     ProtectsPersons,
     Release,
-    ShardedLabeler,
     UsesPublicFeatures,
     check_one_of,
     check_records,
 )
-from pl_privknn.labelers.canaries import Canaries, Evidence, in_directions
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import check_adjacency, merged
@@ -311,17 +307,15 @@ class ReleaseLostError(RuntimeError):
     """A paid release that did not survive; nothing may be drawn in its place."""
 
 
-class StatisticsTeacher(
-    ShardedLabeler, UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons, HasCanaries
-):
+class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons):
     """Releases sums over all private records, makes a linear model of them, and answers by it.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
     the run's private folder from then on: every later query, of every round and of a resumed run, is answered by
     post-processing and costs nothing. A release that was paid for and lost in a crash is not drawn again.
 
-    **Shards.** Process 0 commands a sum, with the model and all that was learned from public examples, so that every
-    record enters by the same function, whoever holds it. It alone pays, draws noise, and keeps what is released.
+    **Shards.** Every process takes the model, and what was learned from public examples, from global rank 0, so that
+    every record enters by the same function in any shard. Global rank 0 alone pays, draws noise, and keeps releases.
 
     **Persons.** Where the unit of privacy is a person, ``records_per_person`` of each take part, drawn by private
     coins at each fit; what they add together is clipped to what one record may add.
@@ -396,7 +390,7 @@ class StatisticsTeacher(
         self._kept: PrivateStore | None = None
         self._paid_by: ChargesLedger | None = None
         self._charged = 0
-        self._taken: dict[int, Taken] = {}
+        self.taken: dict[int, Taken] = {}
         self._sketch: Tensor | None = None
         self._weights: Tensor | None = None
 
@@ -460,16 +454,6 @@ class StatisticsTeacher(
         """**Private.** :meth:`private_sum` in the units of the released sum, float64 ``(c, p)``."""
         return self.private_sum(release, weights).double() * self.step(release)
 
-    def partial(self, command: Any) -> Tensor:
-        """:meth:`private_sum` by what process 0 learned from public examples."""
-        release, weights, learned = command
-        self.relearn(learned)
-        return self.private_sum(release, weights)
-
-    def whole_sum(self, release: int, weights: Tensor) -> Tensor:
-        """:meth:`private_sum` of all records, on process 0. Whole numbers are the same in any number of shards."""
-        return self.merged((release, weights, self.learned()))
-
     # ------------------------------------------------------------------ costs
 
     def mechanism(self, release: int) -> Gaussian:
@@ -493,6 +477,8 @@ class StatisticsTeacher(
         Raises:
             ReleaseLostError: if all releases are paid for and none is there.
         """
+        if self.processes.rank:  # what is released is kept once
+            return
         if self._kept is None or self._kept.path != (folder / FILE_NAME).resolve():
             self.leave_run()
             self._kept = PrivateStore(folder / FILE_NAME, _SCHEMA, one_place=False)
@@ -503,8 +489,8 @@ class StatisticsTeacher(
             self._charged = sum(
                 ledger.charged(kind) for kind in {part.mechanism for part in self.plan(1, 1, 2)}
             )
-        self._taken, self._sketch = read_releases(self._kept)
-        if len(self._taken) > self._charged:
+        self.taken, self._sketch = read_releases(self._kept)
+        if len(self.taken) > self._charged:
             raise ReleaseLostError(
                 f"{folder}: it holds releases that this run's ledger did not pay for; restore the ledger that "
                 "belongs to it"
@@ -561,34 +547,6 @@ class StatisticsTeacher(
             soft[: len(asked)] = probabilities.float()
         return Release(released, soft)
 
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """In directions of their own."""
-        if self.components is None:
-            return in_directions(public, num_classes, torch.eye(public.shape[1]))
-        kept = min(self.components, *public.shape)
-        change = PublicWhitening(public.shape[1], kept, self.whitening).fit(public)
-        return in_directions(public, num_classes, change.directions.T, change.mean)
-
-    def evidence(self, canaries: Canaries, known: Labeler) -> Evidence | None:
-        """By all releases; see :meth:`HasCanaries.evidence`."""
-        assert isinstance(known, StatisticsTeacher)
-        found, rows = Evidence(len(canaries.labels)), range(len(canaries.labels))
-        for number, taken in self._taken.items():
-
-            def adds(labels: Tensor, number: int = number, taken: Taken = taken) -> Tensor:
-                alone = (
-                    known.with_table(canaries.features[[row]], labels[[row]], len(taken.noisy))
-                    for row in rows
-                )
-                return torch.stack([one.exact_sum(number, taken.weights).flatten() for one in alone])
-
-            each = adds(canaries.labels)
-            if self.adjacency == "replace_one":
-                each = each - adds(canaries.others)
-            rest = taken.noisy - known.exact_sum(number, taken.weights)
-            found.add(rest.flatten(), each, self.mechanism(number).sigma)
-        return found
-
     def with_table(self, features: Tensor, labels: Tensor, num_classes: int) -> StatisticsTeacher:
         """A shallow copy with another table, for audits."""
         made = copy.copy(self)
@@ -620,6 +578,11 @@ class StatisticsTeacher(
         if features.ndim != 2:
             raise ValueError(f"features: shape {shape_text(features.shape)}; want (n, d)")
         return self.probabilities(self.inputs(features) @ weights.T)
+
+    @property
+    def takes_shards(self) -> bool:
+        """Always: sums add up, and whole numbers have the same sum in any number of shards."""
+        return True
 
     def private_parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """X and labels of this process's private records, some at a time: **private**."""
@@ -660,6 +623,19 @@ class StatisticsTeacher(
 
     def _released(self, ledger: ChargesLedger) -> Tensor:
         """The model's weights; releases what was not released yet."""
+        first = self.processes.from_first
+        weights, charged, learned = first(lambda: self._so_far(ledger))
+        if self.processes.rank:
+            self.relearn(learned)
+        for number in range(charged, self.releases):
+            exact = self.processes.sum(self.private_sum(number, weights))
+            noise = self.charge_and_draw(ledger, self.mechanism(number), 1, "statistics")
+            weights = first(functools.partial(self._take, number, exact, noise, weights))
+        self._weights = weights
+        return weights
+
+    def _so_far(self, ledger: ChargesLedger) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """The model by what was released, the number of paid releases, and what public features were learned."""
         assert self._public is not None
         if self._paid_by is not ledger:  # a table asked directly, outside of a run
             self._forget(ledger)
@@ -672,27 +648,26 @@ class StatisticsTeacher(
                 "which serve one kind of features alone; use the same features in all rounds, or start a new run"
             )
         weights = self._weights
-        if weights is None and self._taken:
-            weights = self.model(self._public, self._taken)
+        if weights is None and self.taken:
+            weights = self.model(self._public, self.taken)
         if weights is None:
             assert self._table is not None
             weights = self._public.new_zeros(self._table[2], self._public.shape[1])
         self._check_left()
-        while self._charged < self.releases:
-            number, mechanism = self._charged, self.mechanism(self._charged)
-            exact = self.whole_sum(number, weights)
-            noise = self.charge_and_draw(ledger, mechanism, 1, "statistics")
-            self._charged += 1
-            noisy = mechanism.add_noise_to_multiples(exact, self.step(number), noise)
-            self._taken[number], self._sketch = Taken(noisy, weights), sketch
-            if self._kept is not None:
-                write_release(self._kept, number, self._taken[number], sketch)
-            weights = self.model(self._public, self._taken)
-        self._weights = weights
-        return weights
+        return weights, self._charged, self.learned()
+
+    def _take(self, number: int, exact: Tensor, noise: NoiseSource, weights: Tensor) -> Tensor:
+        """Draw a release that was paid for, keep it, and give the model by all of them."""
+        assert self._public is not None
+        self._charged += 1
+        noisy = self.mechanism(number).add_noise_to_multiples(exact, self.step(number), noise)
+        self.taken[number], self._sketch = Taken(noisy, weights), self._public.mean(dim=0)
+        if self._kept is not None:
+            write_release(self._kept, number, self.taken[number], self._sketch)
+        return self.model(self._public, self.taken)
 
     def _check_left(self) -> None:
-        if self._charged >= self.releases and not self._taken:
+        if self._charged >= self.releases and not self.taken:
             raise ReleaseLostError(
                 "all releases were paid for, and a kill or an error came before one was kept; they are not drawn "
                 "again. Start a new run in another folder, with this run's ledger as ledger_path"
@@ -700,4 +675,4 @@ class StatisticsTeacher(
 
     def _forget(self, ledger: ChargesLedger) -> None:
         self._paid_by, self._charged = ledger, 0
-        self._taken, self._sketch, self._weights = {}, None, None
+        self.taken, self._sketch, self._weights = {}, None, None

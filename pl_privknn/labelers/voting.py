@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
 from pl_privknn.labelers.attributes import Attributes, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, HasCanaries, ProtectsPersons, Release, check_records
-from pl_privknn.labelers.canaries import Canaries, at_one_place, hub
+from pl_privknn.labelers.base import ChargesLedger, ProtectsPersons, Release, check_records
 from pl_privknn.neighbors import Coins
+from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,
@@ -74,12 +74,14 @@ class Aggregation:
         screening: decides which queries are answered; None answers every one.
         counts: release the noisy counts and not the winner alone; for :class:`AdditiveNoise`.
         key: what the noise is for; a seeded source gives each key a stream of its own.
+        processes: each asks; global rank 0, which gets the votes of all, draws.
     """
 
     noise: VoteNoise
     screening: NoisyScreening | None = None
     counts: bool = False
     key: str = "aggregation"
+    processes: ProcessGroup = dataclasses.field(default=ALONE, repr=False, compare=False)
 
     @property
     def additive(self) -> AdditiveNoise:
@@ -114,15 +116,15 @@ class Aggregation:
         asked = torch.arange(num_queries)
         if self.screening is not None and num_queries:
             noise = pay(self.screening, num_queries, "screening")
-            asked = asked[self.screening.passes(votes(asked, noise).max(dim=1).values, noise)]
+            largest = votes(asked, noise).max(dim=1).values
+            asked = asked[self.processes.from_first(functools.partial(self.screening.passes, largest, noise))]
         asked = asked[:max_answers]
         if not len(asked):
             return asked, None
         noise = pay(self.noise, len(asked), self.key)
         private = votes(asked, noise)
-        if self.counts:
-            return asked, self.additive.add_noise(private, noise)
-        return asked, self.noise.argmax(private, noise)
+        draw = self.additive.add_noise if self.counts else self.noise.argmax
+        return asked, self.processes.from_first(functools.partial(draw, private, noise))
 
     def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
         """Labels of :meth:`ask`, -1 where refused, with all noisy counts where those are released."""
@@ -177,7 +179,7 @@ class Neighbors(Protocol):
         """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
 
 
-class VotingLabeler(ProtectsPersons, HasCanaries):
+class VotingLabeler(ProtectsPersons):
     """A labeler in which one record, or one person, moves one vote about a query.
 
     Args:
@@ -238,10 +240,6 @@ class VotingLabeler(ProtectsPersons, HasCanaries):
         """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
         return self.aggregation(num_classes).plan(num_queries, max_answers)
 
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """One record, and questions about its place."""
-        return (at_one_place if self.attributes is None else hub)(public, num_classes)
-
     def aggregation(self, num_classes: int) -> Aggregation:
         """Mechanism of answers about so many classes, or attributes."""
         if self.attributes is not None:
@@ -259,7 +257,7 @@ class VotingLabeler(ProtectsPersons, HasCanaries):
                 num_classes=num_classes,
                 sampling_rate=self.sampling_rate,
             )
-        return Aggregation(self.noise, screening, self.release_counts)
+        return Aggregation(self.noise, screening, self.release_counts, processes=self.processes)
 
 
 class NeighborVoting(VotingLabeler):
@@ -303,50 +301,30 @@ class NeighborVoting(VotingLabeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        return self.label_repeatedly(queries, 1, ledger, max_answers)
-
-    def label_repeatedly(
-        self, queries: Tensor, times: int, ledger: ChargesLedger, max_answers: int | None = None
-    ) -> Release:
-        """:meth:`label` of the queries, ``times`` times one after another; their neighbours are ranked once."""
         neighbors, aggregation = self._neighbors, self._aggregation
         if neighbors is None or aggregation is None:
             raise RuntimeError(
                 f"{type(self).__name__}.label needs the private table: call fit(features, labels) first"
             )
         ranked = neighbors.rank(queries)
-        rows = torch.arange(len(queries)).repeat(times)
         pay = functools.partial(self.charge_and_draw, ledger)
 
         def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
-            return neighbors.votes(ranked[rows[asked]], noise.bernoulli)
+            return neighbors.votes(ranked[asked], noise.bernoulli)
 
-        return aggregation.release(len(rows), votes, pay, max_answers)
+        return aggregation.release(len(queries), votes, pay, max_answers)
 
-    def exact_votes(self, queries: Tensor) -> Tensor | None:
-        """Votes where every record is in the sample, of classes; see :meth:`HasCanaries.exact_votes`."""
-        if self.attributes is not None:
-            return None
-        return self._votes_of(queries, 1, lambda shape, rate: torch.ones(shape, dtype=torch.bool))
+    def votes(self, queries: Tensor, coins: Coins) -> Tensor:
+        """**Private.** Votes about each query by one fresh sample of the records, ``(m, c)``; for audits.
 
-    def mean_votes(self, queries: Tensor, samples: int, noise: NoiseSource) -> Tensor | None:
-        """**Private.** The mean of the votes over so many samples of the records, float64 ``(m, c)``.
-
-        For audits. A record moves it otherwise than the votes of all records, since the neighbour whose place it
-        takes is farther away where some are not drawn.
+        Raises:
+            RuntimeError: without the whole private table.
         """
-        if self.sampling_rate == 1:
-            return self.exact_votes(queries)
-        votes = self._votes_of(queries, samples, noise.bernoulli)
-        return votes.view(samples, len(queries), -1).double().mean(dim=0)
-
-    def _votes_of(self, queries: Tensor, times: int, coins: Coins) -> Tensor:
-        if self._neighbors is None or getattr(self, "shard", None) is not None:
+        if self._neighbors is None or self.shard is not None:
             raise RuntimeError(
                 f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
             )
-        rows = torch.arange(len(queries)).repeat(times)
-        return self._neighbors.votes(self._neighbors.rank(queries)[rows], coins)
+        return self._neighbors.votes(self._neighbors.rank(queries), coins)
 
 
 def vote_noise(

@@ -342,32 +342,14 @@ _LABEL_BITS = 16
 _NOBODY = torch.iinfo(torch.int64).max
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardedLists:
-    """Queries whose neighbours each process knows in its own shard.
-
-    Attributes:
-        number: of the search.
-        rows: int64, shape ``(m,)``; positions of the queries in it.
-    """
-
-    number: int
-    rows: Tensor
-
-    def __getitem__(self, rows: Tensor) -> ShardedLists:
-        return ShardedLists(self.number, self.rows[rows])
-
-
 class ShardedNeighbors:
     """Votes of the k nearest records of a Poisson sample of all shards, with the methods of ``PoissonNeighbors``.
 
     Each process tosses coins for the records of its own shard and finds the k nearest accepted ones. Those of all
     shards are merged by their float64 distance, ties by global index. The k nearest of the whole sample are among
     them, so the votes are those of one process that holds the whole table and tosses the same coins: a record is
-    accepted by a coin of its own, wherever it lies. What travels are the queries, and 16 bytes for each of the k
-    candidates of a shard, to process 0 alone.
-
-    Process 0 calls :meth:`rank` and :meth:`votes`; the others carry out its commands (:meth:`run_command`).
+    accepted by a coin of its own, wherever it lies. What travels are 16 bytes for each of the k candidates of a
+    shard, to process 0 alone. Every process calls :meth:`rank` and :meth:`votes` alike.
 
     Args:
         table: features of this shard's records, floating point, shape ``(n, d)``; there may be none.
@@ -376,12 +358,8 @@ class ShardedNeighbors:
         k: number of neighbours that vote.
         sampling_rate: γ in (0, 1].
         shard: which records these are.
-        own_coins: gives the coins of this shard for the release with a number; not called on process 0.
         owners: see :class:`PoissonTotals`; no person lies in two shards.
         device: as in :func:`~pl_privknn.neighbors.search.nearest`.
-
-    Attributes:
-        release: number of the last release, counted up by each; coins of shards are a function of it.
     """
 
     def __init__(
@@ -392,7 +370,6 @@ class ShardedNeighbors:
         k: int,
         sampling_rate: float,
         shard: Shard,
-        own_coins: Callable[[int], Coins],
         *,
         owners: Tensor | None = None,
         device: torch.device | str | None = None,
@@ -405,32 +382,27 @@ class ShardedNeighbors:
         self._nearest = _NearestAccepted(table, k, sampling_rate, k, owners=owners, device=device)
         # One label more, for candidates that are nobody: number -1.
         self._labels = functional.pad(compact_labels(labels, len(table), num_classes), (0, 1))
-        self._own_coins = own_coins
-        self._lists: RankedLists | None = None
-        self._searches = self.release = 0
 
-    def rank(self, queries: Tensor) -> ShardedLists:
-        """Search in every shard; only the queries of the last search can vote."""
-        self.run_command(self.shard.group.broadcast(("rank", queries.cpu())))
-        return ShardedLists(self._searches, torch.arange(len(queries)))
+    def rank(self, queries: Tensor) -> RankedLists:
+        """Search in this process's shard; each process does so for the same queries."""
+        return self._nearest.rank(queries.cpu())
 
-    def votes(self, ranked: ShardedLists, coins: Coins | None = None) -> Tensor:
+    def votes(self, ranked: RankedLists, coins: Coins | None = None) -> Tensor:
         """Votes of one fresh sample for each query, int64 ``(m, num_classes)``; see ``PoissonNeighbors.votes``.
 
         Args:
-            ranked: from the last :meth:`rank`.
-            coins: of this process's own shard.
+            ranked: of this process's shard.
+            coins: likewise.
+
+        Returns:
+            the votes of all shards on global rank 0, zeros elsewhere.
         """
-        if ranked.number != self._searches:
-            raise ValueError(
-                "ranked: these lists are of an earlier search; shards keep those of the last one"
-            )
-        self.release += 1
-        _, rows, _ = self.shard.group.broadcast(("votes", ranked.rows, self.release))
-        squared, packed = self._gathered(rows, coins)
+        squared, packed = self._gathered(ranked, coins)
+        if self.shard.group.rank:
+            return torch.zeros(len(squared), self.num_classes, dtype=torch.int64)
         query, place = self._nearest_of_all(squared, packed).nonzero(as_tuple=True)
         labels = packed[query, place] & ((1 << _LABEL_BITS) - 1)
-        return count_votes(query, labels, len(rows), self.num_classes)
+        return count_votes(query, labels, len(squared), self.num_classes)
 
     def _nearest_of_all(self, squared: Tensor, packed: Tensor) -> Tensor:
         """Mask of the candidates of all shards that are the k nearest, bool ``(m, shards · k)``."""
@@ -444,20 +416,9 @@ class ShardedNeighbors:
             chosen[query, torch.from_numpy(order[:k])] = True
         return chosen
 
-    def run_command(self, command: Any) -> None:
-        """Carry out a command of process 0 on this process's shard."""
-        kind, *given = command
-        if kind == "rank":
-            self._lists = self._nearest.rank(given[0])
-            self._searches += 1
-            return
-        rows, number = given
-        self._gathered(rows, self._own_coins(number))
-
-    def _gathered(self, rows: Tensor, coins: Coins | None) -> tuple[Tensor, Tensor]:
+    def _gathered(self, ranked: RankedLists, coins: Coins | None) -> tuple[Tensor, Tensor]:
         """Candidates of all shards on process 0, ``(m, shards · k)``; empty elsewhere."""
-        assert self._lists is not None
-        squared, records = self._nearest.accepted(self._lists[rows], coins)
+        squared, records = self._nearest.accepted(ranked, coins)
         packed = (self.shard.index(records) << _LABEL_BITS) | self._labels[records].long()
         packed.masked_fill_(records < 0, _NOBODY)
         sent = torch.stack([squared.view(torch.int64), packed])

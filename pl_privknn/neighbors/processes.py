@@ -1,7 +1,8 @@
-"""Communication of the processes of one training: commands, sums and parts, as long as all are alive."""
+"""Communication of the processes of one training: sums, parts and results, as long as all are alive."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
 import threading
@@ -60,9 +61,9 @@ class Shard:
 
 
 class ProcessGroup:
-    """The processes that label together: process 0 gives commands, each carries them out on its own shard.
+    """The processes that label together: each runs the same code on its own shard; global rank 0 charges and draws.
 
-    They talk in process groups of their own, beside the training's.
+    They communicate in process groups separate from the training's.
 
     Collectives of the training's group have its timeout, which knows nothing of a teacher's work: a process that
     waited in one of them for a long round would end the run. Here a thread of each process gives a sign of life every
@@ -121,6 +122,26 @@ class ProcessGroup:
 
     # ------------------------------------------------------------------ within shared()
 
+    def from_first(self, work: Callable[[], Result]) -> Result:
+        """Result of ``work`` on global rank 0, on every process; an exception of it is raised on every process.
+
+        Charges and draws of noise go through this: ``work`` is called on global rank 0 alone. Its result is public.
+        """
+        if self.size == 1:
+            return work()
+        value, error = None, None
+        if not self.rank:
+            try:
+                value = work()
+            except Exception as raised:
+                error = raised
+        value, error = self.broadcast((value, error))
+        if error is not None:
+            with contextlib.suppress(RuntimeError):
+                self.sum(torch.zeros(1))  # a process that fails before all have received this would hide it
+            raise error
+        return cast(Result, value)
+
     def broadcast(self, value: Any = None) -> Any:
         """Broadcast of an object from global rank 0 to every process; nothing private."""
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -133,6 +154,8 @@ class ProcessGroup:
 
     def gather(self, part: Tensor) -> list[Tensor]:
         """The parts of all processes, of one shape and dtype, on global rank 0; nothing elsewhere."""
+        if self.size == 1:
+            return [part]
         parts = [] if self.rank else [torch.empty_like(part) for _ in range(self.size)]
         self._await(dist.gather(part, parts or None, dst=0, group=self._groups[1], async_op=True))
         self.sent += part.nbytes
@@ -140,6 +163,8 @@ class ProcessGroup:
 
     def sum(self, part: Tensor) -> Tensor:
         """The sum of all processes' numbers, of one shape and dtype, on each of them."""
+        if self.size == 1:
+            return part
         total = part.clone()
         self._await(dist.all_reduce(total, group=self._groups[1], async_op=True))
         self.sent += part.nbytes
@@ -195,3 +220,7 @@ class ProcessGroup:
             if bool((states == _DONE).all()):
                 return
             self._ended.wait(_BEAT)
+
+
+#: The single process of a table that is whole.
+ALONE = ProcessGroup()

@@ -1,11 +1,12 @@
-"""Files that survive a crash."""
+"""Files that survive a crash, and their digests."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -62,6 +63,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the files of these names in a folder; those that are not there are left out."""
+    return {name: file_digest(folder / name) for name in names if (folder / name).is_file()}
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()
 
 
 def read_numbers(name: str, path: str | Path) -> NDArray[Any]:

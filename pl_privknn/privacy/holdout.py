@@ -23,13 +23,13 @@ from torch import Tensor
 from pl_privknn._checks import check_open_unit
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import persons_of
 from pl_privknn.privacy.private_store import PrivateStore
-from pl_privknn.privacy.store import private_folder
 
 #: Files of a run's folder.
 LEDGER, RESULT = "holdout.sqlite", "holdout.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from pl_privknn.privacy.accounting.accountant import (
     total_pure_epsilon,
     trade_off,
 )
+from pl_privknn.privacy.accounting.renyi_filter import best_order
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,
@@ -37,7 +39,6 @@ from pl_privknn.privacy.store import (
     Releases,
     RowStore,
     RunBalance,
-    best_order,
     beyond,
     count_of,
     larger,
@@ -257,38 +258,6 @@ class ChargesLedger(Protocol):
         ...
 
 
-def charge_and_draw(
-    ledger: ChargesLedger,
-    source: NoiseSource,
-    mechanism: Mechanism,
-    count: int,
-    key: str,
-    adjacencies: Sequence[Adjacency],
-    unit: Unit = "record",
-) -> NoiseSource:
-    """Pay for releases and get the noise for them.
-
-    Args:
-        ledger: pays.
-        source: protective randomness; the charge records whether it is cryptographic.
-        mechanism: what is released, with the sensitivity that holds under ``adjacencies``.
-        count: number of releases.
-        key: what the noise is for; a seeded source gives each key and row a stream of its own.
-        adjacencies: neighbouring relations for which ``mechanism`` states its cost; a ledger of another one
-            refuses the charge.
-        unit: unit of privacy for which it does so; likewise.
-
-    Returns:
-        the noise, after the charge is on disk.
-
-    Raises:
-        BudgetExceeded: if the charge would pass the budget; nothing was drawn.
-        ValueError: where the ledger counts under another adjacency or unit.
-    """
-    row = ledger.charge(mechanism, count, noise=source, adjacencies=adjacencies, unit=unit)
-    return source.stream(key, row)
-
-
 class LedgerRun:
     """One run's handle on a ledger: what labelers and baselines pay with. Get it from :meth:`Ledger.run`."""
 
@@ -308,7 +277,7 @@ class LedgerRun:
         """Pay for ``count`` releases; the row is on disk when this returns. Draw only afterwards.
 
         Within the plan this takes milliseconds. Beyond it the budget is checked again. Several processes may
-        charge the same run. :func:`charge_and_draw` pays and hands out the noise in one step.
+        charge the same run.
 
         Args:
             mechanism: what is released.
@@ -383,7 +352,7 @@ class LedgerRun:
     @property
     def num_charges(self) -> int:
         """Number of charges that the run has made."""
-        return self.ledger._run_balance(self.run_id).num_charges
+        return self.ledger.charges_after(self.run_id, 0)
 
     def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
         """Totals of this run alone; ``run.ledger.report()`` has those of everybody."""
@@ -738,3 +707,9 @@ def files_topic(run_id: str, place: Place) -> str:
 def counts_text(counts: Mapping[str, int]) -> str:
     """Text of that note: numbers of queries, which are released."""
     return f"counts: {json.dumps(dict(counts), sort_keys=True)}"
+
+
+def note_files(ledger_path: Path, run: str, digests: dict[str, str], place: Place = "files") -> None:
+    """Note the digests of a place's files in a run's ledger, so that an audit finds an exchanged file."""
+    with contextlib.closing(Ledger.reopen(ledger_path)) as ledger:
+        LedgerRun(ledger, run).note(files_topic(run, place), json.dumps(digests, sort_keys=True))

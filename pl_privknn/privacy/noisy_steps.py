@@ -176,11 +176,14 @@ class PaidSteps:
         #: Position of the last row paid; 0 before the first.
         self.row = 0
 
-    def pay(self, noise: NoiseSource) -> None:
+    def pay(self, noise: NoiseSource) -> int:
         """Pay for the next step, where that was not done yet; the coins of its batch may be tossed from then on.
 
         Args:
             noise: source of the noise.
+
+        Returns:
+            :attr:`row`.
 
         Raises:
             BudgetExceeded: from the ledger; nothing was drawn.
@@ -194,6 +197,7 @@ class PaidSteps:
                 self.mechanism, count, noise=noise, adjacencies=("add_remove",), unit=self._unit
             )
             self._paid = count
+        return self.row
 
     def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:
         """Pay for a step, where that was not done yet, then add its noise.

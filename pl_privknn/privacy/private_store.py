@@ -7,20 +7,18 @@ import json
 import os
 import secrets
 import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from filelock import FileLock, Timeout
 
 from pl_privknn.privacy.files import sync_folder
-from pl_privknn.privacy.store import transaction
+from pl_privknn.privacy.sqlite_file import FACTS, SQLiteFile, connected, replacing
 
 #: Of the file in a run's private folder.
 FILE_NAME = "private.sqlite"
 _FORMAT = 1
-_FACTS = "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 _PUT_BACK = "put back an undamaged copy that is up to date"
 
 
@@ -28,7 +26,7 @@ class PrivateStoreError(RuntimeError):
     """The store is damaged, incomplete, an older or second copy, in use, or could not be written."""
 
 
-class PrivateStore:
+class PrivateStore(SQLiteFile):
     """Tables of private state, and facts about them, for the owner of the data alone.
 
     *Durable*: what is changed within :meth:`writing` is changed as a whole or not at all, and is on disk when the
@@ -50,73 +48,39 @@ class PrivateStore:
         PrivateStoreError: for a file that is damaged, in use, or a second copy.
     """
 
+    # The journal is emptied after each commit, which the folder need not be told.
+    settings = ("journal_mode = TRUNCATE", "synchronous = EXTRA", "secure_delete = ON", "cache_size = -65536")
+
     def __init__(
         self, path: str | Path | None, schema: str = "", *, wait: float = 0, one_place: bool = True
     ) -> None:
-        self.path = None if path is None else Path(path).resolve()
-        self._pid, self._turn = os.getpid(), threading.RLock()
         self._lock: FileLock | None = None
-        if self.path is None:
-            self._db = _connected(":memory:")
+        if path is None:
+            super().__init__(None)
             self._make(self._db, schema)
             self.name: str = self.fact("name")
             return
-        _make_private(self.path.parent)
-        self._lock = FileLock(f"{self.path}.lock", timeout=wait, thread_local=False, mode=0o600)
+        path = Path(path).resolve()
+        _make_private(path.parent)
+        self._pid, self._lock = (
+            os.getpid(),
+            FileLock(f"{path}.lock", timeout=wait, thread_local=False, mode=0o600),
+        )
         try:
             self._lock.acquire()
         except Timeout:
             raise PrivateStoreError(
-                f"{self.path} is in use; close the process or object that has it open"
+                f"{path} is in use; close the process or object that has it open"
             ) from None
         try:
-            if not self.path.exists():
-                with _replacing(self.path) as fresh:
+            if not path.exists():
+                with _replacing(path) as fresh:
                     self._make(fresh, schema)
-            self._open(self.path, one_place)
+            super().__init__(path)
+            self._check(path, one_place)
         except BaseException:
             self.close()
             raise
-
-    def facts(self) -> dict[str, Any]:
-        """All that was noted, by name."""
-        return {name: json.loads(value) for name, value in self.read("SELECT name, value FROM facts")}
-
-    def fact(self, name: str, otherwise: Any = None) -> Any:
-        """Fact that was noted under a name."""
-        found = self.read("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return otherwise if found is None else json.loads(found[0])
-
-    def note(self, name: str, value: Any) -> None:
-        """Note a JSON value under a name; nothing is written where it stands there already."""
-        if self.fact(name) != value:
-            with self.writing() as db:
-                db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
-
-    def read(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        """Run a query.
-
-        Raises:
-            PrivateStoreError: if the store is closed, or was opened by another process.
-        """
-        self._check_usable()
-        with self._translated():
-            return self._db.execute(statement, values)
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; within another one, a part of it.
-
-        Raises:
-            PrivateStoreError: also if it can't be written; nothing was changed then.
-        """
-        self._check_usable()
-        with self._turn, self._translated():
-            if self._db.in_transaction:
-                yield self._db
-                return
-            with transaction(self._db):
-                yield self._db
 
     @contextlib.contextmanager
     def copied_to(self, path: Path) -> Iterator[sqlite3.Connection]:
@@ -128,11 +92,8 @@ class PrivateStore:
 
     def close(self) -> None:
         """Close the file and let others open it; may be called again."""
-        if os.getpid() != self._pid:  # a forked child would give back its parent's lock
-            return
-        if hasattr(self, "_db"):
-            self._db.close()
-        if self._lock is not None:
+        super().close()
+        if os.getpid() == self._pid and self._lock is not None:  # a forked child would give back its parent's
             self._lock.release(force=True)
 
     def __reduce__(self) -> NoReturn:
@@ -144,15 +105,13 @@ class PrivateStore:
     # ------------------------------------------------------------------ inner work
 
     def _make(self, db: sqlite3.Connection, schema: str) -> None:
-        db.executescript(f"BEGIN; {_FACTS} {schema} PRAGMA user_version = {_FORMAT}; COMMIT;")
+        db.executescript(f"BEGIN; {FACTS} {schema} PRAGMA user_version = {_FORMAT}; COMMIT;")
         db.execute("INSERT INTO facts VALUES ('name', ?)", (json.dumps(secrets.token_hex(8)),))
 
-    def _open(self, path: Path, one_place: bool) -> None:
-        with self._translated():
-            self._db = _connected(str(path))
-            healthy = self._db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
-            if not healthy or self._db.execute("PRAGMA user_version").fetchone() != (_FORMAT,):
-                raise PrivateStoreError(f"{path} is damaged, or no private store; {_PUT_BACK}")
+    def _check(self, path: Path, one_place: bool) -> None:
+        healthy = self.read("PRAGMA quick_check(1)").fetchone() == ("ok",)
+        if not healthy or self.read("PRAGMA user_version").fetchone() != (_FORMAT,):
+            raise PrivateStoreError(f"{path} is damaged, or no private store; {_PUT_BACK}")
         self.name = self.fact("name")
         if not one_place:
             return
@@ -164,59 +123,34 @@ class PrivateStore:
             )
         self.note("place", str(path))
 
-    def _check_usable(self) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise PrivateStoreError(
                 "this private store was opened by another process; only that one can use it"
             )
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def failure(self, error: sqlite3.DatabaseError) -> Exception:
         """SQLite's errors with what to do."""
         place = self.path or "the private store in memory"
-        try:
-            yield
-        except sqlite3.ProgrammingError:
-            raise PrivateStoreError(f"{place} is closed; open it again") from None
-        except sqlite3.OperationalError as error:  # disk, permissions, locks
-            raise PrivateStoreError(f"{place} can't be read or written: {error}") from None
-        except sqlite3.DatabaseError as error:
-            raise PrivateStoreError(f"{place} is refused: {error}; {_PUT_BACK}") from None
-
-
-def _connected(place: str) -> sqlite3.Connection:
-    db = sqlite3.connect(place, isolation_level=None, check_same_thread=False)
-    # A rollback journal: between commits everything is in the one file. It is emptied after each, which the folder
-    # need not be told; EXTRA syncs file and journal.
-    for setting in (
-        "journal_mode = TRUNCATE",
-        "synchronous = EXTRA",
-        "secure_delete = ON",
-        "cache_size = -65536",
-    ):
-        db.execute(f"PRAGMA {setting}")
-    return db
+        if isinstance(error, sqlite3.ProgrammingError):
+            return PrivateStoreError(f"{place} is closed; open it again")
+        if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
+            return PrivateStoreError(f"{place} can't be read or written: {error}")
+        return PrivateStoreError(f"{place} is refused: {error}; {_PUT_BACK}")
 
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[sqlite3.Connection]:
-    """A new file under another name, which takes its own once all of it is on disk."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
     try:
-        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        with contextlib.closing(_connected(str(fresh))) as db:
+        with replacing(path, PrivateStore.settings, 0o600) as db:
             yield db
-        Path(f"{fresh}-journal").unlink(missing_ok=True)
-        os.replace(fresh, path)
-        sync_folder(path.parent)
     except OSError as error:
         raise PrivateStoreError(f"{path} can't be written ({error.strerror}); name another place") from None
 
 
 def _name_of(path: Path) -> str | None:
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+        with contextlib.closing(connected(path, (), "ro")) as db:
             found = db.execute("SELECT value FROM facts WHERE name = 'name'").fetchone()
             return None if found is None else str(json.loads(found[0]))
     except sqlite3.DatabaseError:

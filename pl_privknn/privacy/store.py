@@ -1,4 +1,4 @@
-"""Rows of a ledger on disk, what they add up to, and the folder in which a run keeps them."""
+"""Rows of a ledger on disk, what they add up to, and the file that notes their head."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
-from pl_privknn.privacy.accounting.accountant import total_pure_epsilon
-from pl_privknn.privacy.files import sync_folder, write_durably
+from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter
+from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import (
     SEEDED_NOISE,
     UNSTATED_NOISE,
@@ -32,6 +30,7 @@ from pl_privknn.privacy.mechanisms.base import (
     check_unit,
     merged,
 )
+from pl_privknn.privacy.sqlite_file import SQLiteFile, replacing
 
 _FORMAT = 1
 _SCHEMA = f"""
@@ -50,17 +49,9 @@ _KILLED_WRITER = (
     "If a -journal file lies beside it, a writer was killed: copy both into a folder where you may write, and "
     "read the copy"
 )
-#: Name of the file in a run's folder that keeps a second run out.
-LOCK = "run.lock"
 #: Hash "before" the first row.
 GENESIS = "0" * 64
 _WAL_BYTE = 18  # of an SQLite file's header: 2 where the file is written ahead
-#: How an SQLite file begins.
-SQLITE_MAGIC = b"SQLite format 3\x00"
-
-# A connection must not be used, nor closed, in a process forked from the one that opened it: closing could
-# roll back a transaction of the parent. Forked processes park it here and open their own.
-_INHERITED: list[sqlite3.Connection] = []
 
 
 class LedgerCorrupt(RuntimeError):
@@ -77,7 +68,7 @@ def canonical(body: dict[str, Any]) -> str:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
-class RowStore:
+class RowStore(SQLiteFile):
     """One SQLite file of sealed rows.
 
     **Durability.** A row is committed and synced when :meth:`writing` ends. The file uses a rollback journal,
@@ -99,15 +90,16 @@ class RowStore:
         FileNotFoundError: if there is no file.
     """
 
+    path: Path
+
     def __init__(self, path: str | Path, readonly: bool = False) -> None:
-        self.path = Path(path)
-        self.readonly = readonly
-        #: Told the hash of the last row after each commit, before anybody may draw.
+        path = Path(path)
+        #: Given the hash of the last row after each commit, before anything is drawn.
         self.witnesses: list[Callable[[str], None]] = []
         self._appended: str | None = None
-        if not self.path.is_file():
-            raise FileNotFoundError(f"there is no ledger at {self.path}")
-        self._start()
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no ledger at {path}")
+        super().__init__(path, readonly)
         self._check_format()
 
     @classmethod
@@ -126,24 +118,18 @@ class RowStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(FileLock(f"{path}.lock"), path):
             if not path.exists():
-                fresh = path.with_name(f".{path.name}.new")
-                fresh.unlink(missing_ok=True)
                 text = canonical(first)
                 sealed = seal(GENESIS, text)
-                db = sqlite3.connect(fresh, isolation_level=None)
-                db.execute("PRAGMA synchronous=EXTRA")
-                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-                db.execute("BEGIN IMMEDIATE")
-                db.execute("INSERT INTO rows VALUES (1, ?, ?)", (text, sealed))
-                db.execute("INSERT INTO head VALUES (1, 1, ?)", (sealed,))
-                db.execute("COMMIT")
-                db.close()
-                fresh.replace(path)
-                sync_folder(path.parent)
+                with replacing(path, cls.settings) as db:
+                    db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+                    db.execute("BEGIN IMMEDIATE")
+                    db.execute("INSERT INTO rows VALUES (1, ?, ?)", (text, sealed))
+                    db.execute("INSERT INTO head VALUES (1, 1, ?)", (sealed,))
+                    db.execute("COMMIT")
         return cls(path)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[sqlite3.Connection]:
         """Hold the file lock and one transaction, so that a check and the append after it are one step.
 
         Raises:
@@ -153,16 +139,16 @@ class RowStore:
         """
         if self.readonly:
             raise PermissionError(f"{self.path} was opened for reading only; open it with Ledger(path, …)")
-        self._start_after_fork()
-        with self._thread, _locked(self._lock, self.path):
+        self._check_process()
+        with self._turn, _locked(self._lock, self.path):
             if _identity(self.path) != self._file:
                 raise LedgerCorrupt(
                     f"{self.path} was moved, deleted or replaced while it was open; put it back and open it again"
                 )
             refuse_wal(self.path)
-            with _translated(self.path, "written", "Nothing was charged."), transaction(self._db):
+            with super().writing() as db:
                 self._appended = None
-                yield
+                yield db
             if self._appended is not None:
                 for note in self.witnesses:
                     note(self._appended)
@@ -183,8 +169,8 @@ class RowStore:
 
     def reading(self) -> threading.RLock:
         """A lock under which no other thread's transaction is open, to read rows and take them in."""
-        self._start_after_fork()
-        return self._thread
+        self._check_process()
+        return self._turn
 
     def read_after(self, position: int, previous: str) -> list[dict[str, Any]]:
         """Verified rows after ``position``, whose hash is ``previous``.
@@ -233,36 +219,24 @@ class RowStore:
         found = self._query("SELECT position FROM rows WHERE hash = ?", (sealed,))
         return int(found[0][0]) if found else None
 
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
+    def failure(self, error: sqlite3.DatabaseError) -> Exception:
+        """SQLite's errors in the words of a ledger."""
+        if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
+            doing, hint = ("read", _KILLED_WRITER) if self.readonly else ("written", "Nothing was charged.")
+            return OSError(f"{self.path} can't be {doing}: {error}. {hint}")
+        return LedgerCorrupt(f"{self.path} can't be read as a ledger: {error}")
 
     # ------------------------------------------------------------------ inner work
 
-    def _start(self) -> None:
-        self._process = os.getpid()
-        self._thread = threading.RLock()
+    def _connect(self, mode: str | None = None) -> None:
         self._lock = FileLock(f"{self.path}.lock")
         self._file = _identity(self.path)
         refuse_wal(self.path)
-        self._connect("ro" if self.readonly else "rw")
-
-    def _start_after_fork(self) -> None:
-        if self._process != os.getpid():
-            _INHERITED.append(self._db)
-            self._start()
-
-    def _connect(self, mode: str) -> None:
-        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
-        with _translated(self.path, "read", _KILLED_WRITER):
-            self._db = sqlite3.connect(
-                uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS, check_same_thread=False
-            )
-            self._db.execute("PRAGMA query_only=ON" if self.readonly else "PRAGMA synchronous=EXTRA")
+        super()._connect(mode)
 
     def _query(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        self._start_after_fork()
-        with self._thread, _translated(self.path, "read", _KILLED_WRITER):
+        self._check_process()
+        with self._turn, self._translated():
             try:
                 return self._db.execute(statement, values).fetchall()
             except sqlite3.OperationalError:
@@ -287,19 +261,6 @@ class RowStore:
                 f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has: "
                 "somebody has changed it"
             )
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All that the block writes, or nothing; durable when it ends, as far as the connection syncs."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:  # some failures have rolled back already
-            db.execute("ROLLBACK")
-        raise
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -346,79 +307,12 @@ def _locked(lock: FileLock, path: Path) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def _translated(path: Path, doing: str, hint: str) -> Iterator[None]:
-    """SQLite's errors in the words of a ledger."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:  # disk, permissions, locks
-        raise OSError(f"{path} can't be {doing}: {error}. {hint}") from error
-    except sqlite3.DatabaseError as error:
-        raise LedgerCorrupt(f"{path} can't be read as a ledger: {error}") from error
-
-
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-@dataclasses.dataclass(frozen=True)
-class RenyiFilter:
-    """Adds up Rényi divergences at one fixed order, and beside them at order ∞.
-
-    If every release is admitted only while the sum stays within a bound ρ fixed beforehand, the whole is
-    (order, ρ)-RDP although mechanisms and parameters may depend on all earlier answers (Feldman and Zrnic
-    2021; Haney et al. 2023 for interleaved runs). For minima over several orders and for privacy
-    loss distributions that is not proven. ρ turns into ε by the improved conversion (Balle et al. 2020;
-    Canonne et al. 2020).
-
-    Order ∞ may join the one order: a sum of pure ε bounds the loss of every outcome, whatever the releases depended
-    on. Take E, any set of outcomes, apart into those whose pure ε add up to at most ε, for which
-    P(E₁) ≤ e^ε Q(E₁) outcome by outcome, and the others, all of which the filter at the one order admits:
-    P(E₂) ≤ e^ε Q(E₂) + δ. Together that is (ε, δ).
-
-    Attributes:
-        order: α > 1, fixed before the first release.
-        delta: δ of the budget.
-        adjacency: neighbouring relation.
-    """
-
-    order: float
-    delta: float
-    adjacency: Adjacency
-
-    def total(self, charges: Iterable[Charge]) -> float:
-        """ρ: sum of the charges' Rényi divergences at the order; ``inf`` where one has none there."""
-        return sum(charge.count * _rdp(charge.mechanism, self.order, self.adjacency) for charge in charges)
-
-    def epsilon(self, charges: Iterable[Charge]) -> float:
-        """ε of :meth:`total`, or the sum of pure ε where that is less."""
-        releases = list(charges)
-        total = self.total(releases)
-        by_order = max(0.0, total + _conversion(self.order, self.delta)) if total else 0.0
-        return min(by_order, total_pure_epsilon(releases, self.adjacency))
-
-
-def best_order(max_epsilon: float, delta: float) -> float:
-    """The order at which a Gaussian mechanism that spends (ε, δ) exactly has its best conversion.
-
-    For a Gaussian ε(α) = αB, and the order that admits the largest B is the one sought.
-    """
-    orders = 1 + np.geomspace(1e-3, 1e4, 4000)
-    conversion = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-    return float(orders[np.argmax((max_epsilon - conversion) / orders)])
-
-
-def _conversion(order: float, delta: float) -> float:
-    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
-
-
-@functools.lru_cache(maxsize=1024)
-def _rdp(mechanism: Mechanism, order: float, adjacency: Adjacency) -> float:
-    return float(mechanism.rdp(np.array([order]), adjacency)[0])
 
 
 Releases = dict[Mechanism, Charge]
@@ -634,62 +528,6 @@ def _read(text: str) -> Charge:
         raise
 
 
-class FolderInUse(RuntimeError):
-    """Another run has the folder."""
-
-
-class FolderLock:
-    """Keeps other runs out of a folder until :meth:`release`, or the end of the process, however it comes.
-
-    Args:
-        folder: the run's folder, made if missing.
-        shared: let one run of this process use the folder beside this lock: what a command takes before the
-            run that it starts.
-
-    Raises:
-        FolderInUse: if a run, of this or of another process, has the folder.
-    """
-
-    _runs: ClassVar[set[Path]] = set()
-
-    def __init__(self, folder: Path, shared: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder.resolve()
-        self._is_run = not shared
-        in_use = FolderInUse(
-            f"run_dir={str(folder)!r} is in use by another run; wait for its end, or choose another folder"
-        )
-        if self._is_run and self._folder in self._runs:
-            raise in_use
-        # One object for all locks of this process on the folder, which counts.
-        self._lock = FileLock(self._folder / LOCK, is_singleton=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise in_use from None
-        self._held = True
-        if self._is_run:
-            self._runs.add(self._folder)
-
-    def release(self) -> None:
-        """Let others in; a second call does nothing."""
-        if self._held:
-            self._held = False
-            if self._is_run:
-                self._runs.discard(self._folder)
-            self._lock.release()
-
-    def __enter__(self) -> FolderLock:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        if getattr(self, "_held", False):
-            self.release()
-
-
 class HeadFile:
     """Notes the head hash of a ledger in a file of its own, after every row.
 
@@ -713,60 +551,3 @@ class HeadFile:
         """Note a hash, durably."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(self.path, f"{head}\n".encode("ascii"))
-
-
-def resumed_folder(stored: Path, checkpoint: str | Path | None, belongs: Callable[[Path], bool]) -> Path:
-    """The folder in which a resumed run goes on: the one that its checkpoint lies in.
-
-    A folder that was copied or moved goes on in itself, not in the one where the run began.
-
-    Args:
-        stored: the run's folder when the checkpoint was written.
-        checkpoint: the checkpoint's file.
-        belongs: whether a folder is one of this run.
-
-    Raises:
-        FileNotFoundError: if neither exists.
-    """
-    around = [] if checkpoint is None else Path(checkpoint).absolute().parents
-    for folder in (*around, stored):
-        if folder.is_dir() and belongs(folder):
-            return folder
-    raise FileNotFoundError(
-        f"the checkpoint's run folder {stored} is missing; without its ledger ε would be wrong. Restore it, or pass "
-        "run_dir with its new place"
-    )
-
-
-def new_number(folder: Path) -> Path:
-    """A new folder in this one: the first number that is free."""
-    number = 0
-    while True:
-        new = folder / str(number)
-        try:
-            new.mkdir(parents=True)
-            return new
-        except FileExistsError:
-            number += 1
-
-
-def trainers_folder(trainer: Any, place: str | Path, name: str) -> Path:
-    """The folder of a new run: where the trainer's loggers write, or ``runs/NAME/NUMBER``.
-
-    A trainer without loggers and without a folder of its own would leave each run in the working directory, where a
-    second one would not be let in.
-
-    Args:
-        trainer: has ``loggers``.
-        place: its ``log_dir or default_root_dir``.
-        name: of the model.
-    """
-    if trainer.loggers or Path(place).resolve() != Path.cwd().resolve():
-        return Path(place)
-    return new_number(Path("runs") / name)
-
-
-def private_folder(run_dir: Path) -> Path:
-    """Where a run keeps what must survive a crash and must not be shared: beside the run's folder, not in it."""
-    place = run_dir.resolve()
-    return place.parent / f"{place.name}.private"

@@ -25,7 +25,8 @@ from pl_privknn.privacy.mechanisms.base import (
 )
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.stated import NoNoise
-from pl_privknn.privacy.store import SQLITE_MAGIC, Balance, read_rows
+from pl_privknn.privacy.sqlite_file import SQLITE_MAGIC
+from pl_privknn.privacy.store import Balance, read_rows
 
 
 @dataclasses.dataclass(frozen=True)

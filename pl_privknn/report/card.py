@@ -7,7 +7,7 @@ from typing import Any
 
 from pl_privknn._checks import at_most
 
-#: What a run lets out, in words.
+#: What a run releases, in words.
 RELEASED = {
     "labels": "labels of public examples and everything that is computed from them, such as the trained model (the "
     "student)",
@@ -38,7 +38,7 @@ _SEVERAL = "several records of one person together, see the unit above (unit: pe
 EXCLUSIONS = (
     "settings that were chosen by looking at results on the same private records outside this ledger "
     "(the file in which every release is booked)",
-    "whoever can rewrite the ledger with all its hashes, unless its last hash was noted elsewhere",
+    "an attacker who can rewrite the ledger with all its hashes, unless its last hash was noted elsewhere",
 )
 _LOCAL = {"randomized response"}
 _SHUFFLED = {"shuffle amplification", "negative binomial"}
@@ -48,7 +48,7 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
     """The card from a report's facts (see :func:`~pl_privknn.report.page.facts_of`).
 
     Raises:
-        ValueError: where there is no promise to tell of: a comparison, or a run without private records.
+        ValueError: without a promise: for a comparison, or a run without private records.
     """
     promise = facts.get("promise")
     if promise is None:
@@ -114,5 +114,5 @@ def _trust(kinds: set[str]) -> str:
     if kinds & _SHUFFLED:
         return "shuffle model: record owners trust a shuffler to mix their messages"
     if kinds & _LOCAL:
-        return "local model: every record owner adds the noise, and trusts nobody"
+        return "local model: every record owner adds the noise, and trusts no one else"
     return "central model: a trusted data owner holds the records and adds the noise"

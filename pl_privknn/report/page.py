@@ -6,6 +6,7 @@ import functools
 import html
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,36 +14,45 @@ import yaml
 
 from pl_privknn import __version__
 from pl_privknn._checks import at_most, printable
-from pl_privknn.comparison.plot import colour_variables, figure_of, themed_svg
+from pl_privknn.comparison.plot import (
+    FAINT,
+    INK,
+    LINES,
+    colour_variables,
+    figure_of,
+    legend_beside,
+    new_figure,
+    plain_axes,
+    themed_svg,
+)
 from pl_privknn.privacy.accounting.certificate import certify
+from pl_privknn.privacy.audit import REPORT, note_written, reading
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.redaction import check_declared
-from pl_privknn.privacy.verification import releases_of
-from pl_privknn.report.audit import REPORT, audited, note_written, reading
+from pl_privknn.privacy.verification import audit_ledger, releases_of
 from pl_privknn.report.card import card_of
-from pl_privknn.report.charts import attacker_chart, line_chart
-from pl_privknn.report.comparison_facts import comparison_facts
-from pl_privknn.report.ledger_facts import ledger_facts
-from pl_privknn.report.promise import percent
-from pl_privknn.report.run_facts import is_run, plain, run_facts
+from pl_privknn.report.facts import audited, comparison_facts, is_run, ledger_facts, percent, run_facts
 
 if TYPE_CHECKING:
     from pl_privknn.comparison.results import Result
 
 _CARD = "privacy_card"
+Points = Sequence[tuple[float, float]]
+# In inches of 72 points: letters of 10 points stay readable on a phone, where a page is about 5 inches wide.
+_SIZE = (4.8, 2.9)
 
 
 def write_report(path: str | Path, output: str | Path | None = None, exact: bool = True) -> Path:
-    """Write one HTML file that needs no network, and the privacy card beside it.
+    """Write one HTML file that needs no network, and the privacy card into the same folder.
 
     Args:
         path: the folder of a run or of a comparison, or a ledger.
-        output: the HTML file; by default ``report.html`` in the folder, or ``NAME.report.html`` beside the ledger.
+        output: the HTML file; by default ``report.html`` in the folder, or ``NAME.report.html`` next to the ledger.
         exact: also compute the exact worst case (seconds).
 
     Returns:
-        The HTML file. ``privacy_card.md``, ``privacy_card.json`` and ``certificate.json`` lie beside it, except for a
-        comparison.
+        The HTML file. ``privacy_card.md``, ``privacy_card.json`` and ``certificate.json`` are in its folder, but
+        not for a comparison.
 
     Raises:
         ValueError: where ``path`` is none of these, or a file in it is damaged.
@@ -63,7 +73,7 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
     """
     path = Path(path)
     with reading(path):
-        facts, results, audit = _facts_of(path, exact)
+        facts, results, audit = facts_of(path, exact)
         if output is None:
             output = path / "report.html" if path.is_dir() else path.with_suffix(".report.html")
         output = Path(output)
@@ -91,15 +101,18 @@ def write_card(card: dict[str, Any], output: Path, ledger: Path) -> None:
         found = certify(charges, delta=card["delta"], adjacency=card["adjacency"], report=card)
         write_durably(output / "certificate.json", json.dumps(found) + "\n")
         certificate = f"certificate.json proves ε = {at_most(found['epsilon'])}"
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:  # the latter of hardly any noise
         (output / "certificate.json").unlink(missing_ok=True)
         certificate = f"none: {error}"
-    write_durably(output / f"{_CARD}.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    strict = json.loads(json.dumps(card), parse_constant=lambda _: "inf")  # JSON has no infinite numbers
+    write_durably(output / f"{_CARD}.json", json.dumps(strict, indent=2, ensure_ascii=False) + "\n")
     write_durably(output / f"{_CARD}.md", card_markdown({**card, "certificate": certificate}))
 
 
 def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
     """The privacy card of a run's folder, or of a ledger, as plain JSON types.
+
+    An infinite ε is a float here, and the string ``"inf"`` in ``privacy_card.json``: JSON has no infinite numbers.
 
     Args:
         run: the folder, or the ledger's file.
@@ -109,23 +122,25 @@ def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
         ValueError: for a comparison, or a run that used no private record; and as :func:`write_report`.
     """
     with reading(run):
-        return card_of(facts_of(run, exact))
+        return card_of(facts_of(run, exact)[0])
 
 
-def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
-    """Everything that a page shows, as plain JSON types.
+def facts_of(
+    path: str | Path, exact: bool = True
+) -> tuple[dict[str, Any], list[Result], dict[str, Any] | None]:
+    """Everything that a page shows, as plain JSON types; a comparison's results; the audit of a private run.
 
     The template sees nothing else, and :mod:`pl_privknn.privacy.redaction` declares of each key what it is made of.
     """
-    return _facts_of(Path(path), exact)[0]
-
-
-def _facts_of(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result], dict[str, Any] | None]:
-    """Facts, the results of a comparison, and the audit of a run that used private records."""
+    path = Path(path)
     results: list[Result] = []
     audit = None
     if path.is_file():
-        facts = {"kind": "ledger", "title": path.name, **ledger_facts(path, exact)}
+        facts = {
+            "kind": "ledger",
+            "title": path.name,
+            **ledger_facts(path, audit_ledger(path, exact=exact), exact),
+        }
     elif not path.is_dir():
         raise FileNotFoundError(
             f"there is nothing at {path}; name a run's folder, a comparison's folder or a ledger"
@@ -139,13 +154,12 @@ def _facts_of(path: Path, exact: bool) -> tuple[dict[str, Any], list[Result], di
         except ValueError as error:
             raise ValueError(f"{error}; nor is it a run's folder (summary.json, ledger.sqlite)") from None
     check_declared(facts, "report")
-    return plain(facts), results, audit
+    return json.loads(json.dumps(facts)), results, audit  # tuples as lists
 
 
 def card_markdown(card: dict[str, Any]) -> str:
     """The card for people: a page in plain words, then the technical details."""
-    text: str = _environment().get_template("privacy_card.md.j2").render(card=card, version=__version__)
-    return text
+    return str(_environment().get_template("privacy_card.md.j2").render(card=card, version=__version__))
 
 
 def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:
@@ -153,10 +167,8 @@ def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:
     template = _environment().get_template("report.html.j2")
     light, dark = colour_variables()
     parts = {**dict.fromkeys(("comparison", "answers", "student", "checks", "settings", "versions")), **facts}
-    page: str = template.render(
-        facts=parts, charts=_charts(facts, results or []), light=light, dark=dark, version=__version__
-    )
-    return page
+    charts = _charts(facts, results or [])
+    return str(template.render(facts=parts, charts=charts, light=light, dark=dark, version=__version__))
 
 
 def _charts(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
@@ -181,6 +193,69 @@ def _charts(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
     return charts
 
 
+def line_chart(
+    series: Mapping[str, Points],
+    across: str,
+    salt: str,
+    share: bool = False,
+    bounds: Mapping[str, float] | None = None,
+    rounds: Sequence[float] = (),
+) -> str:
+    """Lines with a legend beside them.
+
+    Args:
+        series: points by name.
+        across: what the horizontal axis shows.
+        salt: a word that no other chart of the page has.
+        share: the values are shares, shown up to 1.
+        bounds: horizontal lines by name.
+        rounds: places on the horizontal axis at which a labelling round began.
+    """
+    figure = new_figure(*_SIZE)
+    axes = plain_axes(figure.add_subplot())
+    ends = []
+    for place, (name, points) in enumerate(series.items()):
+        colour = LINES[place % len(LINES)]
+        across_values, values = zip(*points, strict=True)
+        (line,) = axes.plot(
+            across_values,
+            values,
+            color=colour,
+            linewidth=1.8,
+            marker="o" if len(points) <= 16 else "",
+            markersize=3.5,
+            label=name,
+        )
+        ends.append((float(values[-1]), line))
+    for name, value in (bounds or {}).items():
+        ends.append((value, axes.axhline(value, color=INK, linewidth=1.0, linestyle="--", label=name)))
+    for place, start in enumerate(rounds):
+        axes.axvline(start, color=FAINT, linewidth=1.0, linestyle=":")
+        axes.annotate(
+            f"round {place + 2}", (start, 0.03), xycoords=("data", "axes fraction"), color=INK, fontsize=9
+        )
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low) if share else min(low, 0.0), min(1.0, high) if share else high)
+    axes.set_xlabel(across, fontsize=10.5)
+    axes.tick_params(labelsize=10.5)
+    legend_beside(figure, ends, size=10.5)
+    return themed_svg(figure, salt)
+
+
+def attacker_chart(rates: Points, salt: str = "attacker") -> str:
+    """True- against false-positive rate of the best attacker."""
+    figure = new_figure(*_SIZE)
+    axes = plain_axes(figure.add_subplot())
+    axes.plot([point[0] for point in rates], [point[1] for point in rates], color=LINES[1], linewidth=2.0)
+    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.2, linestyle="--")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    axes.set_xlabel("false alarms", fontsize=10.5)
+    axes.set_ylabel("records detected, at most", fontsize=11, color=INK)
+    axes.tick_params(labelsize=10.5)
+    axes.annotate("blind guessing", (0.62, 0.52), color=INK, fontsize=10.5)
+    return themed_svg(figure, salt)
+
+
 @functools.cache
 def _environment() -> Any:
     import jinja2
@@ -200,7 +275,7 @@ def _environment() -> Any:
 
 
 def _markdown(text: Any) -> str:
-    """Text of a stranger's file as text: no line, column, link, emphasis or HTML of its own."""
+    """Escape text of an untrusted file: no line, column, link, emphasis or HTML comes from it."""
     return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", html.escape(printable(str(text)), quote=False))
 
 

@@ -1,18 +1,18 @@
 """For tests of private teachers: a free ledger, and a check of what a labeler promises."""
 
 from pl_privknn.testing.check import CheckReport, check_labeler
+from pl_privknn.testing.distances import distance
 from pl_privknn.testing.tables import Pair, Table
-from pl_privknn.testing.watch import DrawingMethod, Entered, FreeLedger, LabelerCheckError
+from pl_privknn.testing.watch import FreeLedger, LabelerCheckError
 from pl_privknn.training.gradients import clipped_sum
 
 __all__ = [
     "CheckReport",
-    "DrawingMethod",
-    "Entered",
     "FreeLedger",
     "LabelerCheckError",
     "Pair",
     "Table",
     "check_labeler",
     "clipped_sum",
+    "distance",
 ]

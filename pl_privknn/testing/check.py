@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,241 +16,23 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler, ProtectsPersons, Release
 from pl_privknn.privacy.ledger import BudgetExceeded
-from pl_privknn.privacy.mechanisms import (
-    Adjacency,
-    Charge,
-    Conditional,
-    ExponentialArgmax,
-    Gaussian,
-    GaussianDPStream,
-    Mechanism,
-    NegativeBinomial,
-    NoisyScreening,
-    RandomizedResponse,
-)
+from pl_privknn.privacy.mechanisms import Charge, GaussianDPStream
 from pl_privknn.privacy.mechanisms.base import merged
-from pl_privknn.testing.tables import Makers, Pair, Table, in_shards, neighbors_of
+from pl_privknn.testing.distances import Move, moves, pools
+from pl_privknn.testing.tables import Makers, Pair, Table, neighbors_of
 from pl_privknn.testing.watch import (
     CALLED,
     REFUSED,
     Coins,
     Draw,
-    DrawingMethod,
-    Entered,
+    Falling,
     LabelerCheckError,
     Paid,
     Run,
     Subject,
-    coins_of,
     copies_of,
-    mechanism_methods,
     named,
-    protocol_methods,
 )
-
-#: Rounding: relative to the sensitivity, and to the size of the values (sums of float32).
-_RELATIVE, _OF_VALUES = 1e-6, 1e-6
-
-
-@dataclasses.dataclass(frozen=True)
-class Move:
-    """Distance by which the input of one release moved.
-
-    Attributes:
-        what: mechanism and norm.
-        amount: how far.
-        allowed: how far it may.
-        rounding: what sums of rounded numbers may add to that.
-        condition: the condition of a conditional charge; empty otherwise.
-    """
-
-    what: str
-    amount: float
-    allowed: float
-    rounding: float = 0.0
-    condition: str = ""
-
-
-@dataclasses.dataclass
-class Pool:
-    """All that was charged for one mechanism, and all that entered it.
-
-    Attributes:
-        drawn: the mechanism that draws.
-        charged: releases.
-        condition: of the charge.
-        entered: in order.
-        rows: each row of what entered is a release; otherwise all of it together is one.
-    """
-
-    drawn: Mechanism
-    charged: int = 0
-    condition: str = ""
-    entered: list[Entered] = dataclasses.field(default_factory=list)
-    rows: bool = True
-    _by_rows: int = 0
-
-    def take(self, entered: Entered) -> None:
-        """One more draw.
-
-        Raises:
-            LabelerCheckError: where more was drawn than had been charged.
-        """
-        self.entered.append(entered)
-        self._by_rows += _rows(entered)
-        self.rows &= self._by_rows <= self.charged
-        if not self.rows and (_single(entered.mechanism) or len(self.entered) > self.charged):
-            drawn = self._by_rows if _single(entered.mechanism) else len(self.entered)
-            raise LabelerCheckError(
-                f"draws more than it charged: {drawn} releases of {self.drawn.kind} drawn, {self.charged} charged "
-                "so far. Charge the number of releases before they are drawn"
-            )
-
-
-def pools(events: Sequence[Any]) -> list[Pool]:
-    """Match all that entered noise with the charges that came before.
-
-    Raises:
-        LabelerCheckError: for a draw that no charge pays for.
-    """
-    found: dict[Mechanism, Pool] = {}
-    for event in events:
-        if isinstance(event, Paid):
-            _open(found, event.charge)
-        elif isinstance(event, Entered):
-            _pool_of(found, event.mechanism).take(event)
-    return list(found.values())
-
-
-def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
-    """Distance between the releases of two tables at equal answers.
-
-    Raises:
-        LabelerCheckError: where the two tables were not asked for the same releases.
-    """
-    shapes = [
-        [(pool.drawn.kind, pool.charged, [tuple(e.values.shape) for e in pool.entered if e.measure is None])
-         for pool in side]
-        for side in (first, second)
-    ]  # fmt: skip
-    if shapes[0] != shapes[1]:
-        raise LabelerCheckError(
-            f"what is charged or released depends on the private table: {shapes[0]} on one, {shapes[1]} on the "
-            "other, at equal answers"
-        )
-    found: list[Move] = []
-    for one, other in zip(first, second, strict=True):
-        if isinstance(one.drawn, GaussianDPStream):
-            found.append(_total(one, other))
-            continue
-        for a, b in zip(one.entered, other.entered, strict=True):
-            amount, allowed, unit = _apart(a, b, one.rows)
-            rounding = _OF_VALUES * _norm(a.values, 2) if a.values.is_floating_point() else 0.0
-            found.append(Move(f"{one.drawn.kind} ({unit})", amount, allowed, rounding, one.condition))
-    return found
-
-
-def _open(found: dict[Mechanism, Pool], charge: Charge) -> None:
-    drawn = charge.mechanism.bare
-    pool = found.setdefault(drawn, Pool(drawn))
-    pool.charged += charge.count
-    if isinstance(charge.mechanism, Conditional):
-        pool.condition = charge.mechanism.condition
-
-
-def _pool_of(found: dict[Mechanism, Pool], mechanism: Mechanism) -> Pool:
-    if mechanism in found:
-        return found[mechanism]
-    streams = [pool for pool in found.values() if isinstance(pool.drawn, GaussianDPStream)]
-    if streams and isinstance(mechanism, Gaussian):
-        streams[0].charged += 1  # a stream that is paid for as a whole may have any number of releases
-        return streams[0]
-    charged = ", ".join(repr(known) for known in found) or "nothing"
-    raise LabelerCheckError(
-        f"draws with {mechanism!r}, which was not charged (charged: {charged}). Draw with the very object that is "
-        "charged, after its charge"
-    )
-
-
-def _total(one: Pool, other: Pool) -> Move:
-    """Σ(Δ/σ)² of all Gaussian releases of a stream against μ²: what the worst record pays and may pay."""
-    assert isinstance(one.drawn, GaussianDPStream)
-    paid = 0.0
-    for a, b in zip(one.entered, other.entered, strict=True):
-        assert isinstance(a.mechanism, Gaussian)
-        assert isinstance(b.mechanism, Gaussian)
-        paid += _norm(a.values - b.values, 2) ** 2 / min(a.mechanism.sigma, b.mechanism.sigma) ** 2
-    return Move("stream of gaussian releases (sum of squares of move / sigma)", paid, one.drawn.mu**2)
-
-
-def _apart(a: Entered, b: Entered, rows: bool) -> tuple[float, float, str]:
-    if a.measure is not None:
-        return (*a.measure(a.values, b.values), "answers")
-    mechanism, first, second = a.mechanism, a.values.double(), b.values.double()
-    moved = first - second
-    if not bool(moved.isfinite().all()):
-        return math.inf, 0.0, "values that are not finite"
-    if isinstance(mechanism, NoisyScreening):
-        top = max(float(first.max()), float(second.max()))
-        if top > mechanism.k:
-            return top, float(mechanism.k), "largest count, above the k that is accounted for"
-        return _norm(moved, math.inf), 1.0, "largest count"
-    if isinstance(mechanism, ExponentialArgmax):
-        spread = moved.amax(dim=-1) - moved.amin(dim=-1)
-        return float(spread.max()), 1.0 if mechanism.votes == "add" else 2.0, "range of the votes' moves"
-    if isinstance(mechanism, NegativeBinomial):
-        ways = max(float(moved.clamp(min=0).sum()), float((-moved).clamp(min=0).sum()))
-        return ways, float(mechanism.moved), "counts moved one way"
-    if isinstance(mechanism, RandomizedResponse):
-        return float((moved != 0).sum()), float(mechanism.differing), "places"
-    parts = (
-        moved.flatten(1)
-        if rows and moved.ndim > 1
-        else moved.reshape(-1, 1)
-        if rows
-        else moved.reshape(1, -1)
-    )
-    order, allowed = _norm_of(mechanism)
-    largest = max((_norm(part, order) for part in parts), default=0.0)
-    return largest, allowed, f"L{order}"
-
-
-def _norm_of(mechanism: Mechanism) -> tuple[int, float]:
-    for order in (1, 2):
-        stated = getattr(mechanism, f"l{order}_sensitivity", None)
-        if stated is not None:
-            return order, float(stated)
-    raise LabelerCheckError(
-        f"can't look inside {mechanism!r}: it states neither l1_sensitivity nor l2_sensitivity, so how far two "
-        "tables may be apart is not known. Give check_labeler a DrawingMethod for it, with a measure"
-    )
-
-
-def exceeds(move: Move) -> bool:
-    """Whether a move is more than is allowed, beyond rounding."""
-    return not move.amount <= move.allowed * (1 + _RELATIVE) + move.rounding
-
-
-def _norm(values: Tensor, order: float) -> float:
-    return float(torch.linalg.vector_norm(values.double(), order)) if values.numel() else 0.0
-
-
-def _single(mechanism: Mechanism) -> bool:
-    """Whether a release is one number or one choice, so that a table of them is many releases."""
-    return isinstance(mechanism, NoisyScreening | ExponentialArgmax)
-
-
-def _rows(entered: Entered) -> int:
-    """Releases in what entered, if each row is one."""
-    shape = tuple(entered.values.shape)
-    if entered.measure is not None or isinstance(entered.mechanism, RandomizedResponse | NegativeBinomial):
-        return 1
-    if isinstance(entered.mechanism, NoisyScreening):
-        return math.prod(shape)
-    if isinstance(entered.mechanism, ExponentialArgmax):
-        return math.prod(shape[:-1])
-    return shape[0] if shape else 1
-
 
 _ORDERS = np.array([1.5, 2.0, 8.0])
 #: Refuse the first charge, the second, …; a labeler with more charges is refused at these.
@@ -294,62 +78,44 @@ def check_plan(subject: Subject, table: Table) -> str:
 
 def check_payments(run: Run) -> str:
     """Everything drawn was charged before, by the mechanism that draws; source and adjacencies are stated."""
-    paid_here, stream, charged = False, False, 0
+    paid_here, stream = False, False
     for event in run.events:
         if event == CALLED:
             paid_here = stream
         elif isinstance(event, Paid):
-            paid_here, charged = True, charged + 1
+            paid_here = True
             stream = stream or isinstance(event.charge.mechanism.bare, GaussianDPStream)
             _check_stated(run, event)
-        elif isinstance(event, Draw) and event.place == "label" and not paid_here:
+        elif isinstance(event, Draw | Coins) and not paid_here:
             raise LabelerCheckError(
-                f"draws {event.kind} before it charges; get the noise from "
-                "self.charge_and_draw(ledger, mechanism, count, key), which charges first"
+                "draws before it charges; get the noise from self.charge_and_draw(ledger, mechanism, count, key), "
+                "which charges first"
             )
-    if not charged:
+    if not run.ledger.rows:
         raise LabelerCheckError("label charged nothing; every release has to be paid for")
     pools(run.events)
-    own = run.unclaimed()
-    if own:
+    if any(isinstance(event, Draw) and not event.through for event in run.events):
         raise LabelerCheckError(
-            f"label draws {own[0].kind} noise by itself, so the check can't look inside: draw with the charged "
-            "mechanism's own method (add_noise, argmax, passes, randomize), or give check_labeler a DrawingMethod "
-            "for what draws. Coins of a sample are tossed by noise.bernoulli(shape, sampling_rate)"
+            "label draws noise by itself, so the check can't look inside: draw by the charged mechanism (add_noise, "
+            "argmax, passes, randomize, draw). Coins of a sample are those of noise.bernoulli(shape, sampling_rate)"
         )
-    rates = {
-        rate for event in run.events if isinstance(event, Paid) and (rate := sampling_rate(event.charge)) < 1
-    }
+    rates = set(map(sampling_rate, run.ledger.rows))
     for event in run.events:
-        coin = isinstance(event, Draw) and event.place == "label" and event.kind == "bernoulli"
-        if coin and not event.through and event.parameter not in rates:
+        if isinstance(event, Coins) and event.rate not in rates:
             raise LabelerCheckError(
-                f"tosses coins of probability {event.parameter:g}, but what it charged has sampling_rate "
-                f"{', '.join(f'{rate:g}' for rate in sorted(rates)) or '1'}; sample at the rate that is charged"
+                f"tosses coins of probability {event.rate:g}, but what it charged has sampling_rate "
+                f"{', '.join(f'{rate:g}' for rate in sorted(rates))}; sample at the rate that is charged"
             )
     return ""
 
 
 def _check_stated(run: Run, event: Paid) -> None:
-    kind = event.charge.mechanism.kind
-    if event.adjacencies is None:
+    adjacencies = tuple(run.labeler.adjacencies)
+    if event.adjacencies != adjacencies or getattr(event.noise, "run", None) is not run:
         raise LabelerCheckError(
-            f"the charge of {kind} states no adjacencies; charge by "
+            f"the charge of {event.charge.mechanism.kind} states adjacencies={event.adjacencies} and "
+            f"noise={event.noise!r}, and not the labeler's {adjacencies} and noise_source; charge by "
             "self.charge_and_draw(ledger, mechanism, count, key)"
-        )
-    if event.adjacencies != tuple(run.labeler.adjacencies):
-        raise LabelerCheckError(
-            f"the charge of {kind} states adjacencies={event.adjacencies}, the labeler "
-            f"{tuple(run.labeler.adjacencies)}"
-        )
-    if event.noise is None or getattr(event.noise, "run", None) is not run:
-        raise LabelerCheckError(
-            f"the charge of {kind} names {event.noise!r} as its noise and not the labeler's noise_source; charge by "
-            "self.charge_and_draw(ledger, mechanism, count, key)"
-        )
-    if event.charge.guarantee.level != "none":
-        raise LabelerCheckError(
-            f"the charge of {kind} has the guarantee {event.charge.guarantee.level!r} with seeded noise"
         )
 
 
@@ -410,34 +176,32 @@ def _check_tensor(name: str, value: Tensor, shape: tuple[int, ...], dtypes: Sequ
 
 def check_refusals(subject: Subject, table: Table) -> str:
     """A refused charge ends the call, with nothing drawn after it; a later call pays before it draws."""
-    refused = 0
-    for limit in range(_REFUSALS):
-        run = Run(subject, passing="all", limit=limit).fit(table)
-        try:
-            run.label(table.queries)
-        except BudgetExceeded:
-            pass
-        else:
-            if len(run.ledger.rows) < limit or not _refused(run):
-                break  # it makes no further charge
-            raise LabelerCheckError(
-                f"answers although charge {limit + 1} was refused; let BudgetExceeded pass, and return nothing"
-            )
-        place = next(number for number, event in enumerate(run.events) if event == REFUSED)
-        if len(run.events) > place + 1:
-            raise LabelerCheckError(f"goes on to draw or charge after charge {limit + 1} was refused")
-        if limit:
-            check_payments(run)
-        run.ledger.limit = None
-        check_payments(run.label(table.queries))
-        refused += 1
+    refused = len(list(itertools.takewhile(functools.partial(_refuses, subject, table), range(_REFUSALS))))
     if not refused:
         raise LabelerCheckError("no charge was made that a ledger could refuse")
     return f"at {refused} charges"
 
 
-def _refused(run: Run) -> bool:
-    return any(event == REFUSED for event in run.events)
+def _refuses(subject: Subject, table: Table, limit: int) -> bool:
+    """Refuse the charge after the first ``limit`` and check what follows; False where there is no such charge."""
+    run, ended = Run(subject, passing="all", limit=limit).fit(table), False
+    try:
+        run.label(table.queries)
+    except BudgetExceeded:
+        ended = True
+    if REFUSED not in run.events:
+        return False
+    if not ended:
+        raise LabelerCheckError(
+            f"answers although charge {limit + 1} was refused; let BudgetExceeded pass, and return nothing"
+        )
+    if run.events.index(REFUSED) < len(run.events) - 1:
+        raise LabelerCheckError(f"goes on to draw or charge after charge {limit + 1} was refused")
+    if limit:
+        check_payments(run)
+    run.ledger.limit = None
+    check_payments(run.label(table.queries))
+    return True
 
 
 def check_fresh_noise(subject: Subject, table: Table) -> str:
@@ -449,7 +213,7 @@ def check_fresh_noise(subject: Subject, table: Table) -> str:
     seen: dict[tuple[int | str, ...], tuple[int, int]] = {}
     for number, run in enumerate((first, resumed)):
         for event in run.events:
-            if isinstance(event, Draw) and event.place == "label":
+            if isinstance(event, Draw):
                 owner = seen.setdefault(event.path, (number, event.stream))
                 if owner != (number, event.stream):
                     raise LabelerCheckError(
@@ -512,20 +276,17 @@ def check_samples(subject: Subject, table: Table, instead: Table) -> str:
     except ValueError:
         table = instead
         run = Run(subject, coins="tails", passing="all").fit(table).label(table.queries)
-    wanted: dict[float, int] = {}
-    for charge in run.ledger.rows:
-        rate = sampling_rate(charge)
-        if rate < 1:
-            wanted[rate] = wanted.get(rate, 0) + charge.count * len(table)
-    for rate, coins in wanted.items():
-        tossed = coins_of([event for event in run.events if getattr(event, "place", "") == "label"], rate)
-        if tossed < coins:
+    rates = {rate for rate in map(sampling_rate, run.ledger.rows) if rate < 1}
+    for rate in rates:
+        releases = sum(charge.count for charge in run.ledger.rows if sampling_rate(charge) == rate)
+        tossed = sum(event.count for event in run.events if isinstance(event, Coins) and event.rate == rate)
+        if tossed < releases * len(table):
             raise LabelerCheckError(
-                f"tosses {tossed} coins of probability {rate:g} where its charges are of {coins // len(table)} "
+                f"tosses {tossed} coins of probability {rate:g} where its charges are of {releases} "
                 f"sampled releases of {len(table)} records: each release needs a coin for each record, by "
                 "noise.bernoulli(shape, sampling_rate); a sample that serves twice, or of fixed size, is not covered"
             )
-    return "" if wanted else "nothing is sampled"
+    return "" if rates else "nothing is sampled"
 
 
 def sampling_rate(charge: Charge) -> float:
@@ -540,15 +301,14 @@ class Largest:
     Attributes:
         still: nothing may move, because no record is drawn.
         pairs: how many pairs were compared.
-        moves: for each mechanism the move that is the largest share of what is allowed.
-        conditional: moves beyond what is allowed, of charges that name a condition.
+        moves: for each mechanism the move that is the largest share of what is allowed; beyond that, of charges that
+            name a condition.
         refused: names of tables that ``fit`` or ``label`` refused.
     """
 
     still: bool = False
     pairs: int = 0
     moves: dict[str, Move] = dataclasses.field(default_factory=dict)
-    conditional: dict[str, Move] = dataclasses.field(default_factory=dict)
     refused: list[str] = dataclasses.field(default_factory=list)
 
     def take(self, found: Iterable[Move]) -> None:
@@ -564,13 +324,11 @@ class Largest:
                     f"a record whose coin shows tails moves {move.what} by {move.amount:.6g}; a record that is not "
                     "in the sample must have no influence"
                 )
-            if exceeds(move):
-                if not move.condition:
-                    raise LabelerCheckError(
-                        f"one record moves {move.what} by {move.amount:.6g}, and {move.allowed:.6g} was charged. "
-                        "State the larger sensitivity, or bound each record's part"
-                    )
-                self.conditional[move.what] = move
+            if move.exceeds and not move.condition:
+                raise LabelerCheckError(
+                    f"one record moves {move.what} by {move.amount:.6g}, and {move.allowed:.6g} was charged. "
+                    "State the larger sensitivity, or bound each record's part"
+                )
             known = self.moves.get(move.what)
             if known is None or move.amount * known.allowed > known.amount * move.allowed:
                 self.moves[move.what] = move
@@ -584,43 +342,11 @@ class Largest:
         shown = [f"{m.what} at most {m.amount:.4g} of {m.allowed:.4g}" for m in self.moves.values()]
         beyond = [
             f"{m.what} {m.amount:.4g} of {m.allowed:.4g}, covered only if {m.condition}"
-            for m in self.conditional.values()
+            for m in self.moves.values()
+            if m.exceeds
         ]
         refused = [f"refused: {', '.join(dict.fromkeys(self.refused))}"] if self.refused else []
         return "; ".join([f"{self.pairs} pairs", *shown, *beyond, *refused])
-
-
-def compare(
-    subject: Subject, owner: object, pairs: Sequence[Pair], coins: Coins, largest: Largest, check: str
-) -> None:
-    """Run a labeler on both tables of each pair, with the same coins and the same answers, and measure.
-
-    Args:
-        subject: what is run.
-        owner: the labeler, for messages.
-        pairs: neighbouring tables.
-        coins: how coins fall.
-        largest: takes the measurements.
-        check: name of the check, for messages.
-    """
-    firsts: dict[int, Run | None] = {}
-    for pair in pairs:
-        with named(check, owner, f"tables {pair.name}, coins {coins}"):
-            key, units = id(pair.first), pair.first.units
-            sizes = {"records": units, "each": len(pair.first) // max(1, units)}
-            if key not in firsts:
-                firsts[key] = _accepted(subject, pair.first, largest, coins=coins, **sizes)
-            first = firsts[key]
-            if first is None:
-                continue
-            second = _accepted(
-                subject, pair.second, largest,
-                coins=coins, removed=pair.removed, after=first, **sizes,
-            )  # fmt: skip
-            if second is None:
-                continue
-            check_outcomes(first, second)
-            largest.take(moves(pools(first.events), pools(second.events)))
 
 
 def check_outcomes(first: Run, second: Run) -> None:
@@ -645,40 +371,23 @@ def check_strangers(subject: Subject, table: Table, others: Sequence[Table]) -> 
     for passing in ("all", "half"):
         first = Run(subject, coins="heads", passing=passing, records=len(table)).fit(table)
         first.label(table.queries)
-        left = first.left()  # at once: the next run may change what the class holds
         for other in others:
             second = (
                 Run(subject, coins="heads", after=first, hold_parts=False).fit(other).label(table.queries)
             )
             check_outcomes(first, second)
             for what, told in second.left().items():
-                if told != left[what]:
-                    one, two = _different(left[what], told)
+                if told != first.left()[what]:
                     raise LabelerCheckError(
-                        f"{what} differ between private tables: {one[:80]!r} on one, {two[:80]!r} on the other; what "
-                        "is private reaches the release alone, by noise"
+                        f"{what} differ between private tables; what is private reaches the release alone, by noise"
                     )
     return f"{len(others)} tables"
 
 
-def _different(*sides: Any) -> tuple[str, ...]:
-    """Both sides in words; of tables, the entries that differ."""
-    one, two = sides
-    if isinstance(one, dict) and isinstance(two, dict):
-        sides = tuple({k: v for k, v in side.items() if one.get(k) != two.get(k)} for side in sides)
-    return tuple(map(str, sides))
-
-
-def is_sampled(subject: Subject, queries: int) -> bool:
-    """Whether anything in the plan is of a Poisson sample."""
-    plan = subject.make().plan(queries, queries, subject.num_classes)
-    return any(sampling_rate(charge) < 1 for charge in plan)
-
-
-def _accepted(subject: Subject, table: Table, largest: Largest, **settings: object) -> Run | None:
+def _accepted(made: Callable[..., Run], subject: Subject, table: Table, largest: Largest) -> Run | None:
     """A run that answers all queries; None where the labeler refuses the table."""
     try:
-        run = Run(subject, passing="all", **settings).fit(table)  # type: ignore[arg-type]
+        run = made(subject, passing="all").fit(table)
     except (ValueError, RuntimeError) as error:
         largest.refused.append(f"'{table.name}' of {len(table)} records ({type(error).__name__})")
         return None
@@ -719,9 +428,7 @@ def check_labeler(
     num_classes: int | None = None,
     dimension: int = 6,
     pairs: Sequence[Pair] = (),
-    methods: Sequence[DrawingMethod] = (),
     seed: int = 0,
-    shards: int = 1,
 ) -> CheckReport:
     """Check that a labeler charges before it draws, and that its noise covers what one record can do.
 
@@ -741,10 +448,10 @@ def check_labeler(
     * *samples*: coins have the charged rate, each sampled release has a coin for each record, and a record whose coin
       shows tails has no influence.
 
-    What enters the noise is seen at the drawing methods of mechanisms (``add_noise``, ``argmax``, ``passes``,
-    ``randomize``; also of your own mechanism, if it has ``l1_sensitivity`` or ``l2_sensitivity``), without the
-    labeler's help. A labeler that draws otherwise can't be looked into: the check says so, and wants a
-    :class:`~pl_privknn.testing.watch.DrawingMethod`.
+    What enters the noise is observed in :meth:`~pl_privknn.privacy.mechanisms.Mechanism.draw`, through which
+    ``add_noise``, ``argmax``, ``passes`` and ``randomize`` go, without the labeler's help. A mechanism of your own
+    states ``l1_sensitivity`` or ``l2_sensitivity``, or registers with :func:`~pl_privknn.testing.distances.distance`.
+    A labeler that draws otherwise can't be looked into: the check says so.
 
     A check finds faults; it proves nothing. Neighbours that are not among the tables may move more, and the noise of
     the mechanisms themselves is tested elsewhere.
@@ -757,9 +464,7 @@ def check_labeler(
         num_classes: classes, or attributes for labelers of multi-label data; 5 by default.
         dimension: of the features.
         pairs: further neighbouring tables to try.
-        methods: further methods through which values enter noise.
         seed: of the tables and of the noise.
-        shards: check it as a training of so many processes has it, each of which holds a share of the records.
 
     Returns:
         What was checked, with the largest moves that were seen.
@@ -783,17 +488,15 @@ def check_labeler(
     records, queries = check_int("num_records", num_records, 4), check_int("num_queries", num_queries)
     checks: list[tuple[str, str]] = []
     largest: dict[str, Largest] = {}
-    adjacencies = in_shards(lambda: owner, shards).adjacencies
-    known = [*mechanism_methods(), *protocol_methods(), *methods]
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
             classes = check_int("num_classes", 5 if num_classes is None else num_classes, 2)
             makers = Makers(task, records, queries, classes, check_int("dimension", dimension), seed)
-            subject = Subject(make, known, classes, makers.public(), seed, shards)
-            examined = _Examined(owner, adjacencies, subject, makers, task, checks)
+            subject = Subject(make, classes, makers.public(), seed)
+            examined = _Examined(owner, subject, makers, task, checks)
             examined.contract()
             largest |= examined.neighbors(pairs)
-            if isinstance(owner, ProtectsPersons) and owner.protects_persons and shards == 1:
+            if isinstance(owner, ProtectsPersons) and owner.protects_persons:
                 largest |= examined.neighbors((), each=_RECORDS_OF_A_PERSON)
     if isinstance(labeler, Labeler):
         labeler.checked = True  # which runs of it note
@@ -805,7 +508,6 @@ class _Examined:
     """One labeler on the tables of one task."""
 
     owner: Labeler
-    adjacencies: tuple[Adjacency, ...]
     subject: Subject
     makers: Makers
     task: str
@@ -822,7 +524,7 @@ class _Examined:
         self.do("fresh noise", check_fresh_noise, subject, table)
         self.do("same again", check_reproducible, subject, table)
         # Where a replaced record is all that neighbours differ in, the number of records is public.
-        more = 7 if "add_remove" in self.adjacencies else 0
+        more = 7 if "add_remove" in self.owner.adjacencies else 0
         strangers = self.makers.strangers(more)
         self.do("earlier tables", check_forgets, subject, table, strangers)
         self.do("noise alone", check_strangers, subject, table, strangers)
@@ -842,12 +544,12 @@ class _Examined:
         owned = [makers.random(), makers.scattered(), *makers.decisive(), makers.together()]
         tables = makers.all() if each == 1 else [table.of_persons(each) for table in owned]
         what = "" if each == 1 else ", persons"
-        for adjacency in self.adjacencies:
+        for adjacency in self.owner.adjacencies:
             seen = found[f"{self.task}, {adjacency}{what}"] = Largest()
             made = [pair for table in tables for pair in neighbors_of(table, adjacency)]
             made += [pair for pair in pairs if pair.adjacency == adjacency]
             self._compare(f"sensitivity under {adjacency}{what}", made, "heads", seen)
-            if adjacency == "add_remove" and is_sampled(self.subject, self.makers.m):
+            if adjacency == "add_remove" and self._is_sampled():
                 few = [
                     pair
                     for table in (tables[0], tables[-1] if each > 1 else makers.together())
@@ -876,9 +578,16 @@ class _Examined:
                 ) from error
         self.checks.append((name, seen))
 
-    def _compare(self, name: str, pairs: Sequence[Pair], coins: Any, largest: Largest) -> None:
+    def _is_sampled(self) -> bool:
+        plan = self.subject.make().plan(self.makers.m, self.makers.m, self.subject.num_classes)
+        return any(sampling_rate(charge) < 1 for charge in plan)
+
+    def _compare(self, name: str, pairs: Sequence[Pair], coins: Falling, largest: Largest) -> None:
         def check() -> str:
-            compare(self.subject, self.owner, pairs, coins, largest, name)
+            firsts: dict[int, Run | None] = {}
+            for pair in pairs:
+                with named(name, self.owner, f"tables {pair.name}, coins {coins}"):
+                    self._compare_pair(pair, coins, largest, firsts)
             if not largest.pairs:
                 raise LabelerCheckError(f"no pair of tables was accepted ({largest})")
             if coins == "heads" and not largest.all_moved:
@@ -889,6 +598,23 @@ class _Examined:
             return str(largest)
 
         self.do(name, check)
+
+    def _compare_pair(
+        self, pair: Pair, coins: Falling, largest: Largest, firsts: dict[int, Run | None]
+    ) -> None:
+        """Run the labeler on both tables, with the same coins and the same answers, and measure."""
+        key, units = id(pair.first), pair.first.units
+        run = functools.partial(Run, coins=coins, records=units, each=len(pair.first) // max(1, units))
+        if key not in firsts:
+            firsts[key] = _accepted(run, self.subject, pair.first, largest)
+        first = firsts[key]
+        if first is None:
+            return
+        after = functools.partial(run, removed=pair.removed, after=first)
+        second = _accepted(after, self.subject, pair.second, largest)
+        if second is not None:
+            check_outcomes(first, second)
+            largest.take(moves(pools(first.events), pools(second.events)))
 
     def _rounds(self, table: Table) -> str:
         """Payments of one round, of its batches, and of two rounds."""

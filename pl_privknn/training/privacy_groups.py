@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_rate
+from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.noisy_steps import noise_for_steps
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.record_budgets import RecordKey, as_bytes
 from pl_privknn.privacy.record_groups import RecordGroups, rate_for_steps
-from pl_privknn.privacy.store import private_folder
 
 _KEY_BYTES = 32
 # Relative distance of the expected batch from the one that was asked for, where the noise is searched.

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
+from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
@@ -51,15 +52,6 @@ _KEY = "private_training"
 # What a module carries that was trained privately: the run's id and its ledger.
 _MARK = "private_training_run"
 _REMEDY = "replace_batch_norm=True"
-
-
-def leave_report(trainer: Any) -> None:
-    """Give the trainer a :class:`~pl_privknn.callbacks.run_summary.RunReport`, unless it has one."""
-    from pl_privknn import RunReport  # by the package's name: that room knows this one
-
-    pl.quiet_lightning()
-    if not any(isinstance(callback, RunReport) for callback in trainer.callbacks):
-        trainer.callbacks.append(RunReport())
 
 
 class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
@@ -324,7 +316,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         check_trainer(trainer, self)
         check_module(pl_module)
         check_resumable(trainer)
-        leave_report(trainer)
+        add_run_report(trainer)
         if self.replace_batch_norm:
             replace_batch_norms(pl_module)
         trained_parameters(pl_module)
@@ -546,11 +538,18 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             count = min(2, self.expected_batch_size)
             return gradients.surrogate(redacted(gradients.made_up_sum, count))
         places = redacted(self.sample)
+        return gradients.surrogate(self.release(redacted(self.clipped_sum, places, batch_idx)))
+
+    def clipped_sum(self, places: Tensor, batch_idx: int = 0) -> Tensor:
+        """The sum of the clipped gradients of some private records, float64 ``(p,)``; **private**.
+
+        Args:
+            places: of the records, int64 ``(b,)``; of persons with several person by person.
+            batch_idx: number of the step.
+        """
+        assert self._gradients is not None
         persons = self.persons(places)
-        total = redacted(
-            gradients.sum, places.tolist(), batch_idx, None if persons is None else persons.tolist()
-        )
-        return gradients.surrogate(self.release(total))
+        return self._gradients.sum(places.tolist(), batch_idx, None if persons is None else persons.tolist())
 
 
 def _outside_fits() -> dict[str, Any]:

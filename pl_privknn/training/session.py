@@ -12,6 +12,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
+from pl_privknn.privacy.folders import trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import Unit
@@ -25,7 +26,6 @@ from pl_privknn.privacy.noisy_steps import (
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import RunFiles
-from pl_privknn.privacy.store import trainers_folder
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.processes import FollowedRun, Processes
@@ -323,7 +323,7 @@ class PrivateSession:
             max_grad_norm=self.max_grad_norm,
             delta=self.delta,
             noise_multiplier=0.0 if target == math.inf else noise,
-            target_epsilon=target if noise is None and target != math.inf else None,
+            epsilon=target if noise is None and target != math.inf else None,
             rates=rates,
             step=self.way,
             conditions=list(self.conditions) or None,

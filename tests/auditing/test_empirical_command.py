@@ -1,20 +1,13 @@
-"""Bounds of the empirical audit, audits of whole lists, and the command; seeds are fixed."""
+"""Audits of whole lists of mechanisms, and the command; seeds are fixed."""
 
 import json
 import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from pl_privknn.auditing import audit, audit_records
-from pl_privknn.auditing.bounds import (
-    epsilon_lower_bound,
-    lower_probability,
-    mu_lower_bound,
-    upper_probability,
-)
-from pl_privknn.auditing.releases import experiment_of
+from pl_privknn.auditing.mechanisms import experiment_of
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.accounting.pld import gaussian_epsilon
 from pl_privknn.privacy.ledger import Ledger
@@ -22,34 +15,6 @@ from pl_privknn.privacy.mechanisms import Charge, Gaussian, GaussianDPStream, La
 from pl_privknn.privacy.noise import SeededNoise
 
 ROOT2 = math.sqrt(2.0)
-
-
-# --- bounds
-
-
-@pytest.mark.parametrize(("hits", "trials"), [(0, 50), (3, 50), (50, 50), (4000, 10_000)])
-def test_clopper_pearson_is_scipys(hits, trials):
-    interval = stats.binomtest(hits, trials).proportion_ci(0.98, method="exact")
-    assert lower_probability(hits, trials, 0.01) == pytest.approx(interval.low, abs=1e-12)
-    assert upper_probability(hits, trials, 0.01) == pytest.approx(interval.high, abs=1e-12)
-
-
-@pytest.mark.parametrize("bound", [epsilon_lower_bound, mu_lower_bound])
-def test_lower_bounds_err_no_more_often_than_stated(bound):
-    rng = np.random.default_rng(0)
-    mu, delta, repeats = 1.0, 1e-2, 400
-    true = gaussian_epsilon(mu, delta)
-    above = sum(
-        bound(rng.normal(mu, 1, 400), rng.normal(0, 1, 400), delta=delta, confidence=0.8) > true
-        for _ in range(repeats)
-    )
-    # At most 0.2 of them may lie above; a count this large has probability below 1e-3 even at 0.2.
-    assert above <= stats.binom.isf(1e-3, repeats, 0.2)
-    if bound is mu_lower_bound:
-        assert above > 0  # the bound is close enough to the truth to miss it sometimes
-
-
-# --- lists of records, and the command
 
 
 def test_lists_are_audited_one_by_one_and_together():
@@ -112,3 +77,11 @@ def test_bad_arguments_are_refused_by_name(arguments, named):
     charges = [Charge(Gaussian(4.0))]
     with pytest.raises(ValueError, match=named):
         audit(charges, **{"experiment": experiment_of(charges), **arguments})
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--attack", "configs/digits_reverse_knn.yaml", "ledger.sqlite"], ["--empirical"]]
+)
+def test_mistakes_are_one_line(capsys, words):
+    assert main(["audit", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

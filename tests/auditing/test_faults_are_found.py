@@ -1,6 +1,6 @@
 """Faults put into a copy of every method end to end, at ε 1 and 2: what the stored table says of them holds.
 
-Seeds are fixed, verdicts are at 99.9 %, and attacks have 3,000 canaries or 3,000 runs on either side. A fault that is
+Seeds are fixed, verdicts are at 99.9 %, and attacks have 3,000 canaries. A fault that is
 not found at the size that was asked for is found at the larger one that the table names.
 """
 
@@ -23,9 +23,7 @@ def of_methods(*names):
 def is_found(part, size, seed=1):
     one = STORED[part]
     fault = None if one["fault"] == NONE else one["fault"]
-    return attack(
-        one["method"], one["epsilon"], SeededNoise(seed), fault, size, canaries=3000, runs=3000
-    ).violated
+    return attack(one["method"], one["epsilon"], SeededNoise(seed), fault, size, canaries=3000).violated
 
 
 def test_every_method_of_the_table_has_all_its_faults():

@@ -14,10 +14,12 @@ from broken_persons import EachRecordAdds, EachRecordCounts, EachRecordIsClipped
 
 from benchmarks.faulty import LessNoise, SharedNoise
 from pl_privknn import Gaussian
-from pl_privknn.auditing import attack_labeler, releases
-from pl_privknn.auditing.releases import score_canaries, score_runs
-from pl_privknn.auditing.releases import small_target as table
+from pl_privknn.auditing import attack_labeler
+from pl_privknn.auditing import small_target as table
+from pl_privknn.auditing.canaries import Evidence, canaries_of
+from pl_privknn.auditing.labelers import score_labeler, target_of_config
 from pl_privknn.cli.main import main
+from pl_privknn.config import read_document
 from pl_privknn.labelers import (
     IndKNN,
     PreconditionedGradients,
@@ -25,7 +27,6 @@ from pl_privknn.labelers import (
     ReverseKNN,
     SufficientStatistics,
 )
-from pl_privknn.labelers.canaries import Evidence
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -44,8 +45,7 @@ def test_reverse_knn_in_one_run():
     honest = attacked(subject)
     assert not honest.violated
     assert 0.7 * epsilon < honest.epsilon_lower < epsilon + 0.05
-    assert (honest.form, honest.released, honest.canaries, honest.runs) == ("one_run", "counts", 3000, 30)
-    assert 1 < honest.smallest_breach < 2
+    assert (honest.released, honest.canaries, honest.runs) == ("counts", 3000, 30)
     assert attacked(subject, HalfNoise).violated
 
 
@@ -59,26 +59,14 @@ def test_messages_of_clients():
     assert attacked(stated, canaries=1000).violated
 
 
-def test_runs_of_one_seed_have_noise_of_their_own(monkeypatch):
-    """Several calls share one seed; a run that came twice would count for two."""
-    monkeypatch.setattr(releases, "_AT_ONCE", 100 * QUERIES)
-    subject = table(PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(12.0)))
-    sides = score_runs(subject, subject.canaries(), 300, SeededNoise(0))
-    assert (
-        len(set(sides.scores.tolist())) > 590
-    )  # all but those that are equal by chance, as multiples of a step
-
-
 def test_released_statistics_in_one_run():
     subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, expected_records=60))
     honest = attacked(subject)
-    assert (honest.form, honest.released) == ("one_run", "weights")
+    assert honest.released == "weights"
     assert not honest.violated
     assert 0.2 < honest.epsilon_lower <= honest.epsilon
     assert honest.epsilon_lower <= honest.epsilon_estimate <= honest.epsilon
-    # Not found at half the noise; what the audit says would be found is found.
-    assert honest.smallest_breach <= 6
-    assert attacked(subject, functools.partial(LessNoise, honest.smallest_breach)).violated
+    assert attacked(subject, functools.partial(LessNoise, 4.0)).violated
 
 
 def test_what_other_records_add_to_a_release_is_taken_out():
@@ -87,7 +75,7 @@ def test_what_other_records_add_to_a_release_is_taken_out():
     others = dataclasses.replace(
         subject, features=-3 * subject.features.roll(1, dims=1), labels=subject.labels.flip(0)
     )
-    one, other = (score_canaries(each, subject.canaries(), 1, SeededNoise(0)) for each in (subject, others))
+    (one, _), (other, _) = (score_labeler(each, 1, SeededNoise(0)) for each in (subject, others))
     np.testing.assert_array_equal(one.present, other.present)
     np.testing.assert_allclose(one.scores, other.scores, rtol=0, atol=1e-9)
     assert np.abs(one.scores).max() > 0.01
@@ -99,7 +87,7 @@ def test_noise_that_queries_share_is_found():
     voting = PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(12.0))
     for labeler in (ReverseKNN(epsilon=1.0), voting, one_by_one):
         shared = functools.partial(SharedNoise, 1.0)
-        assert attacked(table(labeler), shared, runs=1000, breach=False).violated
+        assert attacked(table(labeler), shared, canaries=1000).violated
 
 
 def test_evidence_is_that_of_least_squares():
@@ -126,12 +114,28 @@ def test_the_command_on_the_digits(capsys):
     assert "--attack" in capsys.readouterr().err
 
 
+def test_an_extractor_that_mixes_a_batch_is_refused(tmp_path, monkeypatch):
+    """As by a run: a private example's vector must depend on that example alone."""
+    (tmp_path / "mixing.py").write_text(
+        "from pl_privknn.features.base import Extractor\n\n\n"
+        "class Standardizing(Extractor):\n"
+        "    def __call__(self, images):\n"
+        "        flat = images.flatten(1)\n"
+        "        return (flat - flat.mean(0)) / (flat.std(0) + 1e-3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    document = read_document("configs/digits_reverse_knn.yaml")
+    document["labeling"]["features"] = {"class_path": "mixing.Standardizing"}
+    with pytest.raises(ValueError, match="Standardizing"):
+        target_of_config(document, "config.yaml")
+
+
 def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
     labeler = IndKNN(
         0.5, 4.0, epsilon=1.0, records={"state_dir": tmp_path / "budgets", "ids": list(range(60))}
     )
     subject = table(labeler)
-    placed = subject.canaries()
+    placed = canaries_of(labeler, subject.queries, subject.num_classes)
     attacked_copy = subject.fitted(
         SeededNoise(0),
         torch.cat([subject.features, placed.features]),
@@ -141,17 +145,6 @@ def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
     attacked_copy.close()
     assert not (tmp_path / "budgets").exists()
     assert labeler.state_dir == tmp_path / "budgets"
-
-
-@pytest.mark.long
-def test_the_smallest_breach_is_found_about_as_often_as_stated():
-    """In 40 attacks; fewer than 34 finds have a probability below 1 % at a power of 95 %."""
-    subject = table(ReverseKNN(epsilon=1.0))
-    stated = attacked(subject, canaries=1000)
-    assert stated.breach_power == 0.95
-    smaller = functools.partial(LessNoise, stated.smallest_breach)
-    seeds = range(100, 140)
-    assert sum(attacked(subject, smaller, seed, canaries=1000, breach=False).violated for seed in seeds) >= 34
 
 
 OF_PERSONS = {
@@ -173,5 +166,5 @@ def test_persons_are_attacked(name):
     ours, broken, settings = OF_PERSONS[name]
     for kind in (ours, broken):
         target = table(kind(**settings), unit="person")
-        found = attack_labeler(target, canaries=2000, runs=2000, noise=SeededNoise(1), breach=False)
+        found = attack_labeler(target, canaries=1000, noise=SeededNoise(1))
         assert found.violated == (kind is broken), kind.__name__

@@ -18,21 +18,21 @@ from pl_privknn.privacy.noise import SeededNoise
 @pytest.mark.parametrize(("method", "each"), [("NoisySGD", 0), ("PrivateTraining", 0), ("NoisySGD", 5)])
 def test_an_honest_training_is_not_accused(method, each):
     found = attack_training(small_training(method, 2.0, DELTA, each), canaries=1000, noise=SeededNoise(1))
-    assert (found.subject, found.form, found.released, found.runs) == (method, "one_run", "sums", 1)
+    assert (found.subject, found.released, found.runs) == (method, "sums", 1)
     assert found.canaries == 1000
     assert not found.violated
     assert 1.9 < found.epsilon <= 2.0
-    assert 0.1 < found.epsilon_lower <= found.epsilon_estimate <= found.epsilon
+    assert 0.05 < found.epsilon_lower <= found.epsilon
     assert found.epsilon_lower_labels is None
 
 
 @pytest.mark.parametrize("method", ["NoisySGD", "PrivateTraining"])
 def test_without_noise_every_coin_of_a_canary_that_was_drawn_is_seen(method):
-    scored, stated, _ = score_training(
+    scored, stated, *_ = score_training(
         small_training(method, 2.0, DELTA), 200, LessNoise(1e9, SeededNoise(2))
     )
     # Nothing but its own draws is in a canary's direction: of those that were not there all steps say the same.
-    mechanism = stated[0][0].mechanism
+    mechanism = stated.mechanism
     rate, fit = mechanism.sampling_rate, (mechanism.l2_sensitivity / mechanism.sigma) ** 2 / 2
     never = 10 * math.log(1 - rate + rate * math.exp(-fit))
     there, away = scored.scores[scored.present], scored.scores[~scored.present]
@@ -68,8 +68,6 @@ def test_the_command_attacks_a_training(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert (told["subject"], told["canaries"], told["verdict"]) == ("PrivateTraining", 200, "OK")
     assert told["epsilon"] == pytest.approx(2.0, abs=0.02)
-    assert main([*words, "--runs", "300"]) == 2
-    assert "--canaries" in capsys.readouterr().err
 
 
 def test_a_target_is_left_as_it_was():

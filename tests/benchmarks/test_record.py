@@ -19,11 +19,11 @@ def test_every_stored_measurement_names_its_commit_and_settings():
     assert record.names()
     for name in record.names():
         stored = json.loads((record.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        assert list(stored) == ["benchmark", "measurements"], name
+        assert list(stored) == ["benchmark", "made", "measurements"], name
         assert stored["benchmark"] == name
-        parts = [one["part"] for one in stored["measurements"]]
-        assert len(parts) == len(set(parts)) > 0, name
-        for one in stored["measurements"]:
+        found = record.entries(name)
+        assert len(found) == len(stored["measurements"]) > 0, name
+        for one in found.values():
             assert list(one) == FIELDS, (name, one["part"])
             assert re.fullmatch("[0-9a-f]{40}", one["commit"]["hash"]), (name, one["part"])
             assert one["commit"]["from"] in ("run", "history")
@@ -64,7 +64,7 @@ def test_runner_stores_each_part_with_what_made_it(made, capsys):
     assert '"figure": 5' in capsys.readouterr().out
     assert not made.exists()
     assert runner.main(["persons", "--size", "5"]) == 0
-    first, second = json.loads(made.read_text(encoding="utf-8"))["measurements"]
+    first, second = record.entries("persons").values()
     assert list(first) == FIELDS
     assert (first["settings"], second["settings"]) == ({"size": 5}, {"own": True})  # places are no settings
     assert (first["seeds"], first["results"]) == ([0, 1], {"figure": 5})

@@ -20,7 +20,7 @@ def test_bytes_are_counted_and_the_table_extrapolates(tmp_path, monkeypatch):
         "ReverseKNN": 8 * 10 * m,
         "SufficientStatistics": 8 * 10 * width,
         "PreconditionedGradients": 6 * 8 * 10 * width,
-        "IndKNN": 8 * ((1 + 10) * m + 2),
+        "IndKNN": 8 * (1 + 10) * m + 4,
         "NoisySGDTeacher": 5 * 8 * 10 * width,
         "PATE": 8 * 10 * m,
     }

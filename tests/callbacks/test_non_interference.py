@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from traces import released, report_traces, traces
 from training_setup import Lit, training
 
-from pl_privknn.auditing.releases import NearestTeachers
+from benchmarks.faulty import NearestTeachers
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.comparison.results import write_json
 from pl_privknn.datamodules import ArraysDataModule, LabeledImages, PublicDataset, TensorImages

@@ -182,7 +182,7 @@ def test_what_began_in_a_folder_goes_on_there_with_the_same_parameters_alone(who
     fit(folder, second, ckpt_path=folder / "early.ckpt")
     assert second.labeler.asked == []  # the folder holds the second round already
     assert second.epsilon_spent == first.epsilon_spent
-    with pytest.raises(LabelStoreError, match="other parameters"):
+    with pytest.raises(ValueError, match="other parameters"):
         fit(folder, callback(OracleLabeler(sigma=10.0)))
 
 
@@ -227,13 +227,13 @@ def test_selections(tmp_path, refuse_every, settings, asked):
 
 
 def test_label_store_survives_reopening_and_counts_lost_queries(tmp_path):
-    store = LabelStore(tmp_path / "labels.sqlite", {"sigma": 1})
+    store = LabelStore(tmp_path / "labels.sqlite")
     store.select(0, [5, 3, 8, 1])
     store.mark_asked(0, [0, 1], charges_now=0)
     store.put(0, [0, 1], Release(torch.tensor([2, -1]), torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])))
     store.mark_asked(0, [2], charges_now=1)
     store.close()
-    again = LabelStore(tmp_path / "labels.sqlite", {"sigma": 1})
+    again = LabelStore(tmp_path / "labels.sqlite")
     assert again.counts() == {"queried": 3, "answered": 1, "refused": 1, "lost": 1}
     assert again.open_positions(0, charges_now=1) == [2, 3]  # asked, but never paid for
     assert again.open_positions(0, charges_now=2) == [3]  # paid for, answers lost
@@ -241,4 +241,4 @@ def test_label_store_survives_reopening_and_counts_lost_queries(tmp_path):
     assert (examples.tolist(), labels.tolist(), soft.tolist()) == ([5], [2], [[0.0, 0.0, 1.0]])
     (tmp_path / "broken.sqlite").write_bytes(b"not a database, but long enough to be read as one" * 20)
     with pytest.raises(LabelStoreError, match="not a label store"):
-        LabelStore(tmp_path / "broken.sqlite", {})
+        LabelStore(tmp_path / "broken.sqlite")

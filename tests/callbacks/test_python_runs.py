@@ -12,7 +12,7 @@ from small_fit import quiet_trainer, small_student
 from torchmetrics.classification import MulticlassAccuracy
 from training_setup import Lit
 
-from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, PrivateTraining, RunReport
+from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, RunReport
 from pl_privknn.cli.main import main
 from pl_privknn.config import HasInitArguments, as_section
 from pl_privknn.datamodules import ArraysDataModule
@@ -21,6 +21,7 @@ from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.report import write_report
+from pl_privknn.training import PrivateTraining
 
 
 def student():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import types
 
 import pytest
@@ -13,7 +14,7 @@ from ledger_setup import needs_fork
 from small_fit import easy_images, quiet_trainer
 
 from pl_privknn.callbacks import PrivateLabeler, labeling_round
-from pl_privknn.callbacks.private_labeler import check_whole_persons, shard_of
+from pl_privknn.callbacks.labeling_round import check_whole_persons, shard_of
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     PATE,
@@ -26,15 +27,16 @@ from pl_privknn.labelers import (
     Screening,
     SufficientStatistics,
 )
-from pl_privknn.labelers.base import ProtectsPersons, RecognisesRecords
+from pl_privknn.labelers.base import FollowerLedger, ProtectsPersons, RecognisesRecords
 from pl_privknn.labelers.ind_knn import RecordBudgets
-from pl_privknn.neighbors import PoissonNeighbors, processes
+from pl_privknn.neighbors import PoissonNeighbors, ShardedNeighbors, processes
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
-from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from pl_privknn.testing import FreeLedger
 
 RECORDS, SIDE = 61, 6
 
@@ -113,12 +115,6 @@ def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
     table = torch.rand(RECORDS, 3, generator=generator).mul(3).round()
     labels, queries = torch.arange(RECORDS) % 4, torch.rand(10, 3, generator=generator).mul(3)
 
-    class Teacher(PrivateKNN):
-        """Its coins name the release; on a shard they are tossed for the records' global numbers."""
-
-        def _own_coins(self, release):
-            return release
-
     def toss(self, coins, rows, indices):
         records = (
             indices.long() if self.shard is None else self.shard.first + self.shard.stride * indices.long()
@@ -132,20 +128,13 @@ def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
         expected = [whole.votes(whole.rank(queries), release).tolist() for release in (1, 2)]
 
         def task(rank, group):
-            teacher = Teacher(6, 0.4)
-            teacher.shard = Shard(group, rank, 2, RECORDS)
+            shard = Shard(group, rank, 2, RECORDS)
 
             def work():
-                teacher.fit(table[rank::2], labels[rank::2], 4)
-                teacher._neighbors._nearest.shard = teacher.shard
-                if rank:
-                    while (order := group.broadcast()) is not None:
-                        teacher.run_command(order)
-                    return None
-                ranked = teacher._neighbors.rank(queries)
-                votes = [teacher._neighbors.votes(ranked, release).tolist() for release in (1, 2)]
-                group.broadcast(None)
-                return votes
+                neighbors = ShardedNeighbors(table[rank::2], labels[rank::2], 4, 6, 0.4, shard)
+                neighbors._nearest.shard = shard
+                ranked = neighbors.rank(queries)
+                return [neighbors.votes(ranked, release).tolist() for release in (1, 2)]
 
             return [group.shared(work), group.sent]
 
@@ -156,13 +145,42 @@ def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
     assert expected[0] != expected[1]
 
 
-def test_a_process_that_makes_other_features_of_a_public_example_is_refused():
-    told = labeling_round._Fit(torch.tensor([[3.0, 4.0]]))
-    told.check(torch.tensor([[3.001, 4.0]]))
-    for other in (torch.tensor([[3.0, -4.0]]), torch.tensor([[3.1, 4.0]]), torch.ones(1, 3)):
-        with pytest.raises(RuntimeError, match="features: this process makes others") as caught:
-            told.check(other)
-        assert "\n" not in str(caught.value)
+class Scaled(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, images):
+        return self.scale * images.flatten(1)
+
+
+@needs_fork
+def test_a_process_that_makes_other_features_of_a_public_example_is_refused(tmp_path):
+    data = nine_records()
+
+    def task(rank, group):
+        teacher = PrivateKNN(2)
+        teacher.shard = Shard(group, rank, 2, 9)
+
+        def refused(scale):
+            extractor = Scaled(scale if rank else 1.0)
+            labeling = labeling_round.LabelingRound(teacher, extractor, None, 1, 1, 1, 0)
+            try:
+                labeling._check_alike(data)
+            except RuntimeError as error:
+                return str(error)
+            return None
+
+        found = []
+        group.shared(lambda: found.extend(refused(scale) for scale in (1.0001, -1.0, 1.1)))
+        return found
+
+    first, second = in_two(tmp_path, task)
+    assert first == [None] * 3
+    assert second[0] is None
+    for message in second[1:]:
+        assert message.startswith("features: this process makes others")
+        assert "\n" not in message
 
 
 class Pretended:
@@ -252,6 +270,30 @@ def test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_ref
     assert all(message.startswith("private set") for message in told(same, same[:11]))
 
 
+@needs_fork
+def test_a_refused_charge_ends_both_processes_with_the_same_error(tmp_path):
+    def task(rank, group):
+        teacher = PrivateKNN(2, 1.0, noise=Gaussian(1.0))
+        teacher.shard = Shard(group, rank, 2, 12)
+        teacher.fit(torch.eye(6), torch.arange(6) % 3, 3)
+        ledger = FollowerLedger()
+        if not rank:
+            ledger = Ledger(tmp_path / "ledger.sqlite", max_epsilon=0.1).run("a", [])
+
+        def work():
+            time.sleep(2.5 * rank)  # the first one must not be gone when another one comes late
+            teacher.label(torch.eye(6), ledger)
+
+        try:
+            group.shared(work)
+        except BudgetExceeded as error:
+            return [str(error), error.epsilon]
+
+    first, second = in_two(tmp_path, task)
+    assert first == second
+    assert first[1] > 0.1
+
+
 class Recognising(PrivateKNN, ProtectsPersons, RecognisesRecords):
     def record_digests(self, images, labels):
         return None
@@ -297,9 +339,12 @@ def test_a_person_lies_in_one_shard(tmp_path):
 
 
 def test_seeded_coins_of_shards_differ():
-    tossed = []
+    tossed, ledger = [], FreeLedger()
     for rank in range(2):
         teacher = PrivateKNN(2, 0.5, noise_source=SeededNoise(4))
-        teacher.shard = Shard(types.SimpleNamespace(rank=rank), rank, 2, 9)
-        tossed += [teacher._own_coins(release)((64,), 0.5).tolist() for release in (1, 2)]
+        teacher.shard = Shard(types.SimpleNamespace(rank=rank, from_first=lambda work: work()), rank, 2, 9)
+        for _ in range(2):
+            coins = teacher.charge_and_draw(ledger, Gaussian(1.0), 1, "aggregation")
+            tossed.append(coins.bernoulli((64,), 0.5).tolist())
+        ledger = FreeLedger()  # the same rows
     assert len({tuple(coins) for coins in tossed}) == 4

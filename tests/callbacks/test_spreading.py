@@ -123,13 +123,13 @@ def test_store_rebuilds_the_same_labels_after_reopening(tmp_path):
     spread = kernel_spread(examples, examples[:6], 0.8)
     scores = torch.randn(6, 3, generator=torch.Generator().manual_seed(2)).double() * 30
     assignment = spread.queries[:, 0]
-    store = LabelStore(tmp_path / "labels.sqlite", {})
+    store = LabelStore(tmp_path / "labels.sqlite")
     store.select(0, list(range(6)), assignment, spread, ask_means=True)
     store.mark_asked(0, list(range(6)), charges_now=0)
     store.put(0, list(range(6)), Release(scores.argmax(dim=1), None, scores, 5.0))
     first = store.answers(1)
     store.close()
-    again = LabelStore(tmp_path / "labels.sqlite", {})
+    again = LabelStore(tmp_path / "labels.sqlite")
     assert torch.equal(again.selections(1)[0].assignment, assignment)
     assert again.selections(1)[0].ask_means
     labels, soft = label_by_spread(spread, scores, 5.0)

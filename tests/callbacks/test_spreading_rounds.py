@@ -6,7 +6,7 @@ import torch
 from small_fit import easy_images, quiet_trainer, small_student
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.private_labeler import extractor_of, probabilities_of
+from pl_privknn.callbacks.labeling_arguments import extractor_of, probabilities_of
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import ReverseKNN

@@ -173,8 +173,10 @@ TAMPERINGS = {
         "INSERT INTO queries SELECT round, 999, example, asked_at, 1, 1, soft, score FROM queries LIMIT 1"
     ),
     "an answer taken out": of_labels("DELETE FROM queries WHERE position = 0"),
-    "a fact of the labels": of_labels("UPDATE meta SET value = '{}' WHERE key = 'fingerprint'"),
-    "another run's name in the labels": of_labels("UPDATE meta SET value = '\"x\"' WHERE key = 'run_id'"),
+    "a fact of the labels": of_labels("UPDATE facts SET value = json_set(value, '$.terms', 0) WHERE name = 'begun'"),
+    "another run's name in the labels": of_labels(
+        "UPDATE facts SET value = json_set(value, '$.run_id', 'x') WHERE name = 'begun'"
+    ),
     "scale in the configuration": of_config("labeling", "labeler", "init_args", "epsilon", value=99.0),
     "seed in the configuration": of_config("seed_everything", value=17),
     "accuracy in the summary": of_summary(test_accuracy=0.99),

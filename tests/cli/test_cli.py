@@ -141,7 +141,7 @@ def test_what_fails_after_a_training_takes_nothing_of_its_result(tmp_path, monke
     shown = capsys.readouterr().out
     assert "ε" in shown
     assert "test accuracy" in shown
-    told = "".join(str(one.message) for one in recwarn if "the training's result stands" in str(one.message))
+    told = "".join(str(one.message) for one in recwarn if "the training's result is kept" in str(one.message))
     for reason in ("the server is gone", "No space for the summary", "No space for the report"):
         assert reason in told
 

@@ -13,12 +13,13 @@ from forked import in_child
 from ledger_setup import needs_fork
 
 from pl_privknn.callbacks.labeling_round import load_head, save_head
-from pl_privknn.callbacks.run_summary import digests_of, note_files
+from pl_privknn.callbacks.run_files import digests_of
 from pl_privknn.cli.main import main
 from pl_privknn.config import known_classes
 from pl_privknn.features import HOG, CachedFeatures, Pixels, PublicPCA
 from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.privacy import Charge, Gaussian, Ledger
+from pl_privknn.privacy.ledger import note_files
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.students import SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger

@@ -23,7 +23,6 @@ def changed(path, value):
     [
         ("metods", [], ["unknown key 'metods'", "methods"]),
         ("methods.knn.labelling", {}, ["unknown key 'labelling'", "methods[0]"]),
-        ("methods.knn.calibrate.hgih", 3, ["hgih", "methods.knn.calibrate"]),
         ("epsilons", [0], ["ε=0", "above 0"]),
         ("epsilons", [-1, 2], ["ε=-1"]),
         ("epsilons", ["much"], ["ε='much'"]),
@@ -32,7 +31,6 @@ def changed(path, value):
         ("seeds", [1.5], ["seeds=1.5"]),
         ("adjacency", "both", ["adjacency='both'"]),
         ("methods", [], ["methods=[]"]),
-        ("methods.knn.calibrate.low", -1, ["methods.knn.calibrate", "low=-1"]),
         ("base.data", {"init_args": {}}, ["base.data", "class_path"]),
         ("wandb", {"project": "p", "mode": "sometimes"}, ["wandb.mode"]),
         ("seeds", [3, 3], ["twice"]),
@@ -48,13 +46,11 @@ def changed(path, value):
         ("methods.sgd.model.init_args.delta", 1e-3, ["methods.sgd.model", "delta"]),
         ("methods.knn.settings", {"1": {"data.init_args.batch_size": 4}}, ["data.init_args.batch_size", "shared"]),
         ("methods.knn.settings", {"1": {"model.init_args.lr": 4}}, ["model.init_args.lr"]),
-        ("methods.knn.settings", {"inf": {}}, ["nonprivate"]),
-        ("methods.knn.calibrate.parameter", "labeling.delta", ["labeling.delta"]),
-        ("methods.knn.calibrate.low", 5000.0, ["low=5000", "high=1000"]),
+        ("methods.knn.find", "labeling.delta", ["labeling.delta"]),
         ("methods.knn.labeling.labeler", None, ["methods.knn.labeling.labeler"]),
-        ("methods.sgd.calibrate", {"parameter": SIGMA, "low": 1, "high": 2}, ["only a labeler"]),
+        ("methods.sgd.find", SIGMA, ["only a labeler"]),
         ("methods.supervised.settings", {"1": {}}, ["true_labels"]),
-        ("methods.reverse.epsilons", [1, "inf"], ["methods.reverse.epsilons", "nonprivate"]),
+        ("methods.reverse.epsilons", [1, "inf"], ["methods.reverse.epsilons", "settings of inf"]),
         ("base.labeling.labeler", KNN["labeling"]["labeler"], ["base.labeling.labeler"]),
         ("base.student", None, ["base.student", "knn"]),
         ("base", [1], ["base: [1] must be a section with keys"]),
@@ -69,7 +65,7 @@ def test_what_is_wrong_is_named(path, value, words):
 
 def test_a_method_must_say_how_it_reaches_each_epsilon():
     whole = document()
-    del whole["methods"][0]["calibrate"]
+    del whole["methods"][0]["find"]
     whole["methods"][0]["settings"] = {0.5: {SIGMA: 100.0}}
     with pytest.raises(ConfigurationError, match="ε=2"):
         comparison_of(whole)

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from pl_privknn.comparison.run import Planner, runs_of
 from pl_privknn.comparison.spec import comparison_of
-from pl_privknn.config import ConfigurationError, get
+from pl_privknn.config import ConfigurationError, get, put
 
 
 def sigma_of_gaussian(epsilon, delta, length):
@@ -29,7 +29,7 @@ def test_noise_of_any_labeler_is_found_from_its_own_plan(tmp_path, monkeypatch):
         "from pl_privknn import Gaussian, Labeler\n"
         "from pl_privknn.privacy.mechanisms import Charge\n"
         "class Foreign(Labeler):\n"
-        "    def __init__(self, noise: float, other: float = 1.0):\n"
+        "    def __init__(self, noise: float):\n"
         "        super().__init__()\n"
         "        self.noise = noise\n"
         "    def fit(self, features, labels, num_classes): ...\n"
@@ -38,12 +38,12 @@ def test_noise_of_any_labeler_is_found_from_its_own_plan(tmp_path, monkeypatch):
         "        return [Charge(Gaussian(self.noise, 3.0), max_answers * rounds)]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    noise, other = (f"labeling.labeler.init_args.{name}" for name in ("noise", "other"))
+    noise = "labeling.labeler.init_args.noise"
     sizes = {"rounds": 2, "queries_per_round": 10, "max_answers": 8}
     method = {
         "name": "foreign",
         "labeling": {"labeler": {"class_path": "foreign_teacher.Foreign"}, **sizes},
-        "calibrate": {"parameter": noise, "low": 1, "high": 1e4, "tied": {other: 2}},
+        "find": noise,
     }
     comparison = comparison_of(document(methods=[method], epsilons=[0.5, 2]))
     planner = Planner()
@@ -55,22 +55,21 @@ def test_noise_of_any_labeler_is_found_from_its_own_plan(tmp_path, monkeypatch):
         assert wanted * (1 - 1e-4) <= found <= wanted * 1.004
         assert run.epsilon * 0.995 <= planned.epsilon <= run.epsilon
         assert get(planned.document, noise) == found
-        assert get(planned.document, other) == pytest.approx(2 * found, rel=1e-5)
         assert planned.document["seed_everything"] == run.seed
     sys.modules.pop("foreign_teacher")
 
 
 def test_plans_that_pass_their_target_are_refused():
     method = {**KNN, "settings": {0.5: {SIGMA: 5.0}, 2.0: {SIGMA: 500.0}}, "epsilons": [0.5, 2]}
-    del method["calibrate"]
+    del method["find"]
     comparison = comparison_of(document(methods=[method]))
     planner = Planner()
     dear, cheap = list(runs_of(comparison))[:2]
     with pytest.raises(ConfigurationError, match=r"knn ε=0.5 .*costs ε="):
         planner.plan(dear)
     assert planner.plan(cheap).epsilon < 2
-    # No σ up to 2 is enough for ε = 0.5.
-    short = copy.deepcopy(KNN)
-    short["calibrate"]["high"] = 2.0
-    with pytest.raises(ConfigurationError, match="calibrate"):
+    # Under so little noise a single query is too dear.
+    short = copy.deepcopy(KNN) | {"find": "labeling.queries_per_round", "epsilons": [0.5]}
+    put(short, SIGMA, 0.01)
+    with pytest.raises(ConfigurationError, match=r"find labeling\.queries_per_round: "):
         planner.plan(next(runs_of(comparison_of(document(methods=[short])))))

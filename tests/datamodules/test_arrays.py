@@ -11,8 +11,8 @@ import torch
 from pl_privknn.config import read_document
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
 from pl_privknn.datamodules.tables import Table, rows_of
-from pl_privknn.planning import made_data
 from pl_privknn.privacy.redaction import RedactedError
+from pl_privknn.training.configured import made_data
 
 # ---------------------------------------------------------------------------- images
 

@@ -1,14 +1,17 @@
 """What the documentation shows runs."""
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks import render
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.datamodules.at import data_at
-from pl_privknn.testing import LabelerCheckError
+from pl_privknn.privacy.mechanisms import Mechanism
+from pl_privknn.testing import LabelerCheckError, distance
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +21,7 @@ def _blocks(path, language):
 
 
 def test_own_labeler_of_the_documentation_is_checked_as_it_shows(capsys):
-    first, second = _blocks("docs/guides/own_labeler.md", "python")
+    first, second, third = _blocks("docs/guides/own_labeler.md", "python")
     report, error = _blocks("docs/guides/own_labeler.md", "text")
     scope: dict = {}
     exec(first, scope)
@@ -28,6 +31,8 @@ def test_own_labeler_of_the_documentation_is_checked_as_it_shows(capsys):
     with pytest.raises(LabelerCheckError) as caught:
         exec(second, scope)
     assert str(caught.value) == error.strip()
+    exec(third, {"Staircase": (own := type("Staircase", (Mechanism,), {}))})
+    assert distance.dispatch(own) is not distance.dispatch(Mechanism)
 
 
 def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):
@@ -102,12 +107,22 @@ def _paths(page, pattern):
     return re.findall(pattern, page.read_text(encoding="utf-8"))
 
 
-def test_api_pages_cover_every_public_room():
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/reference/api/*.md"))
-    shown = {name.split(".")[1] for name in re.findall(r"^::: (pl_privknn[\w.]+)", pages, flags=re.MULTILINE)}
-    rooms = {path.parent.name for path in (ROOT / "pl_privknn").glob("*/__init__.py")}
-    assert rooms - {"cli"} <= shown  # a command, which is no API
-    assert all((ROOT / "pl_privknn" / f"{name}.py").exists() for name in shown - rooms)
+def test_the_api_reference_has_pages_of_every_public_room():
+    rooms = yaml.safe_load((ROOT / "docs/_extensions/api.yaml").read_text(encoding="utf-8"))
+    packages = {path.parent.name for path in (ROOT / "pl_privknn").glob("*/__init__.py")}
+    assert packages - {"cli"} <= set(rooms)  # a command, which is no API
+
+
+def test_the_names_of_the_api_reference_exist():
+    rooms = yaml.safe_load((ROOT / "docs/_extensions/api.yaml").read_text(encoding="utf-8"))
+    pages = [page for room in rooms.values() for page in room["pages"]]
+    shown = [
+        (module, names) for page in pages for module, names in page.items() if module not in ("title", "text")
+    ]
+    for module, names in shown:
+        if not module.startswith("federated"):  # needs an environment of its own
+            found = importlib.import_module(f"pl_privknn.{module}")
+            assert all(hasattr(found, name) for name in names), module
 
 
 PAPERS = ["docs/reference/papers.md"]

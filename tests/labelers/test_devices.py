@@ -11,7 +11,7 @@ from pretend_device import CPU, CUDA, PretendedDevice
 from small_fit import fit_student
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.private_labeler import device_of
+from pl_privknn.callbacks.labeling_arguments import device_of
 from pl_privknn.features import HOG, JoinedFeatures, PatchDictionary, Pixels, Scattering
 from pl_privknn.features.base import extract_on
 from pl_privknn.labelers import IndKNN, PrivateKNN, ReverseKNN, Screening

@@ -1,15 +1,17 @@
 """Teachers whose private records lie in shards, against one process that holds them all."""
 
+import threading
+
 import pytest
 import torch
 from refusals import refusals
-from shard_setup import in_order, members_of, parts_of
+from shard_setup import Members, in_order, parts_of, paying
 from statistics_setup import MADE, fitted, labels_for, table
 
-from pl_privknn.auditing.releases import NearestTeachers
-from pl_privknn.labelers import PATE, NoisySGDTeacher
+from benchmarks.faulty import NearestTeachers
+from pl_privknn.labelers import PATE, IndKNN, NoisySGDTeacher, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.pate_training import Partitioner
-from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -30,11 +32,13 @@ def made(name):
 
 
 def led(name, parts):
-    """The first of several teachers, which has public features of its own; others have not."""
+    """Teachers of shards, whose public features differ in all but the first."""
     features, classes = records()
-    members, _ = members_of(lambda: made(name), PARTS[parts], features, labels_for(made(name), classes), 3)
-    members[0].fit_public(table(40, seed=7)[0])
-    return members
+    shards = Members(lambda: made(name), PARTS[parts], features, labels_for(made(name), classes), 3)
+    shards.members[0].fit_public(table(40, seed=7)[0])
+    for number, member in enumerate(shards.members[1:]):
+        member.fit_public(torch.randn(30, 5, generator=torch.Generator().manual_seed(number)))
+    return shards
 
 
 @EVERY_PART
@@ -42,74 +46,108 @@ def led(name, parts):
 def test_released_statistics_are_those_of_one_process(name, parts):
     queries = table(30, seed=5)[0]
     alone = fitted(made(name), *records())
-    members = led(name, parts)
-    ledgers = [FreeLedger(), FreeLedger()]
-    expected, found = (
-        teacher.label(queries, ledger) for teacher, ledger in zip((alone, members[0]), ledgers, strict=True)
-    )
+    shards, ledgers = led(name, parts), [FreeLedger(), FreeLedger()]
+    members = shards.members
+    expected, (found, *others) = alone.label(queries, ledgers[0]), shards.label(queries, ledgers[1])
     # One charge and one draw of noise each, by the first process; sums are in whole numbers.
     assert ledgers[0].rows == ledgers[1].rows
-    for number, taken in alone._taken.items():
-        assert torch.equal(members[0]._taken[number].noisy, taken.noisy)
+    for number, taken in alone.taken.items():
+        assert torch.equal(members[0].taken[number].noisy, taken.noisy)
     torch.testing.assert_close(found.soft, expected.soft)
-    assert all(member._taken == {} for member in members[1:])
+    assert all(torch.equal(other.labels, found.labels) for other in others)
+    assert all(member.taken == {} for member in members[1:])
     for member in members:
-        sums = [taken.noisy for taken in alone._taken.values()]
+        sums = [taken.noisy for taken in alone.taken.values()]
         assert member.shard.group.sent == len(sums) * 8 * sums[0].numel()
 
 
-def test_records_of_all_shards_enter_by_what_the_first_one_learned_from_public_examples():
-    for name in MADE:
-        alone, members = fitted(made(name), *records()), led(name, "three")
-        for number, member in enumerate(members[1:]):
-            member.fit_public(torch.randn(30, 5, generator=torch.Generator().manual_seed(number)))
-        weights = torch.zeros(3, alone._public.shape[1], dtype=torch.float64)
-        found, expected = members[0].whole_sum(0, weights), alone.private_sum(0, weights)
-        assert torch.equal(found, expected)
+def break_at(shards, number):
+    """Let the sum with this number fail in the first process, as when another process ends."""
+    group = shards.members[0].shard.group
+    working, left = group.sum, iter(range(number))
 
-
-class Dies:
-    """An exchange that breaks at the sum with a number, as when a process ends."""
-
-    def __init__(self, exchange, at):
-        self.group, self.at, self.rank = exchange, at, exchange.rank
-
-    def broadcast(self, order=None):
-        return self.group.broadcast(order)
-
-    def sum(self, part):
-        self.at -= 1
-        if self.at < 0:
+    def sum_(part):
+        if next(left, None) is None:
             raise RuntimeError("another process of this training ended")
-        return self.group.sum(part)
+        return working(part)
 
-
-def broken_at(members, number):
-    shard = members[0].shard
-    members[0].shard = type(shard)(Dies(shard.group, number), shard.first, shard.stride, shard.total)
-    return members[0]
+    group.sum = sum_
+    return shards
 
 
 def test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_release(tmp_path):
     queries = table(30, seed=5)[0]
-    teacher = broken_at(led("curvature", "three"), 2)
+    shards = break_at(led("curvature", "three"), 2)
+    teacher = shards.members[0]
     ledger = Ledger(tmp_path / "ledger.sqlite")
     run = ledger.run("a", plan=teacher.plan(30, 30, 3))
-    teacher.join_run(tmp_path / "kept", run)
+    shards.each(lambda member: member.join_run(tmp_path / "kept", paying(member, run)))
     with pytest.raises(RuntimeError, match="another process"):
-        teacher.label(queries, run)
+        shards.label(queries, run)
     # What was summed up was paid for and kept; for the sum that did not come nothing was.
     assert run.num_charges == 2
     teacher.leave_run()
     run = ledger.run("a")
-    resumed = led("curvature", "three")[0]
-    resumed.join_run(tmp_path / "kept", run)
-    found = resumed.label(queries, run)
+    resumed = led("curvature", "three")
+    resumed.each(lambda member: member.join_run(tmp_path / "kept", paying(member, run)))
+    found = resumed.label(queries, run)[0]
     assert run.num_charges == 4
-    assert sorted(resumed._taken) == [0, 1, 2, 3]
+    assert sorted(resumed.members[0].taken) == [0, 1, 2, 3]
     alone = fitted(made("curvature"), *records())
     whole = Ledger(tmp_path / "whole.sqlite").run("a", plan=teacher.plan(30, 30, 3))
     torch.testing.assert_close(found.soft, alone.label(queries, whole).soft)
+
+
+class Spent:
+    """A ledger without budget."""
+
+    def charge(self, mechanism, count=1, **stated):
+        raise BudgetExceeded("the budget is spent", 2.0, 1.0, 1e-5)
+
+
+ASKED = {
+    "sums": lambda: led("class sums", "three"),
+    "noisy sgd": lambda: Members(lambda: sgd(SeededNoise(0)), PARTS["three"], *records(), 3),
+    "pate": lambda: Members(lambda: pate(6), PARTS["three"], *records(), 3),
+    "private knn": lambda: Members(lambda: PrivateKNN(3, 0.5), PARTS["three"], *records(), 3),
+    "reverse knn": lambda: Members(lambda: ReverseKNN(2, 1.0), PARTS["three"], *records(), 3),
+    "ind knn": lambda: Members(lambda: IndKNN(0.5, 1.0, 1.0), PARTS["three"], *records(), 3),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_refused_charge_ends_every_process_with_the_same_error(name):
+    shards = ASKED[name]()
+
+    def refused(member):
+        with pytest.raises(BudgetExceeded, match="the budget is spent") as caught:
+            member.label(table(30, seed=5)[0], paying(member, Spent()))
+        return caught.value.epsilon, caught.value.max_epsilon
+
+    assert shards.each(refused) == [(2.0, 1.0)] * 3
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_noise_is_drawn_by_the_first_process_alone(monkeypatch, name):
+    shards, drawn = ASKED[name](), []
+    monkeypatch.setattr(NoiseSource, "_continuous", noted(drawn, NoiseSource._continuous))
+    monkeypatch.setattr(NoiseSource, "_rounded", noted(drawn, NoiseSource._rounded))
+
+    def label(member):
+        threads[threading.get_ident()] = member.processes.rank
+        member.label(table(30, seed=5)[0], paying(member, ledger))
+
+    threads, ledger = {}, FreeLedger()
+    shards.each(label)
+    assert {threads[thread] for thread in drawn} == {0}
+
+
+def noted(drawn, draw):
+    def noting(*given):
+        drawn.append(threading.get_ident())
+        return draw(*given)
+
+    return noting
 
 
 # ---------------------------------------------------------------------------- noisy SGD
@@ -155,20 +193,19 @@ def test_noisy_sgd_takes_the_steps_of_one_process_where_coins_belong_to_records(
     alone.fit(*records(), 3)
     expected = alone.label(queries, ledgers[0])
     sources = iter(OfRecords(rows) for _, _, rows in PARTS[parts])
-    members, _ = members_of(lambda: sgd(next(sources), rate), PARTS[parts], *records(), 3)
-    found = members[0].label(queries, ledgers[1])
+    shards = Members(lambda: sgd(next(sources), rate), PARTS[parts], *records(), 3)
+    found = shards.label(queries, ledgers[1])[0]
     torch.testing.assert_close(found.soft, expected.soft, rtol=1e-4, atol=1e-5)
     assert torch.equal(found.labels, expected.labels)
     assert ledgers[0].rows == ledgers[1].rows
     # Six steps of 3 classes and 4 directions and a bias, in float64.
-    assert {member.shard.group.sent for member in members} == {6 * 8 * 3 * 5}
+    assert {member.shard.group.sent for member in shards.members} == {6 * 8 * 3 * 5}
 
 
 def test_a_step_whose_sum_does_not_come_is_not_released():
-    members, _ = members_of(lambda: sgd(SeededNoise(0)), PARTS["three"], *records(), 3)
-    teacher, ledger = broken_at(members, 5), FreeLedger()
+    shards, ledger = Members(lambda: sgd(SeededNoise(0)), PARTS["three"], *records(), 3), FreeLedger()
     with pytest.raises(RuntimeError, match="another process"):
-        teacher.label(table(30, seed=5)[0], ledger)
+        break_at(shards, 5).label(table(30, seed=5)[0], ledger)
     # Paid four by four, before the coins: a crash wastes the rest of a row and forgets nothing.
     assert [row.count for row in ledger.rows] == [4, 2]
 
@@ -221,23 +258,21 @@ def test_teachers_of_all_shards_vote_as_if_they_had_been_trained_in_one_process(
     whole = pate(7, partitioner=Given(of_record), noise_source=SeededNoise(4))
     whole.fit(features, labels, 3)
     sources = iter(Dealt(rows) for _, _, rows in shards)
-    members, _ = members_of(lambda: pate(7, noise_source=next(sources)), shards, features, labels, 3)
-    assert torch.equal(members[0].votes(queries), whole.votes(queries))
+    together = Members(lambda: pate(7, noise_source=next(sources)), shards, features, labels, 3)
+    assert torch.equal(together.each(lambda member: member.votes(queries))[0], whole.votes(queries))
     assert (whole.votes(queries) > 0).sum() > 50  # they don't all say the same
     ledgers = [FreeLedger(), FreeLedger()]
-    found, expected = (
-        each.label(queries, ledger) for each, ledger in zip((members[0], whole), ledgers, strict=True)
-    )
+    found, expected = together.label(queries, ledgers[0])[0], whole.label(queries, ledgers[1])
     assert torch.equal(found.labels, expected.labels)
     assert ledgers[0].rows == ledgers[1].rows
-    assert {member.shard.group.sent for member in members} == {2 * 8 * 3 * len(queries)}
+    assert {member.shard.group.sent for member in together.members} == {2 * 8 * 3 * len(queries)}
 
 
 def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charged_for(tmp_path):
-    members, _ = members_of(lambda: pate(6), PARTS["three"], *records(), 3)
+    shards = Members(lambda: pate(6), PARTS["three"], *records(), 3)
     run = Ledger(tmp_path / "ledger.sqlite", adjacency="replace_one").run("a")
     with pytest.raises(ValueError, match=r"states its cost under 'add_remove' only"):
-        members[0].label(table(3, seed=5)[0], run)
+        shards.label(table(3, seed=5)[0], run)
     alone = pate(6)
     alone.fit(*records(), 3)
     alone.label(table(3, seed=5)[0], run)
@@ -246,12 +281,9 @@ def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charge
 
 test_what_does_not_go_in_shards_is_refused = refusals(
     {
-        r"num_teachers=3 must be at least the number of processes, 4": lambda: members_of(
+        r"num_teachers=3 must be at least the number of processes, 4": lambda: Members(
             lambda: pate(3), PARTS["four"], *records(), 3
         ),
-        r"fewer records than 2 teachers": lambda: members_of(lambda: pate(7), PARTS["empty"], *records(), 3),
-        "SufficientStatistics.run_command needs a shard": lambda: made("class sums").run_command(None),
-        "NoisySGDTeacher.run_command needs a shard": lambda: sgd(SeededNoise(0)).run_command(None),
-        "PATE.run_command needs a shard": lambda: pate(3).run_command(None),
+        r"fewer records than 2 teachers": lambda: Members(lambda: pate(7), PARTS["empty"], *records(), 3),
     }
 )

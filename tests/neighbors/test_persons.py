@@ -95,14 +95,11 @@ def test_shards_of_whole_persons_vote_as_one_process():
     alone = PoissonNeighbors(features, labels, 3, 3, 1.0, owners=owners)
     shards = [(0, 1, (owners % 2 == rank).nonzero().flatten()) for rank in (0, 1)]
 
-    def member(shard, rows):
+    def work(shard, rows):
         shard = Shard(shard.group, 0, 1, len(owners), rows)
-        given = features[rows], labels[rows], 3, 3, 1.0, shard, lambda release: None
-        return ShardedNeighbors(*given, owners=owners[rows])
+        given = features[rows], labels[rows], 3, 3, 1.0, shard
+        neighbors = ShardedNeighbors(*given, owners=owners[rows])
+        return neighbors.votes(neighbors.rank(queries))
 
-    def lead(shard, rows):
-        first = member(shard, rows)
-        return first.votes(first.rank(queries))
-
-    found = in_shards(shards, lead, lambda shard, rows: member(shard, rows).run_command)
+    found = in_shards(shards, work)[0]
     assert torch.equal(found, alone.votes(alone.rank(queries)))

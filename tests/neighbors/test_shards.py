@@ -25,20 +25,16 @@ def queries(count=25):
     return torch.rand(count, 3, generator=torch.Generator().manual_seed(9)).mul(6).round().div(2)
 
 
-def sharded_votes(shards, features, labels, k, rate, releases=1, own_coins=None, coins=None):
+def sharded_votes(shards, features, labels, k, rate, releases=1, coins=None):
     """Votes of each release, ``(releases, m, c)``, and the bytes that the first process sent."""
 
-    def neighbors(shard, rows):
-        given = features[rows], labels[rows], CLASSES, k, rate, shard
-        return ShardedNeighbors(*given, lambda number: own_coins and own_coins(shard, number))
-
-    def lead(shard, rows):
-        found = neighbors(shard, rows)
+    def work(shard, rows):
+        found = ShardedNeighbors(features[rows], labels[rows], CLASSES, k, rate, shard)
         ranked = found.rank(queries())
         votes = [found.votes(ranked, coins and coins(shard, 1 + one)) for one in range(releases)]
         return torch.stack(votes), shard.group.sent
 
-    return in_shards(shards, lead, lambda shard, rows: neighbors(shard, rows).run_command)
+    return in_shards(shards, work)[0]
 
 
 PARTS = {
@@ -84,7 +80,7 @@ def test_with_the_same_coin_for_each_record_samples_vote_as_in_one_process(monke
     def named(shard, release):
         return release, shard.first, shard.stride
 
-    votes, _ = sharded_votes(PARTS[parts], features, labels, k, 0.4, 3, named, named)
+    votes, _ = sharded_votes(PARTS[parts], features, labels, k, 0.4, 3, named)
     assert torch.equal(votes, expected)
     assert not torch.equal(votes[0], votes[1])
 
@@ -103,7 +99,7 @@ def test_samples_of_shards_have_the_distribution_of_a_poisson_sample():
     def own(shard, release):
         return SeededNoise(5).stream("shard", shard.group.rank, release).bernoulli
 
-    votes, _ = sharded_votes(by_row(7, 3), features, labels, k, rate, releases, own, own)
+    votes, _ = sharded_votes(by_row(7, 3), features, labels, k, rate, releases, own)
     flat = [tuple(row) for row in votes.view(-1, CLASSES).tolist()]
     assert set(flat) <= set(exact)
     counts = [flat.count(votes) for votes in exact]
@@ -117,16 +113,7 @@ def test_no_more_than_sixteen_bytes_a_candidate_travel():
         assert sent == 3 * 16 * k * len(queries())
 
 
-def test_lists_of_an_earlier_search_and_too_many_classes_are_refused():
+def test_too_many_classes_are_refused():
     features, labels = table()
-
-    def lead(shard, rows):
-        found = ShardedNeighbors(features, labels, CLASSES, 3, 1.0, shard, None)
-        earlier = found.rank(queries())
-        found.rank(queries())
-        with pytest.raises(ValueError, match="ranked: these lists are of an earlier search"):
-            found.votes(earlier)
-        with pytest.raises(ValueError, match="num_classes=65537"):
-            ShardedNeighbors(features, labels, 65537, 3, 1.0, shard, None)
-
-    in_shards(by_row(90, 1), lead, None)
+    with pytest.raises(ValueError, match="num_classes=65537"):
+        in_shards(by_row(90, 1), lambda shard, rows: ShardedNeighbors(features, labels, 65537, 3, 1.0, shard))

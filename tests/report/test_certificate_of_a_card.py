@@ -1,12 +1,14 @@
 """The certificate beside a privacy card."""
 
 import json
+import math
 import runpy
 import sys
 from pathlib import Path
 
 from pl_privknn.privacy import Charge, Gaussian, Laplace, Ledger, ShuffleAmplification
-from pl_privknn.report import write_report
+from pl_privknn.privacy.mechanisms import NoNoise
+from pl_privknn.report import privacy_card, write_report
 
 CHECKER = Path(__file__).parents[2] / "examples" / "check_certificate.py"
 
@@ -35,3 +37,20 @@ def test_a_card_says_where_there_is_no_certificate(tmp_path):
     write_report(ledger(tmp_path, Charge(ShuffleAmplification(1.0, 1000)), adjacency="replace_one"))
     assert not (tmp_path / "certificate.json").exists()
     assert "no certificate covers it" in (tmp_path / "privacy_card.md").read_text()
+
+
+def refused(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_an_infinite_epsilon_is_a_string_in_the_file_of_a_card(tmp_path):
+    path = ledger(tmp_path, Charge(NoNoise()))
+    write_report(path)
+    card = json.loads((tmp_path / "privacy_card.json").read_text(), parse_constant=refused)
+    assert (card["epsilon"], card["guarantee"]) == ("inf", "none")
+    assert privacy_card(path)["epsilon"] == math.inf
+
+
+def test_a_release_with_hardly_any_noise_has_a_report(tmp_path):
+    path = ledger(tmp_path, Charge(Gaussian(sigma=1e-200)))
+    assert "ε = ∞" in write_report(path).read_text(encoding="utf-8")

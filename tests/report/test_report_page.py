@@ -18,8 +18,8 @@ from pl_privknn.cli.main import main
 from pl_privknn.comparison.results import write_json
 from pl_privknn.privacy import Charge, Gaussian, Ledger
 from pl_privknn.report import privacy_card, write_report
+from pl_privknn.report.facts import percent
 from pl_privknn.report.page import facts_of
-from pl_privknn.report.promise import percent
 
 #: All that a page of a run is made of.
 FILES = ("summary.json", "config.yaml", "metrics.csv", "labels.sqlite", "ledger.sqlite", "pictures.npz")
@@ -29,7 +29,7 @@ FILES = ("summary.json", "config.yaml", "metrics.csv", "labels.sqlite", "ledger.
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "run"
     callback, data = small_run(folder)
-    return folder, callback, data, facts_of(folder, exact=False)
+    return folder, callback, data, facts_of(folder, exact=False)[0]
 
 
 def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
@@ -130,14 +130,14 @@ def test_a_run_of_a_comparison_stands_beside_what_was_run_without_privacy(tmp_pa
         write_json(tmp_path / "results" / f"{name}.json", values)
     folder = tmp_path / "knn" / "eps_1" / "seed_0"
     write_json(folder / "summary.json", {"epsilon": None, "test_accuracy": 0.7})
-    beside = facts_of(folder)["without_privacy"]
+    beside = facts_of(folder)[0]["without_privacy"]
     assert sorted(one["accuracy"] for one in beside) == [0.85, 0.95]
     text = write_report(folder).read_text(encoding="utf-8")
     assert "without privacy: the same student on the true labels" in text
     assert "without privacy: the same method without noise" in text
     elsewhere = tmp_path / "alone"
     write_json(elsewhere / "summary.json", {"epsilon": None, "test_accuracy": 0.7})
-    assert facts_of(elsewhere)["without_privacy"] == []
+    assert facts_of(elsewhere)[0]["without_privacy"] == []
 
 
 def test_what_is_no_run_no_comparison_and_no_ledger_is_one_line(tmp_path, capsys):

@@ -15,15 +15,15 @@ from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Conditional, Gaussian, Mechanism
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.testing import (
-    DrawingMethod,
-    Entered,
     FreeLedger,
     LabelerCheckError,
     Pair,
     Table,
     check_labeler,
+    distance,
 )
 from pl_privknn.testing import check as check_module
+from pl_privknn.testing import distances as distances_module
 from pl_privknn.testing import watch as watch_module
 
 
@@ -37,40 +37,39 @@ class Uniform(Mechanism):
     def rdp(self, orders, adjacency):
         return np.full(len(orders), math.inf)
 
-    def add_noise(self, values, noise):
+    def _draw(self, values, noise):
         return values + self.width * noise.uniform(tuple(values.shape))
-
-    def blur(self, values, noise):
-        return self.add_noise(values, noise)
 
 
 class Blurred(broken.Honest):
-    def __init__(self, draw="add_noise"):
+    def __init__(self, mechanism):
         super().__init__()
-        self.mechanism, self.draw = Uniform(), draw
+        self.mechanism = mechanism
 
     def decide(self, asked, noise):
-        return getattr(self.mechanism, self.draw)(self.votes(asked, noise), noise).argmax(dim=1)
+        return self.mechanism.draw(self.votes(asked, noise), noise).argmax(dim=1)
 
 
-def test_a_mechanism_that_states_no_sensitivity_needs_a_drawing_method():
-    with pytest.raises(
-        LabelerCheckError, match=r"can't look inside Uniform.*Give check_labeler a DrawingMethod"
-    ):
-        check_labeler(Blurred())
+def test_a_mechanism_that_states_no_sensitivity_needs_a_distance():
+    with pytest.raises(LabelerCheckError, match=r"can't look inside Uniform.*Register pl_privknn"):
+        check_labeler(Blurred(Uniform()))
 
-    def measure(first, second):
-        return float((first - second).abs().amax()), allowed
 
-    allowed = 1.0
-    method = DrawingMethod(
-        Uniform, "blur", lambda mechanism, values, noise: Entered(mechanism, values, measure)
-    )
-    report = check_labeler(Blurred("blur"), methods=[method])
-    assert report.largest["multiclass, add_remove"].moves["uniform_of_a_test (answers)"].amount == 1.0
-    allowed = 0.5
+class Measured(Uniform):
+    kind: ClassVar[str] = "measured_uniform_of_a_test"
+
+
+@distance.register
+def _(mechanism: Measured, first, second):
+    return float((first - second).abs().amax()), mechanism.width, "largest change"
+
+
+def test_a_distance_of_your_own_is_measured():
+    report = check_labeler(Blurred(Measured(1.0)))
+    move = report.largest["multiclass, add_remove"].moves["measured_uniform_of_a_test (largest change)"]
+    assert move.amount == 1.0
     with pytest.raises(LabelerCheckError, match=r"by 1, and 0.5 was charged"):
-        check_labeler(Blurred("blur"), methods=[method])
+        check_labeler(Blurred(Measured(0.5)))
 
 
 class Assumes(broken_answers.SensitivityOne):
@@ -149,6 +148,6 @@ def test_what_a_real_ledger_refuses_is_refused():
             call()
 
 
-@pytest.mark.parametrize("module", [check_module, watch_module])
+@pytest.mark.parametrize("module", [check_module, distances_module, watch_module])
 def test_examples_are_true(module):
     assert doctest.testmod(module).failed == 0

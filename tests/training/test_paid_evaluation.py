@@ -10,12 +10,13 @@ from refusals import refusals
 from torch.utils.data import TensorDataset
 from training_setup import Lit, Silent, fit, training, weights
 
+from pl_privknn.callbacks.run_files import contents_of
 from pl_privknn.privacy import Charge, Gaussian, Ledger, epsilon_for_delta
+from pl_privknn.privacy.audit import audit_run
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.report import privacy_card, write_report
-from pl_privknn.report.audit import audit_run
 from pl_privknn.testing import clipped_sum
 
 HALF = PaidEvaluation(0.5)
@@ -156,7 +157,7 @@ def test_a_resumed_training_holds_out_the_same_records_and_releases_at_its_end(t
     resumed = run(tmp_path / "ckpt" / "last.ckpt")
     assert torch.equal(held, held_of(tmp_path, resumed.privacy_summary()["run"]))
     assert resumed.accuracy["holdout_epsilon"] <= resumed.epsilon
-    audit = audit_run(tmp_path)
+    audit = audit_run(tmp_path, contents_of)
     assert not audit["violated"]
     assert {"holdout_epsilon", "holdout.json"} <= {
         check["name"] for check in audit["checks"] if check["agrees"]
@@ -168,7 +169,7 @@ def test_a_resumed_training_holds_out_the_same_records_and_releases_at_its_end(t
     assert "on held-out private records, released at ε" in write_report(tmp_path).read_text(encoding="utf-8")
     path = tmp_path / "holdout.json"
     path.write_text(path.read_text().replace('"holdout_accuracy": 0', '"holdout_accuracy": 1'))
-    assert audit_run(tmp_path)["violated"]
+    assert audit_run(tmp_path, contents_of)["violated"]
 
 
 test_what_has_no_accuracy_or_no_parallel_payment_is_refused = refusals(

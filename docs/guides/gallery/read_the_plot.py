@@ -38,11 +38,7 @@ comparison = {
             "title": "Private-kNN",
             "labeling": kernel_votes,
             # The noise that just meets each ε is found from the teacher's own plan.
-            "calibrate": {
-                "parameter": "labeling.labeler.init_args.noise.init_args.sigma",
-                "low": 1,
-                "high": 1000,
-            },
+            "find": "labeling.labeler.init_args.noise.init_args.sigma",
         },
         {"name": "truth", "title": "true public labels", "true_labels": True},
     ],

@@ -89,5 +89,4 @@ assert epsilon == account(teacher.plan(500, 500, 10), delta=1e-4, exact=False).e
 
 # %% [markdown]
 # In YAML it is `labeling.labeler.class_path: my_package.NoisyPrototypes`, in `privknn fit` as in `privknn
-# compare`, which finds the noise for an ε by `calibrate: {parameter: labeling.labeler.init_args.sigma, low:
-# 0.1, high: 1000}`.
+# compare`, which finds the noise for an ε by `find: labeling.labeler.init_args.sigma`.

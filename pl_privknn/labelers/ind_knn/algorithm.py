@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pl_privknn._checks import (
@@ -20,7 +21,9 @@ from pl_privknn._checks import (
 )
 from pl_privknn.labelers.base import check_one_of
 from pl_privknn.neighbors.hashing import SignProjections
-from pl_privknn.privacy.mechanisms import GaussianDPStream
+from pl_privknn.neighbors.processes import ALONE, ProcessGroup
+from pl_privknn.privacy.mechanisms import Gaussian, GaussianDPStream
+from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
 
 Floats = NDArray[np.float64]
@@ -256,21 +259,29 @@ def ask(
     votes: Callable[[float], Floats],
     public_votes: Floats,
     num_public: int,
-    draws: Floats,
+    noise: NoiseSource,
+    processes: ProcessGroup = ALONE,
 ) -> Votes:
     """One turn of Algorithm 3's loop. Without neighbours the count and the votes are noise alone.
 
     Args:
         parameters: public constants.
         active: number of private neighbours that can pay, **private**.
-        votes: their votes ``(c,)`` at a noisy number of neighbours, **private**; they pay for the last one asked for.
+        votes: their votes ``(c,)`` at a noisy number of neighbours, **private**; they pay for it.
         public_votes: sum of κ over earlier answers near the query, by class, shape ``(c,)``.
         num_public: how many of them there are.
-        draws: 1 + c independent standard normal numbers.
+        noise: of the number, and then of the votes.
+        processes: each calls this, at the count that global rank 0 draws; so are the votes.
     """
-    count = max(active + num_public + parameters.sigma1 * float(draws[0]), parameters.min_count)
-    deviation = parameters.sigma2 * math.sqrt(count)
-    return Votes(count, votes(count) + public_votes + deviation * draws[1:])
+    near = torch.tensor([active + num_public], dtype=torch.float64)
+    count = processes.from_first(
+        lambda: max(float(Gaussian(parameters.sigma1).add_noise(near, noise)), parameters.min_count)
+    )
+    exact, release = (
+        torch.from_numpy(votes(count) + public_votes),
+        Gaussian(parameters.sigma2 * math.sqrt(count)),
+    )
+    return processes.from_first(lambda: Votes(count, release.add_noise(exact, noise).numpy()))
 
 
 @compiled()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, IndKNNSwitches, ask, collect
 from pl_privknn.labelers.ind_knn.retrieval import Retrieved
 from pl_privknn.neighbors.hashing import HashIndex, chosen_products
+from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.neighbors.search import reaching
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.noise import NoiseSource
@@ -139,44 +139,52 @@ class IndKNNEngine:
         queries: Tensor,
         source: NoiseSource,
         ledger: ChargesLedger | None,
-        merged: Callable[[Any], Tensor] | None = None,
+        processes: ProcessGroup = ALONE,
     ) -> Answers:
         """Answer queries one after another, by Algorithm 3; what they cost is on disk when this returns.
 
         Args:
             queries: float features, shape ``(m, dimension)``.
-            source: of protective randomness; row t of ``normal((m, 1 + c), 1)`` serves query t.
+            source: of protective randomness, from which each query draws in turn.
             ledger: pays for the whole stream, unless it has; None where nobody keeps books.
-            merged: :meth:`partial`, summed over all shards of the records.
+            processes: each calls this for the same queries, with the engine of its own shard.
 
         Raises:
             BudgetExceeded: as the ledger says; nothing was drawn.
             PrivateStoreError: if the budgets are not the latest of this run, or could not be written; nothing is let
                 out.
         """
-        merged = self.partial if merged is None else merged
-        noise = self.budgets.pay_for(self.parameters.total, ledger, source)
         vectors, size, known = unit_rows(queries), (len(queries), self.num_classes), self.answered
-        thresholds = self._thresholds(vectors)
-        draws = noise.normal((len(vectors), 1 + self.num_classes), 1.0).numpy()
+        noise = source  # of the batch on global rank 0; on others, which draw nothing, it is not used
+
+        def pay() -> Floats:
+            nonlocal noise
+            noise = self.budgets.pay_for(self.parameters.total, ledger, source)
+            return self._thresholds(vectors)
+
+        thresholds = processes.from_first(pay)
         answers = Answers(np.full(size[0], -1, np.int64), np.empty(size), np.empty(size[0]))
         around = torch.cat([known[0], vectors]) if self.switches.reuse else known[0]
-        merged(("begin", vectors, thresholds))
+        self.begin(vectors, thresholds)
 
         def asked(count: float) -> Floats:
-            return merged(("votes", count)).numpy()
+            return processes.sum(torch.from_numpy(self.votes(count))).numpy()
 
         for query, vector in enumerate(vectors):
             votes, number = self._public_votes(
                 around, known[1], answers.labels[:query], vector, thresholds[query]
             )
-            active = int(merged(("turn",)))
-            released = ask(self.parameters, active, asked, votes, number, draws[query])
+            active = int(processes.sum(torch.tensor(self.turn())))
+            released = ask(self.parameters, active, asked, votes, number, noise, processes)
             answers.noisy[query], answers.counts[query] = released.noisy, released.count
             answers.labels[query] = self._decide(released.noisy, released.count)
-        mark = self.budgets.next_mark()
-        merged(("pay", mark))
-        self.budgets.vouch(ledger, mark)
+        # Global rank 0 writes first: it knows of any query that another shard has paid for.
+        mark = processes.from_first(lambda: self.pay(self.budgets.next_mark()))
+        if processes.rank:
+            self.pay(mark)
+        processes.sum(torch.zeros(1))  # all have written
+        if not processes.rank:
+            self.budgets.vouch(ledger, mark)
         if self.switches.reuse:
             kept = answers.labels >= 0
             self.answered = (
@@ -197,38 +205,35 @@ class IndKNNEngine:
         votes = np.bincount(labels[near][said], kappa[said], self.num_classes).astype(np.float64)
         return votes, int(said.sum())
 
-    def partial(self, command: Any) -> Tensor:
-        """**Private.** The part of this process's records in queries that are asked one after another.
+    # A record's part in a query depends on the query, on that record, on what its owner has left and on the noisy
+    # number of neighbours, which is released: on nothing that other records hold. So records may lie in shards, and
+    # what travels are sums.
 
-        A record's part depends on the query, on that record, on what its owner has left and on the noisy number of
-        neighbours, which is released: on nothing that other records hold. So records may lie in shards, and what
-        travels are sums.
+    def begin(self, vectors: Tensor, thresholds: Floats) -> None:
+        """Begin to answer queries one after another."""
+        self._coming = self.neighborhoods(vectors, thresholds)
+        self._paying = (np.empty(0, np.intp), np.empty(0))
 
-        Args:
-            command: ``("begin", vectors, thresholds)``; for each query ``("turn",)``, the number of active
-                neighbours, and ``("votes", count)``, their votes, which may be asked again with another count;
-                ``("pay", mark)`` at the end writes what all have paid.
+    def turn(self) -> int:
+        """**Private.** Number of neighbours of the next query that can pay."""
+        self._settle()
+        self._near, self._kappa = next(self._coming)
+        owners, _ = self._owners_of(self._near)
+        return int(
+            np.count_nonzero(self.budgets.left[owners] >= self.parameters.costs(self.parameters.count_cost))
+        )
+
+    def pay(self, mark: str) -> str:
+        """Write what all queries since :meth:`begin` have cost; returns the mark."""
+        self._settle()
+        self.budgets.spend(mark)
+        return mark
+
+    def votes(self, count: float) -> Floats:
+        """**Private.** Votes of the present query, ``(c,)``, at a noisy number of neighbours.
+
+        What they cost is put aside until the next query: they may be asked for again.
         """
-        kind, *given = command
-        if kind == "begin":
-            self._coming = self.neighborhoods(*given)
-            self._paying = (np.empty(0, np.intp), np.empty(0))
-        elif kind == "votes":
-            return torch.from_numpy(self._votes(*given))
-        else:
-            self._settle()
-            if kind == "pay":
-                self.budgets.spend(*given)
-            else:
-                self._near, self._kappa = next(self._coming)
-                owners, _ = self._owners_of(self._near)
-                cost = self.parameters.costs(self.parameters.count_cost)
-                active = np.count_nonzero(self.budgets.left[owners] >= cost)
-                return torch.tensor([active], dtype=torch.float64)
-        return torch.zeros(1, dtype=torch.float64)
-
-    def _votes(self, count: float) -> Floats:
-        """Votes of the present query. What they cost is put aside until the next one: they may be asked for again."""
         paying, owners = self._owners_of(self._near)
         near, kappa, left = self._near, self._kappa, self.budgets.left[paying]
         if len(paying) < len(near):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,14 @@ from pl_privknn._checks import check_switch
 from pl_privknn.config import as_group
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    HasCanaries,
     JoinsRuns,
     ProtectsPersons,
     RecognisesRecords,
     Release,
-    ShardedLabeler,
     UsesPublicFeatures,
     check_table,
     nonnegative_shares,
 )
-from pl_privknn.labelers.canaries import Canaries, far_apart
 from pl_privknn.labelers.ind_knn.algorithm import (
     PAPER_BANDWIDTH,
     PAPER_MIN_COUNT,
@@ -47,9 +43,6 @@ from pl_privknn.privacy.record_budgets import (
     read_ids,
 )
 from pl_privknn.privacy.record_groups import RecordGroups
-
-# How often an attack asks about a record that spends its budget.
-_MOST_ASKED = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +96,7 @@ class Records:
     state_dir: str | Path | None = None
 
 
-class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, HasCanaries):
+class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
     """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
@@ -306,7 +299,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
         if len(asked):
             if self.switches.density is not None and self._public is None:
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
-            answers = engine.answer(asked, self.noise_source, ledger, self.merged)
+            answers = engine.answer(asked, self.noise_source, ledger, self.processes)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
             # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
@@ -315,21 +308,6 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
         if not self.release_counts:
             return Release(labels, soft)
         return Release(labels, soft, scores, self.parameters.sigma2)
-
-    def canaries(self, public: Tensor, num_classes: int) -> Canaries:
-        """Records that spend their budgets, each asked about in its own place, where nobody else is."""
-        settings = self.parameters
-        # At its own place κ = 1; it pays for its part in the count and in the votes of as few as there may be.
-        cost = settings.count_cost + 1 / (2 * settings.sigma2**2 * settings.min_count)
-        times = min(_MOST_ASKED, max(1, math.floor(settings.budget / cost)))
-        canaries = far_apart(public, num_classes, times)
-        if settings.similarity(settings.threshold) > 0:
-            return canaries
-        # Records at right angles are neighbours under such a kernel: one alone, and its query again and again.
-        first = {
-            name: getattr(canaries, name)[:1] for name in ("features", "labels", "others", "queries", "about")
-        }
-        return dataclasses.replace(canaries, **first)
 
     def use_public(self, features: Tensor) -> None:
         """Give public examples for ``density`` to take thresholds from.
@@ -364,13 +342,19 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
                 the one from which the run has answered.
         """
         place = (self.state_dir or folder).resolve()
+        joined = self.processes.from_first(lambda: self._join_first(place, ledger))
+        if self.processes.rank:
+            self._join(place, *joined)
+        self.processes.sum(torch.zeros(1))  # nothing is paid before all have joined
+
+    def _join_first(self, place: Path, ledger: ChargesLedger) -> tuple[str, bool, str | None]:
+        """Open the budgets of the first shard; their stream, whether it has begun, and its last noted mark."""
         self._move_to(place)
         if not (place / FILE_NAME).exists():
             check_unpaid(place, self.parameters.total, ledger)
         budgets = self._open_budgets()
         budgets.check(self.parameters.total, ledger)
-        if self.shard is not None:
-            self.merged(("join", place, budgets.name, budgets.begun, budgets.noted(ledger)))
+        return budgets.name, budgets.begun, budgets.noted(ledger)
 
     def leave_run(self) -> None:
         """Close the budgets; see :meth:`JoinsRuns.leave_run`."""
@@ -383,26 +367,10 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
         self.leave_run()
         self._engine = None
 
-    def partial(self, command: Any) -> Tensor:
-        """**Private.** The part of this process's records; see :meth:`IndKNNEngine.partial`.
-
-        Raises:
-            PrivateStoreError: if the budgets of a shard are missing, damaged, another shard's or a copy.
-        """
-        if command[0] != "join":
-            return self._fitted("partial").partial(command)
-        assert self.shard is not None
-        if self.shard.group.rank:
-            self._join(*command[1:])
-        return torch.zeros(1, dtype=torch.float64)
-
-    def merged(self, command: Any) -> Tensor:
-        """See :meth:`ShardedLabeler.merged`; payments are written here first, so that this shard knows of any."""
-        if self.shard is None or command[0] != "pay":
-            return super().merged(command)
-        part = self.partial(command)
-        self.shard.group.broadcast(command)
-        return self.shard.group.sum(part)
+    @property
+    def takes_shards(self) -> bool:
+        """Always: what a query needs of records are sums."""
+        return True
 
     @property
     def protects_persons(self) -> bool:
@@ -411,8 +379,7 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
 
     def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
         """Open the budgets of this shard beside those of the first one, once they are found to be the right ones."""
-        assert self.shard is not None
-        own = folder / f"shard-{self.shard.group.rank:05d}"
+        own = folder / f"shard-{self.processes.rank:05d}"
         self._move_to(own)
         if begun and not (own / FILE_NAME).exists():
             raise PrivateStoreError(
@@ -431,13 +398,10 @@ class IndKNN(ShardedLabeler, JoinsRuns, RecognisesRecords, UsesPublicFeatures, P
 
     def _open_budgets(self, stream: str | None = None) -> BudgetTable:
         if self._budgets is None:
-            folder, facts = self._run_folder or self.state_dir, {"shard": "0 of 1"}
-            if self.shard is not None:
-                if folder is not None and self._run_folder is None:
-                    raise RuntimeError(
-                        "state_dir: budgets of shards are opened together; call join_run first"
-                    )
-                facts = {"shard": f"{self.shard.group.rank} of {self.shard.group.size}"}
+            folder, processes = self._run_folder or self.state_dir, self.processes
+            if self.shard is not None and folder is not None and self._run_folder is None:
+                raise RuntimeError("state_dir: budgets of shards are opened together; call join_run first")
+            facts = {"shard": f"{processes.rank} of {processes.size}"}
             if stream is not None:
                 facts["stream"] = stream
             path = None if folder is None else folder / FILE_NAME

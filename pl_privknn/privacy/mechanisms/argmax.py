@@ -92,7 +92,10 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
         """
         if not bool(votes.isfinite().all()):
             raise ValueError("votes: some are NaN or infinite; count votes with finite weights")
-        return noise.exponential_choice(votes, self.scale)
+        return self.draw(votes, noise)
+
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
+        return noise.exponential_choice(values, self.scale)
 
     def for_votes(self, l1: float, l2: float, rate: float = 1.0) -> ExponentialArgmax:
         """See :meth:`VoteNoise.for_votes`.

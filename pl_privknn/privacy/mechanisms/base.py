@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -118,10 +120,10 @@ def noise_guarantee(source: NoiseSource) -> Guarantee:
 Adjacency = Literal["add_remove", "replace_one"]
 ADJACENCIES: tuple[Adjacency, ...] = ("add_remove", "replace_one")
 
-#: Most outcomes that a mechanism lists one by one.
 #: Of two neighbouring tables, one has a record more than the other, or all records of a person.
 Unit = Literal["record", "person"]
 UNITS: tuple[Unit, ...] = ("record", "person")
+#: Most outcomes that a mechanism lists one by one.
 MAX_LISTED = 10**5
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
@@ -160,11 +162,26 @@ def check_adjacency(adjacency: str) -> Adjacency:
     return check_choice("adjacency", adjacency, ADJACENCIES)  # type: ignore[return-value]
 
 
+#: Stands in for a draw: from the mechanism, the values as they are compared, the noise source and the draw itself, it
+#: makes the release.
+Observer = Callable[["Mechanism", Any, "NoiseSource", Callable[[], "Tensor"]], "Tensor"]
+_OBSERVER: ContextVar[Observer | None] = ContextVar("observer of draws", default=None)
+
+
+@contextlib.contextmanager
+def observing(observer: Observer | None) -> Iterator[None]:
+    """Pass each draw of a mechanism in this thread to ``observer`` while the context lasts; for tests of labelers."""
+    token = _OBSERVER.set(observer)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(token)
+
+
 class Mechanism(abc.ABC):
     """One kind of release. Subclasses are frozen dataclasses whose fields are public parameters.
 
-    A mechanism both draws its noise (methods of the subclass that take data and a
-    :class:`~pl_privknn.privacy.noise.NoiseSource`) and states its cost, so the noise that is drawn and the
+    A mechanism both draws its noise (:meth:`draw`) and states its cost, so the noise that is drawn and the
     noise that is accounted can't come from two places. Fields are validated in ``__post_init__`` and hold
     nothing that depends on private data.
 
@@ -198,6 +215,37 @@ class Mechanism(abc.ABC):
     def bare(self) -> Mechanism:
         """The mechanism that draws, without a condition that is put around it."""
         return self
+
+    def draw(
+        self,
+        values: Any,
+        noise: NoiseSource,
+        by: Callable[[Any, NoiseSource], Tensor] | None = None,
+        compared: Callable[[Any], Tensor] | None = None,
+    ) -> Tensor:
+        """Release private values with fresh noise. Every draw of every mechanism passes through here.
+
+        Args:
+            values: what the noise is for; **private**. A tensor, unless ``by`` takes something else.
+            noise: where the noise comes from.
+            by: draws in place of the mechanism's own :meth:`_draw`, with the same distribution.
+            compared: ``values`` in the form in which neighbouring tables are compared, and in the units of the
+                mechanism's fields; called where a test observes the draw. By default ``values`` are.
+
+        Returns:
+            What ``by`` or :meth:`_draw` returns.
+        """
+        sample = self._draw if by is None else by
+        observer = _OBSERVER.get()
+        if observer is None:
+            return sample(values, noise)
+        return observer(
+            self, values if compared is None else compared(values), noise, lambda: sample(values, noise)
+        )
+
+    def _draw(self, values: Any, noise: NoiseSource) -> Tensor:
+        """The noise of this mechanism on ``values``; for :meth:`draw` alone."""
+        raise TypeError(f"{type(self).__name__} has no draw of its own; give draw a function for it")
 
     @abc.abstractmethod
     def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:
@@ -602,7 +650,6 @@ class AdditiveNoise(VoteNoise):
         (torch.Size([3]), torch.float64)
     """
 
-    @abc.abstractmethod
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return ``values`` plus fresh noise, as a new float64 tensor of the same shape.
 
@@ -610,6 +657,11 @@ class AdditiveNoise(VoteNoise):
         release with ideal noise, costs what that costs, and no last bits tell of x (Mironov 2012). Sums of weights
         get float64 noise.
         """
+        return self.draw(values, noise)
+
+    @abc.abstractmethod
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
+        """:meth:`add_noise`, for subclasses to define."""
 
     def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
         """Add noise and take the largest; see :meth:`VoteNoise.argmax`."""

@@ -59,10 +59,9 @@ class Gaussian(AdditiveNoise):
         """σ."""
         return self.sigma
 
-    def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
-        """Return ``values`` plus fresh noise, rounded to :data:`STEP` where ``values`` are whole; see the base."""
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         if not values.is_floating_point():
-            return self.add_noise_to_multiples(values.long() * round(1 / STEP), STEP, noise)
+            return self._draw_multiples(values.long() * round(1 / STEP), STEP, noise)
         return values.double() + noise.normal(tuple(values.shape), self.sigma).to(values.device)
 
     def add_noise_to_multiples(self, counts: Tensor, step: float, noise: NoiseSource) -> Tensor:
@@ -80,8 +79,16 @@ class Gaussian(AdditiveNoise):
             raise ValueError(f"counts: dtype {counts.dtype}; noise on multiples wants whole numbers (int64)")
         if math.frexp(check_positive("step", step))[0] != 0.5:
             raise ValueError(f"step={step!r} must be a power of two, so that no product with it is rounded")
+        return self.draw(
+            counts.long(),
+            noise,
+            lambda counts, noise: self._draw_multiples(counts, step, noise),
+            lambda counts: counts.double() * step,
+        )
+
+    def _draw_multiples(self, counts: Tensor, step: float, noise: NoiseSource) -> Tensor:
         drawn = noise.rounded_normal(tuple(counts.shape), self.sigma / step)
-        return (counts.long() + drawn.to(counts.device)).double() * step
+        return (counts + drawn.to(counts.device)).double() * step
 
     def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:
         """RDP of one release; see :func:`pl_privknn.privacy.accounting.rdp.gaussian_rdp`."""

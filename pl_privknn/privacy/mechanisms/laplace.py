@@ -66,8 +66,7 @@ class Laplace(AdditiveNoise):
         """√2·b."""
         return math.sqrt(2.0) * self.scale
 
-    def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
-        """Return ``values`` plus fresh noise, rounded to :data:`STEP` where ``values`` are whole; see the base."""
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         if values.is_floating_point():
             return values.double() + noise.laplace(tuple(values.shape), self.scale).to(values.device)
         drawn = noise.rounded_laplace(tuple(values.shape), self.scale / STEP).to(values.device)

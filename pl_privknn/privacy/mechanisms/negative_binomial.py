@@ -96,11 +96,11 @@ class NegativeBinomial(Mechanism):
             clients: n; the noise of so many clients adds up to the whole.
             noise: the client's own randomness.
         """
-        return _draw(self.shape / check_int("clients", clients), self.ratio, cells, noise)
+        return _shares(self.shape / check_int("clients", clients), self.ratio, cells, noise)
 
-    def draw(self, cells: int, noise: NoiseSource) -> Tensor:
-        """The whole noise of each cell at once, int64 ``(cells,)``: the sum of all clients' shares."""
-        return _draw(self.shape, self.ratio, cells, noise)
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
+        """Counts, int64 ``(cells,)``, plus the whole noise of each cell: the sum of all clients' shares."""
+        return values + _shares(self.shape, self.ratio, len(values), noise)
 
     def loss_scale(self, adjacency: Adjacency) -> tuple[float, float]:
         """Cells' losses are independent; each is at most log(1/ratio) one way and log(ratio·shape) the other."""
@@ -117,7 +117,7 @@ class NegativeBinomial(Mechanism):
         return _distribution(self.shape, self.ratio, self.moved, adjacency, discretization)
 
 
-def _draw(shape: float, ratio: float, cells: int, noise: NoiseSource) -> Tensor:
+def _shares(shape: float, ratio: float, cells: int, noise: NoiseSource) -> Tensor:
     import torch
     from scipy.stats import nbinom
 

@@ -82,6 +82,9 @@ class RandomizedResponse(DominatingPair):
         Returns:
             A new tensor of the same shape and dtype.
         """
+        return self.draw(values, noise)
+
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         flipped = noise.bernoulli(tuple(values.shape), self.flip_probability).to(values.device)
         step = noise.integers(tuple(values.shape), self.num_values - 1).to(values.device) + 1
         moved = (values.long() + step) % self.num_values

@@ -15,6 +15,7 @@ from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from torch import Tensor
 
     from pl_privknn.privacy.noise import NoiseSource
 
@@ -80,11 +81,16 @@ class RepeatAndSelect(Mechanism):
         return pld.from_rdp(orders, self.rdp(orders, adjacency), discretization)
 
     def draw_count(self, noise: NoiseSource) -> int:
-        """K, which nobody but the search may ever know."""
+        """K, which only the search may know."""
+        return int(self.draw((), noise))
+
+    def _draw(self, values: tuple[()], noise: NoiseSource) -> Tensor:
+        import torch
+
         count = 1
         while not bool(noise.bernoulli(1, 1 / self.mean)):
             count += 1
-        return count
+        return torch.tensor(count)
 
     def to_record(self) -> dict[str, Any]:
         """See :meth:`Mechanism.to_record`."""

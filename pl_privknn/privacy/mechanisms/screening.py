@@ -88,7 +88,10 @@ class NoisyScreening(OutcomeMechanism):
         Returns:
             Bool tensor of the same shape: which queries may be answered.
         """
-        return noise.normal_at_least(self.threshold - max_votes.clamp_min(self.lowest).double(), self.sigma)
+        return self.draw(max_votes, noise)
+
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
+        return noise.normal_at_least(self.threshold - values.clamp_min(self.lowest).double(), self.sigma)
 
     def check_table_size(self, num_records: int) -> None:
         """Raise ``ValueError`` for a table of at most k records, without sampling.

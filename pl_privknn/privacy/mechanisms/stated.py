@@ -163,6 +163,9 @@ class NoNoise(Mechanism):
 
     def add_noise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Return ``values`` as float64; nothing is drawn."""
+        return self.draw(values, noise)
+
+    def _draw(self, values: Tensor, noise: NoiseSource) -> Tensor:
         return values.double()
 
     def rdp(self, orders: Floats, adjacency: Adjacency) -> Floats:

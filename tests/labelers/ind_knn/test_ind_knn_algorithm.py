@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ind_knn_literal import Literal
-from ind_knn_setup import Draws, engine_of
+from ind_knn_setup import Draws, draws_of, engine_of
 from scipy import stats
 
 from pl_privknn.labelers.ind_knn import IndKNNParameters
@@ -53,7 +53,7 @@ def compare(parameters, rows, queries, *, batches, rtol, reuse=False, literal_ca
     for number, size in enumerate(batches):
         part = queries[start : start + size]
         answers = answer(fast, part, number)
-        draws = Draws(number).normal((size, 1 + NUM_CLASSES), 1.0).numpy()
+        draws = draws_of(Draws(number), size, NUM_CLASSES)
         for offset in range(size):
             chosen = None if literal_candidates is None else literal_candidates(start + offset, ids)
             expected, noisy, count = literal.predict(np.float32(part[offset]), draws[offset], chosen)

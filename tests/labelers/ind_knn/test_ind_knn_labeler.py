@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from ind_knn_literal import Literal
-from ind_knn_setup import Draws, engine_of, teacher
+from ind_knn_setup import Draws, draws_of, engine_of, teacher
 from refusals import refusals
 from scipy import stats
 
@@ -243,7 +243,7 @@ def test_answers_are_those_of_the_algorithm_with_a_budget_for_each_record():
     literal.z = dict(enumerate(LIMITS))
     literal.add(range(COUNT), x, y)
     answers = engine.answer(queries, Draws(3), FreeLedger())
-    draws = Draws(3).normal((40, 1 + 3), 1.0).numpy()
+    draws = draws_of(Draws(3), 40, 3)
     for query, draw, label, noisy in zip(queries, draws, answers.labels, answers.noisy, strict=True):
         expected, votes, _ = literal.predict(query, draw)
         np.testing.assert_allclose(noisy, votes, atol=1e-5)

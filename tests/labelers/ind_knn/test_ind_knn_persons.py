@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from ind_knn_setup import ByNumber, C, D, Draws, Together, left_of, new, rows
+from ind_knn_setup import ByNumber, C, D, Draws, Together, draws_of, left_of, new, rows
 from ind_knn_setup import teacher as any_teacher
 
 from pl_privknn.labelers import IndKNNPredictor
@@ -60,17 +60,17 @@ def test_nobody_changes_more_than_is_paid(gone, switches):
         queries = torch.nn.functional.normalize(torch.randn(20, D, generator=generator))
         noise, cost = np.random.default_rng(seed), 0.0
         for engine in engines:
-            engine.partial(("begin", queries, np.full(20, PARAMETERS.threshold)))
+            engine.begin(queries, np.full(20, PARAMETERS.threshold))
         for _ in queries:
-            active = [int(engine.partial(("turn",))) for engine in engines]
+            active = [engine.turn() for engine in engines]
             assert abs(active[0] - active[1]) <= 1
             count = max(active[0] + noise.normal(0, 4.0), PARAMETERS.min_count)
-            votes = [engine.partial(("votes", count)).numpy() for engine in engines]
+            votes = [engine.votes(count) for engine in engines]
             cost += (active[0] - active[1]) ** 2 / (2 * PARAMETERS.sigma1**2)
             cost += ((votes[0] - votes[1]) ** 2).sum() / (2 * PARAMETERS.sigma2**2 * count)
             assert np.linalg.norm(votes[0] - votes[1]) <= 1 + 1e-6  # products of float32
         for engine in engines:
-            engine.partial(("pay", engine.budgets.next_mark()))
+            engine.pay(engine.budgets.next_mark())
         left = [dict(zip(one.owners.tolist(), one.remaining().tolist(), strict=True)) for one in engines]
         assert cost <= (PARAMETERS.budget - left[0].pop(gone[1])) * (1 + 1e-6)  # κ is float32
         assert cost > 0
@@ -137,7 +137,7 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     queries = torch.randn(8, D, generator=torch.Generator().manual_seed(9))
     predictor = new(PARAMETERS, unit="person", noise_source=Draws(0))
     predictor.add(range(len(PERSONS)), features, labels, PERSONS)
-    draws = Draws(0).normal((8, 1 + C), 1.0).numpy()
+    draws = draws_of(Draws(0), 8, C)
     answers, left = literal(features, labels, queries, draws)
     assert predictor.predict(queries).labels.tolist() == answers
     np.testing.assert_allclose(predictor.remaining()[1], [left[z] for z in PERSONS.tolist()], atol=1e-6)

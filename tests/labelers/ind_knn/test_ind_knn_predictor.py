@@ -15,7 +15,7 @@ from forked import is_killed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ind_knn_literal import Literal
-from ind_knn_setup import PARAMETERS, QUERIES, C, D, filled, left_of, new, rows
+from ind_knn_setup import PARAMETERS, QUERIES, C, D, draws_of, filled, left_of, new, rows
 from ledger_setup import needs_fork
 
 from pl_privknn.labelers import IndKNNPredictor
@@ -60,7 +60,7 @@ def test_no_record_ever_spends_more_than_its_budget(steps, budget, reuse):
             present -= what
         else:
             answers = predictor.predict(QUERIES[what])
-            draws = SeededNoise(0).stream("ind_knn", -1, calls).normal((len(what), 1 + C), 1.0).numpy()
+            draws = draws_of(SeededNoise(0).stream("ind_knn", -1, calls), len(what), C)
             for query, draw, label in zip(what, draws, answers.labels.tolist(), strict=True):
                 assert label == literal.predict(QUERIES[query], draw)[0]
             calls += 1

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from pl_privknn.auditing.releases import NearestTeachers
+from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import PATE
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise

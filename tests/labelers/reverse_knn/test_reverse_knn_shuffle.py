@@ -62,7 +62,7 @@ def test_shares_of_all_clients_add_up_to_the_noise():
     total = sum(noise.share(cells, 40, SeededNoise(seed)) for seed in range(40))
     top = 60
     expected = stats.nbinom.pmf(np.arange(top), 5.0, 0.3) * cells
-    for drawn in (total, noise.draw(cells, SeededNoise(99))):
+    for drawn in (total, noise.draw(torch.zeros(cells, dtype=torch.int64), SeededNoise(99))):
         found = torch.bincount(drawn, minlength=top)[:top].numpy()
         keep = expected > 5
         chi = ((found[keep] - expected[keep]) ** 2 / expected[keep]).sum()

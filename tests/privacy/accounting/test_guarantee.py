@@ -11,7 +11,7 @@ from pl_privknn.labelers import PATE, PrivateKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.privacy.accounting.accountant import account, merge_charges, read_records
-from pl_privknn.privacy.ledger import Ledger, charge_and_draw
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Conditional, Gaussian, Laplace
 from pl_privknn.privacy.mechanisms.base import LEVELS, Guarantee, guarantee_rank, noise_guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
@@ -89,7 +89,7 @@ def random_ledger(path, rng):
             if noise is None:
                 run.charge(mechanism)
             else:
-                charge_and_draw(run, noise, mechanism, 1, "test", ("add_remove",))
+                run.charge(mechanism, 1, noise=noise, adjacencies=("add_remove",))
             charged = True
             level = max(
                 level, mechanism_level(mechanism), {None: 1}.get(noise, 0 if noise is NOISES[0] else 2)

@@ -6,9 +6,9 @@ import threading
 
 from ledger_setup import PROTECTED, G, charged, needs_fork
 
+from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge
-from pl_privknn.privacy.store import RenyiFilter
 
 
 def _together(count, task):

@@ -1,6 +1,5 @@
 """A run's past: older copies, other ledgers, other data and other runs in its folder are refused, never silent."""
 
-import dataclasses
 import multiprocessing
 import shutil
 
@@ -9,23 +8,22 @@ import torch
 from ledger_setup import PROTECTED, G, needs_fork
 from small_fit import fit_student
 
-from pl_privknn.callbacks.label_store import LabelRun, LabelStore, LabelStoreError, RunTerms
-from pl_privknn.callbacks.run_summary import DurableCheckpointIO, previous, usable_checkpoint
+from pl_privknn.callbacks.label_store import LabelRun, LabelStore, LabelStoreError
+from pl_privknn.callbacks.run_files import DurableCheckpointIO, previous, usable_checkpoint
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
+from pl_privknn.privacy.folders import FolderInUse, FolderLock, resumed_folder
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.store import FolderInUse, FolderLock, HeadFile, RowStore, read_rows, resumed_folder
+from pl_privknn.privacy.store import HeadFile, RowStore, read_rows
 
-TERMS = RunTerms(
-    plan=[Charge(G, 50)], public_examples=10, public_digest="these", num_classes=3, delta=1e-5, max_epsilon=None,
-    adjacency="add_remove", unit="record", ledger_path=None, ledger_head_path=None, run_id=None, description={},
-)  # fmt: skip
+TERMS = {"plan": [Charge(G, 50)], "description": {}, "delta": 1e-5, "max_epsilon": None, "adjacency": "add_remove",
+         "unit": "record"}  # fmt: skip
 
 
-def opened(folder, **terms):
-    run = LabelRun(folder, dataclasses.replace(TERMS, **terms))
+def opened(folder, public_digest="these", **terms):
+    run = LabelRun(folder, public={"public_digest": public_digest}, **TERMS, **terms)
     if run.store.selected(0) is None:
         run.store.select(0, range(10))
     return run
@@ -127,12 +125,16 @@ def test_a_checkpoint_is_resumed_in_the_folder_that_it_lies_in(tmp_path):
     for name in ("first", "copy"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
     first, copy = tmp_path / "first", tmp_path / "copy"
-    ours = {first, copy}
-    found = resumed_folder(first, copy / "checkpoints" / "last.ckpt", ours.__contains__)
+    ours = {first: "ours", copy: "ours"}
+
+    def resumed(stored, checkpoint):
+        return resumed_folder({"run_id": "ours", "run_dir": str(stored)}, checkpoint, ours.get)
+
+    found = resumed(first, copy / "checkpoints" / "last.ckpt")
     assert found == copy
-    assert resumed_folder(first, tmp_path / "elsewhere.ckpt", ours.__contains__) == first
+    assert resumed(first, tmp_path / "elsewhere.ckpt") == first
     with pytest.raises(FileNotFoundError, match="run_dir"):
-        resumed_folder(tmp_path / "gone", tmp_path / "elsewhere.ckpt", ours.__contains__)
+        resumed(tmp_path / "gone", tmp_path / "elsewhere.ckpt")
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -153,7 +155,7 @@ def test_a_kill_at_any_step_of_the_opening_states_no_second_plan(tmp_path, monke
             return step
 
         with monkeypatch.context() as patch:
-            for owner, name in ((LabelStore, "set_meta"), (RowStore, "append"), (HeadFile, "note")):
+            for owner, name in ((LabelStore, "note"), (RowStore, "append"), (HeadFile, "note")):
                 patch.setattr(owner, name, dying(getattr(owner, name)))
             opened(folder, **places).close()
 
@@ -165,7 +167,7 @@ def test_a_kill_at_any_step_of_the_opening_states_no_second_plan(tmp_path, monke
             break
         except Killed:
             opened(folder, **places).close()
-    assert 4 < steps < 19
+    assert 3 < steps < 19
     counts = [
         row["kind"] for row in read_rows(tmp_path / "all.sqlite" if shared else folder / "ledger.sqlite")
     ]
@@ -174,14 +176,8 @@ def test_a_kill_at_any_step_of_the_opening_states_no_second_plan(tmp_path, monke
 
 def test_other_public_examples_are_refused(tmp_path):
     opened(tmp_path).close()
-    with pytest.raises(LabelStoreError, match="public_digest='these' then, 'others' now"):
+    with pytest.raises(ValueError, match="public_digest='these' then, 'others' now"):
         opened(tmp_path, public_digest="others")
-    # A store of an earlier version did not note them: it does from now on.
-    with LabelStore(tmp_path / "labels.sqlite", TERMS.fingerprint())._db as db:
-        db.execute("UPDATE meta SET value = json_remove(value, '$.public_digest') WHERE key = 'fingerprint'")
-    opened(tmp_path, public_digest="others").close()
-    with pytest.raises(LabelStoreError):
-        opened(tmp_path)
 
 
 def take(folder):

@@ -90,7 +90,7 @@ def test_noise_of_ones_own_is_filled_in_and_drawn_from():
         def __post_init__(self):
             self.settle(l1_sensitivity=1.0)
 
-        def add_noise(self, values, noise):
+        def _draw(self, values, noise):
             return values + self.width * (2 * noise.uniform(tuple(values.shape)) - 1)
 
         def rdp(self, orders, adjacency):

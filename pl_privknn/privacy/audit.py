@@ -1,27 +1,27 @@
-"""The audit of a run's whole folder: what leaves it is what its ledger noted, and ε is what the ledger says."""
+"""Audit of a run's folder: its files are those that its ledger noted, and ε is that of the ledger."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.callbacks.label_store import LABELS, StoredLabels
-from pl_privknn.callbacks.run_summary import CONFIG, digests_of, file_digests, note_files
-from pl_privknn.config import known_classes, read_document
+from pl_privknn.config import read_document
+from pl_privknn.privacy.files import file_digests
 from pl_privknn.privacy.holdout import LEDGER as HOLDOUT
-from pl_privknn.privacy.ledger import Place, counts_topic, files_topic
+from pl_privknn.privacy.ledger import Place, counts_topic, files_topic, note_files
 from pl_privknn.privacy.store import read_rows
 from pl_privknn.privacy.verification import audit_ledger, check_summary, compared
-from pl_privknn.training import NoisySGD, PrivateTraining
 
+#: The configuration in a run's folder.
+CONFIG = "config.yaml"
 #: Where ``privknn export`` puts its files, in a run's folder.
 EXPORT = "export"
 #: What ``privknn report`` writes into a run's folder.
 REPORT = ("report.html", "privacy_card.md", "privacy_card.json", "certificate.json")
-#: What no audit of files can tell.
+#: What no audit of files can find.
 NOT_CHECKED = (
     "a ledger that was rewritten with all its hashes, and everything else to fit it; a head that was noted elsewhere "
     "tells (--head)",
@@ -35,13 +35,19 @@ _MOST_NAMED = 20
 _EXACT = ("epsilon", "tpr_at_fpr", "advantage", "gaussian_dp_mu")
 
 
+#: SHA-256 of each released file of a run by its name; and what its labels hold, ``run``, ``head`` (of the ledger) and
+#: ``counts``, or None without labels.
+RunContents = tuple[dict[str, str], dict[str, Any] | None]
+_Rows = list[dict[str, Any]]
+
+
 class NotARun(ValueError):
     """A folder whose files can't be read as those of a run."""
 
 
 @contextlib.contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Tell in one line of a file that a stranger damaged, whatever is wrong with it.
+    """Turn any error of a reader of damaged files into one line.
 
     Raises:
         NotARun: in place of errors that no reader raises by itself.
@@ -76,7 +82,7 @@ def ledger_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:
         FileNotFoundError: where the named one is missing.
     """
     own = folder / "ledger.sqlite"
-    for named in _values(settings, "ledger_path"):
+    for named in named_values(settings, "ledger_path"):
         for path in (Path(named), folder / Path(named).name):
             if path.is_file():
                 return path
@@ -86,8 +92,8 @@ def ledger_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:
     return own if own.is_file() else None
 
 
-def _values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
-    """Texts under a name, wherever it stands in settings."""
+def named_values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
+    """Texts under a name, anywhere in settings."""
     if depth > 12:
         return
     if isinstance(settings, Mapping):
@@ -95,16 +101,22 @@ def _values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
             yield found
         settings = list(settings.values())
     for part in settings if isinstance(settings, list) else []:
-        yield from _values(part, name, depth + 1)
+        yield from named_values(part, name, depth + 1)
 
 
 def audit_run(
-    folder: str | Path, *, exact: bool = True, writing: Place | None = None, **expected: Any
+    folder: str | Path,
+    contents_of: Callable[[Path], RunContents],
+    *,
+    exact: bool = True,
+    writing: Place | None = None,
+    **expected: Any,
 ) -> dict[str, Any]:
     """Recompute ε of a run from its ledger, and compare everything that leaves the run with what the ledger noted.
 
     Args:
         folder: of the run.
+        contents_of: reads what the folder holds: :func:`~pl_privknn.callbacks.run_files.contents_of`.
         exact: also compute the exact worst case (seconds).
         writing: a place whose files are about to be written anew, and so are left out.
         expected: ``delta``, ``head``, ``adjacency`` and ``unit`` of
@@ -141,10 +153,14 @@ def audit_run(
         run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
         if run not in report["runs"]:
             checks.append(compared("run", run, ", ".join(report["runs"]) or "none"))
-        checks += _labels(folder, rows, run, bool(summary))
+        digests, labels = contents_of(folder)
+        if labels is not None:
+            checks += _labels(labels, rows, str(run), bool(summary))
+        if not summary and not _note(rows, files_topic(str(run), "files"))[1]:
+            digests = {}  # of a run that has not noted any yet
         for place in ("files", "export", "report"):
             if place != writing:
-                checks += _files(folder, rows, str(run), place, bool(summary))
+                checks += _files(folder, digests, rows, str(run), place)
         names = {name for name in files_in(folder) if not name.endswith(".lock")}
         unbound = sorted(names - {check["name"] for check in checks} - {ledger.name, HOLDOUT})
         missing = [check["name"] for check in checks if check["agrees"] is None]
@@ -155,46 +171,21 @@ def audit_run(
         "checks": checks,
         "not_checked": [
             *([f"missing here, or not noted: {', '.join(missing)}"] if missing else []),
-            *([f"files that the ledger does not note: {_named(unbound)}"] if unbound else []),
+            *([f"files that the ledger does not note: {in_short(unbound)}"] if unbound else []),
             *NOT_CHECKED,
         ],
         "violated": report["within_budget"] is False or any(check["agrees"] is False for check in checks),
     }
 
 
-def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> dict[str, Any] | None:
-    """The audit of a run that is to be shown or exported; None of one that used no private record.
-
-    Args:
-        folder: of the run.
-        exact: see :func:`audit_run`.
-        writing: see there.
-
-    Raises:
-        NotARun: where the audit finds something; and as :func:`audit_run`.
-    """
-    with reading(folder):
-        summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / CONFIG)
-        private = (
-            summary.get("epsilon") is not None or has_teacher(folder, settings) or _trains_privately(settings)
-        )
-        if not private and ledger_of(folder, settings) is None:
-            return None
-    found = audit_run(folder, exact=exact, writing=writing)
-    wrong = [check["name"] for check in found["checks"] if check["agrees"] is False]
-    if found["violated"]:
-        what = f"{_named(wrong)} not what the ledger says" if wrong else "the budget is passed"
-        raise NotARun(f"{folder}: the audit fails: {what}; `privknn audit` of the folder says more")
-    return found
-
-
-def _named(names: list[str]) -> str:
+def in_short(names: list[str]) -> str:
+    """The first names of a list, and how many there are more."""
     return ", ".join(names[:_MOST_NAMED]) + (
         f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     )
 
 
-def _note(rows: list[dict[str, Any]], topic: str) -> tuple[int, str]:
+def _note(rows: _Rows, topic: str) -> tuple[int, str]:
     """Position and text of the last note on a topic; 0 and no text where there is none."""
     noted = [
         (row["position"], row["text"]) for row in rows if row["kind"] == "note" and row["topic"] == topic
@@ -205,38 +196,30 @@ def _note(rows: list[dict[str, Any]], topic: str) -> tuple[int, str]:
     return position, text
 
 
-def _labels(folder: Path, rows: list[dict[str, Any]], run: Any, finished: bool) -> Iterator[dict[str, Any]]:
+def _labels(labels: dict[str, Any], rows: _Rows, run: str, finished: bool) -> Iterator[dict[str, Any]]:
     """Checks of the labels' file against the ledger's rows."""
-    if not (folder / LABELS).is_file():
-        return
-    with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-        own, head, counts = store.get_meta("run_id"), store.get_meta("ledger_head"), store.counts()
-    yield compared("labels: run", own, run)
-    if head is not None:
+    counts = labels["counts"]
+    yield compared("labels: run", labels["run"], run)
+    if (head := labels["head"]) is not None:
         known = any(row["hash"] == head for row in rows)
         yield compared("labels: ledger head", head, head if known else None)
-    _, noted = _note(rows, counts_topic(str(run)))
+    _, noted = _note(rows, counts_topic(run))
     if finished and noted:
         wanted = json.loads(noted.partition(":")[2])
         yield compared("labels: counts", {name: counts.get(name) for name in wanted}, wanted)
 
 
 def _files(
-    folder: Path, rows: list[dict[str, Any]], run: str, place: Place, finished: bool
+    folder: Path, digests: dict[str, str], rows: _Rows, run: str, place: Place
 ) -> Iterator[dict[str, Any]]:
     """Digests of the files in a place, against those that the run noted there last."""
     position, text = _note(rows, files_topic(run, place))
     there: dict[str, str] = json.loads(text or "{}")
-    if place == "files":
-        here = digests_of(folder) if finished or text else {}
-    else:
-        names = (
-            {f"{EXPORT}/{name}" for name in files_in(folder / EXPORT)}
-            if place == "export"
-            else {*REPORT, *there}
-        )
-        here = file_digests(folder, names)
-        there = there if here else {}  # taken away as a whole, it misleads nobody
+    here = digests
+    if place != "files":
+        exported = {f"{EXPORT}/{name}" for name in files_in(folder / EXPORT)}
+        here = file_digests(folder, exported if place == "export" else {*REPORT, *there})
+        there = there if here else {}  # deleted as a whole, which misleads no reader
         if any(row["kind"] == "charge" and row["run"] == run for row in rows[position:]):
             there = dict.fromkeys(here, "older than the run's last charge")
     for name in sorted({*here, *there}):
@@ -252,17 +235,3 @@ def note_written(audit: Mapping[str, Any], folder: Path, names: Iterable[str], p
 def files_in(folder: Path) -> list[str]:
     """Names of all files in a folder and the folders in it."""
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-
-
-def has_teacher(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether a run released labels, or is to do so."""
-    section = settings.get("labeling")
-    # Python alone may know the teacher; a command writes null where there is none.
-    named = isinstance(section, Mapping) and section.get("labeler", "known to Python") is not None
-    return named or (folder / LABELS).is_file()
-
-
-def _trains_privately(settings: Mapping[str, Any]) -> bool:
-    """Whether a configuration names what pays for private records in a training."""
-    found = (known_classes().get(name) for name in _values(settings, "class_path"))
-    return any(issubclass(kind, PrivateTraining | NoisySGD) for kind in found if kind is not None)

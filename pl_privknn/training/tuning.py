@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,17 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_finite, check_int, check_open_unit, check_positive, check_rate, shown
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.config import ConfigurationError, class_named, get, merged, one_line, put
-from pl_privknn.planning import made_data, made_training, private_trainings
 from pl_privknn.privacy.accounting.calibration import CalibrationError, Parameter, calibrate
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, RepeatAndSelect
 from pl_privknn.privacy.mechanisms.base import noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.noisy_steps import step_mechanism, steps_per_epoch
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.redaction import redacted, silenced
-from pl_privknn.privacy.store import FolderLock
-from pl_privknn.training import NoisySGD
+from pl_privknn.privacy.run import FactsFile, Run
+from pl_privknn.training.configured import made_data, made_training, private_trainings
+from pl_privknn.training.noisy_sgd import NoisySGD
 
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
@@ -221,8 +219,8 @@ _SECRET = ".candidates"
 _SCHEMA = "CREATE TABLE best (only INTEGER PRIMARY KEY CHECK (only = 1), model BLOB NOT NULL);"
 
 
-class TuningRun:
-    """A search in its folder, started or continued; see :func:`~pl_privknn.comparison.tuning.tuning_of`.
+class TuningRun(Run):
+    """A search in its folder, started or continued; see :func:`~pl_privknn.training.tuning.tuning_of`.
 
     The whole search is one charge, written before the first candidate is trained. What only the search may know (how
     many candidates there are, their scores, the best one so far) lies in a folder that its owner alone may read, and
@@ -234,6 +232,10 @@ class TuningRun:
         ledger_path: a ledger that several runs over the same records share; the folder's own if None.
         max_epsilon: budget of the ledger; a search that passes it is refused before anything is drawn.
         noise: source of all coins and noise.
+
+    Raises:
+        BudgetExceeded: if the search does not fit the ledger's budget; for others see
+            :class:`~pl_privknn.privacy.run.Run`.
     """
 
     def __init__(
@@ -246,53 +248,44 @@ class TuningRun:
     ) -> None:
         self.tuning, self.output = tuning, output
         self.noise = default_noise() if noise is None else noise
-        self._ledger_path, self._max_epsilon = ledger_path or output / "ledger.sqlite", max_epsilon
+        super().__init__(
+            output,
+            lambda: FactsFile(output / _SEARCH),
+            tuning.plan(),
+            delta=tuning.delta,
+            max_epsilon=max_epsilon,
+            ledger_path=ledger_path,
+        )
+
+    def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
+        """The whole search, one charge."""
+        return [Charge(self.tuning.mechanism).with_guarantee(noise_guarantee(self.noise))], self.tuning.plan()
 
     def run(self) -> dict[str, Any]:
         """Search, and return what ``result.json`` says: the best setting, its noisy score, ε.
 
         Raises:
-            BudgetExceeded: if the search does not fit the ledger's budget; nothing was drawn.
-            ValueError: for a folder with another search, or with one whose state is lost.
+            ValueError: for a folder whose search is paid for and its state lost.
         """
-        lock = FolderLock(self.output)
         try:
             if (self.output / _RESULT).is_file():
-                self._known()
                 shutil.rmtree(self.output / _SECRET, ignore_errors=True)
                 return dict(json.loads((self.output / _RESULT).read_text(encoding="utf-8")))
-            ledger = Ledger(self._ledger_path, delta=self.tuning.delta, max_epsilon=self._max_epsilon)
-            with contextlib.closing(self._paid(ledger)) as store:
+            with contextlib.closing(self._paid()) as store:
                 state = store.fact("state")
                 with silenced():  # a candidate's words would tell how many there are
                     data = made_data(self.tuning.document["data"])
                     while state["done"] < len(state["drawn"]):
                         self._try_next(store, state, data)
-                result = self._finish(store, state, ledger)
+                result = self._finish(store, state)
             shutil.rmtree(self.output / _SECRET)
             return result
         finally:
-            lock.release()
+            self.close()
 
-    def _known(self) -> str | None:
-        path = self.output / _SEARCH
-        if not path.is_file():
-            return None
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["plan"] != json.loads(json.dumps(self.tuning.plan())):
-            raise ValueError(
-                f"--output {self.output}: holds a search with other settings, and ε was stated for those; repeat it "
-                "as it was, or choose another folder for a new search, which costs anew"
-            )
-        return str(found["run_id"])
-
-    def _paid(self, ledger: Ledger) -> PrivateStore:
-        """State the plan, draw what is to be tried, and pay for the search; or continue one that is paid for."""
-        charge = Charge(self.tuning.mechanism).with_guarantee(noise_guarantee(self.noise))
-        run_id = self._known() or uuid.uuid4().hex
-        content = {"run_id": run_id, "plan": self.tuning.plan()}
-        write_durably(self.output / _SEARCH, json.dumps(content, indent=2) + "\n")
-        run = ledger.run(run_id, [charge], self.tuning.plan())
+    def _paid(self) -> PrivateStore:
+        """Draw what is to be tried, and pay for the search; or continue one that is paid for."""
+        run, run_id = self.ledger_run, self.run_id
         store = PrivateStore(self.output / _SECRET / FILE_NAME, _SCHEMA, one_place=False)
         try:
             if store.fact("state") is None:
@@ -348,8 +341,8 @@ class TuningRun:
                 state.update(setting=self.tuning.settings[state["drawn"][place]], score=score)
             store.note("state", state)
 
-    def _finish(self, store: PrivateStore, state: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
-        report = ledger.report()
+    def _finish(self, store: PrivateStore, state: dict[str, Any]) -> dict[str, Any]:
+        report = self.ledger.report()
         result = {
             "setting": state["setting"],
             "right_noisy": state["score"],

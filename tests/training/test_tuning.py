@@ -10,15 +10,15 @@ from torchmetrics.classification import MulticlassAccuracy
 from training_setup import Lit
 
 from pl_privknn.cli.main import main
-from pl_privknn.comparison.tuning import TuningRun, tuning_of
 from pl_privknn.config import ConfigurationError, read_document
-from pl_privknn.planning import made_data, made_training
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.training import NoisySGD
+from pl_privknn.training.configured import made_data, made_training
+from pl_privknn.training.tuning import TuningRun, tuning_of
 
 RATES = {"model.init_args.optimization.lr": [0.0001, 0.5, 2.0]}
 
@@ -102,7 +102,7 @@ def test_the_best_is_released_alone_and_the_search_is_one_charge(tmp_path, monke
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
     secret = tmp_path / ".candidates"
     assert secret.stat().st_mode & 0o077 == (secret / "private.sqlite").stat().st_mode & 0o077 == 0
-    with pytest.raises(ValueError, match="holds a search with other settings"):
+    with pytest.raises(ValueError, match="holds a run with other parameters"):
         TuningRun(tuning_at(4.0), tmp_path, noise=Fixed(0)).run()
     with pytest.raises(ValueError, match="says that all noise comes from a seed; go on as it began"):
         TuningRun(tuning, tmp_path, noise=SystemNoise()).run()

@@ -16,20 +16,11 @@ import torch
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures
-from pl_privknn.callbacks.private_labeler import released_head
-from pl_privknn.callbacks.run_summary import CHECKPOINT
+from pl_privknn.callbacks.run_files import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.features.text import WordLlamaFeatures
-from pl_privknn.report.audit import (
-    EXPORT,
-    REPORT,
-    audited,
-    files_in,
-    has_teacher,
-    mapping_of,
-    note_written,
-    reading,
-)
+from pl_privknn.privacy.audit import EXPORT, REPORT, files_in, mapping_of, note_written, reading
+from pl_privknn.report.facts import audited, has_teacher
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
 
@@ -133,7 +124,7 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
 def _head(run: Path, section: dict[str, Any]) -> Any:
     """The model that a run's releases make, from its configuration and ``head.pt``."""
     labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}, own_classes=True).labeling
-    if (head := released_head(labeling, run)) is None:
+    if (head := labeling.load_head(run)) is None:
         raise FileNotFoundError(f"{run}: the run released its head, and there is no {HEAD}; restore it")
     return head.eval()
 

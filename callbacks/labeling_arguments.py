@@ -1,0 +1,192 @@
+"""Arguments of a labelling: their defaults, their checks and the objects that they name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from pl_privknn._checks import check_int, check_positive
+from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.features.public import DefaultFeatures
+from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
+from pl_privknn.privacy.mechanisms import Adjacency
+from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency
+from pl_privknn.privacy.settings import Budget
+
+#: Stands for the student's own backbone in a list of features.
+STUDENT = "student"
+
+#: Kinds of devices on which ``device="auto"`` searches; others (Apple's) have no float64, or no full float32.
+_FAST = ("cuda",)
+
+#: An extractor, the word ``"student"``, or several of them side by side.
+RoundFeatures = Extractor | str | list[Extractor | str]
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelingBudget(Budget):
+    """Budget of all rounds together.
+
+    Args:
+        delta: δ of the guarantee.
+        max_epsilon: budget; a run whose worst case passes it raises ``BudgetExceeded`` at once. None: no
+            limit, the ε is only stated.
+        unit: unit of privacy, ``"record"`` or ``"person"``; a person's records are those that the data module's
+            ``private_groups`` ascribe to them.
+        adjacency: neighbouring relation of the guarantee.
+
+    Raises:
+        ValueError: for an argument out of its range.
+    """
+
+    adjacency: Adjacency = "add_remove"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_adjacency(self.adjacency)
+
+
+def queries_of_rounds(queries: int | Sequence[int], rounds: int) -> list[int]:
+    """Number of queries of each round, from one number or one for each.
+
+    Raises:
+        ValueError: for a wrong number of numbers, or no query at all.
+    """
+    counts = list(queries) if isinstance(queries, Sequence) else [queries] * rounds
+    if len(counts) != rounds:
+        raise ValueError(
+            f"queries_per_round={queries!r} must be one number, or one for each of {rounds} rounds"
+        )
+    counts = [check_int("queries_per_round", count, minimum=0) for count in counts]
+    if counts[0] == 0:
+        raise ValueError(f"queries_per_round={queries!r}: the first round must ask at least one query")
+    return counts
+
+
+def features_of_rounds(features: Sequence[RoundFeatures] | Extractor | str | None) -> list[RoundFeatures]:
+    """Features of each round, the last ones for all later rounds; ``DefaultFeatures`` and the student by default.
+
+    Raises:
+        ValueError: for an empty list, or an item that is neither an extractor nor the word ``"student"``.
+    """
+    if features is None:
+        return [DefaultFeatures(), STUDENT]
+    chosen: list[RoundFeatures] = (
+        list(features) if isinstance(features, list | tuple) else [features]  # type: ignore[list-item]
+    )
+    for item in chosen:
+        for part in item if isinstance(item, list | tuple) else [item]:
+            if part != STUDENT and not callable(part):
+                raise ValueError(f"features: {part!r} is neither an extractor nor the word {STUDENT!r}")
+        if isinstance(item, list | tuple) and not item:
+            raise ValueError("features: an empty list among them must name at least one extractor")
+    if not chosen:
+        raise ValueError("features=[] must name at least one extractor")
+    return chosen
+
+
+def check_fits(
+    labeler: Labeler,
+    adjacency: Adjacency,
+    features: Sequence[RoundFeatures],
+    queries: Sequence[int],
+    unit: Unit = "record",
+) -> None:
+    """Refuse a labeler whose cost does not hold, or whose releases do not serve all rounds.
+
+    Raises:
+        ValueError: for an adjacency or a unit that the labeler does not keep; for rounds that ask about different
+            features, two extractors or a student that learns between them, of a labeler whose releases are about one
+            kind.
+    """
+    name = type(labeler).__name__
+    if adjacency not in labeler.adjacencies:
+        raise ValueError(
+            f"adjacency={adjacency!r} is not among those of {name}: {', '.join(labeler.adjacencies)}"
+        )
+    check_protects(labeler, unit)
+    asking = [min(index, len(features) - 1) for index, count in enumerate(queries) if count]
+    learns = STUDENT in _parts(features[asking[0]])
+    if (
+        isinstance(labeler, MakesModel)
+        and labeler.releases_once
+        and (len(set(asking)) > 1 or (learns and len(asking) > 1))
+    ):
+        raise ValueError(
+            f"features: rounds ask about different ones, and {name} releases once, about one kind; name one "
+            "extractor for all rounds, or ask in the first round alone"
+        )
+
+
+def lasting_extractor(features: Sequence[RoundFeatures]) -> Extractor | None:
+    """The extractor of the first round; None where the student is part of it, which goes on learning."""
+    first = features[0]
+    return None if STUDENT in _parts(first) else extractor_of(first, nn.Identity())
+
+
+def _parts(features: RoundFeatures) -> Sequence[Extractor | str]:
+    return features if isinstance(features, list | tuple) else [features]
+
+
+def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:
+    """The extractor of a round; several side by side are each scaled to unit length."""
+    if isinstance(chosen, list | tuple):
+        return JoinedFeatures([extractor_of(part, student) for part in chosen])
+    return BackboneFeatures(student) if isinstance(chosen, str) else chosen
+
+
+def check_prior(class_prior: Sequence[float]) -> list[float]:
+    """Return shares of at least two classes, which are positive and sum to 1.
+
+    Raises:
+        ValueError: for others.
+    """
+    shares = [check_positive("class_prior", share) for share in class_prior]
+    if len(shares) < 2 or abs(sum(shares) - 1) > 1e-3:
+        raise ValueError(f"class_prior={list(class_prior)!r}: want a share above 0 for each class, 1 in sum")
+    return shares
+
+
+def check_device(device: str) -> str:
+    """Return ``device`` if it is ``"auto"`` or names a device that is here.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    try:
+        kind = "cpu" if device == "auto" else torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"device={device!r} must be 'auto' or the name of a device, as 'cpu' or 'cuda:0'"
+        ) from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch finds no such device here; use device='auto'")
+    return device
+
+
+def device_of(device: str, trainers: torch.device) -> torch.device:
+    """Where to search and to extract features: the trainer's own device under ``"auto"``, where it will do."""
+    if device != "auto":
+        return torch.device(device)
+    return trainers if trainers.type in _FAST else torch.device("cpu")
+
+
+def probabilities_of(student: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """The student's class probabilities of images, float32 ``(n, c)`` on the CPU, its mode left as it was."""
+    return BackboneFeatures(_Probabilities(student))(images)
+
+
+class _Probabilities(nn.Module):
+    """A student whose features are its class probabilities."""
+
+    def __init__(self, student: nn.Module) -> None:
+        super().__init__()
+        self.student = student
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.student(images).float().softmax(dim=1)

@@ -1,0 +1,145 @@
+"""Files of a run's folder: configuration, checkpoints, and what an audit binds to the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pl_privknn import _lightning as pl
+from pl_privknn._lightning import TorchCheckpointIO, rank_zero_warn
+from pl_privknn.callbacks.label_store import LABELS, StoredLabels
+from pl_privknn.callbacks.labeling_round import HEAD
+from pl_privknn.callbacks.loggers import PICTURES, labeling_of
+from pl_privknn.config import HasInitArguments, as_section, write_yaml
+from pl_privknn.privacy.audit import CONFIG, RunContents
+from pl_privknn.privacy.files import file_digests, replaced_durably, write_durably
+from pl_privknn.privacy.holdout import RESULT
+from pl_privknn.privacy.run import noted_head, noted_run_id
+
+#: Place of a run's last checkpoint in its folder.
+CHECKPOINT = Path("checkpoints") / "last.ckpt"
+_ORIGIN = "# Written by a run that Python started."
+_LEFT_OUT = "# Only Python knows these: "
+
+
+def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Write the configuration of a run that Python started, unless the folder has that of a command.
+
+    A comment names the parts that can't be written, without which the file is not complete.
+    """
+    path = folder / CONFIG
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(isinstance(callback, pl.both("cli.SaveConfigCallback")) for callback in callbacks):
+        return
+    if path.is_file() and not path.read_text(encoding="utf-8").startswith(_ORIGIN):
+        return
+    trainer_section: dict[str, Any] = {"max_epochs": trainer.max_epochs}
+    sections: dict[str, Any] = {"trainer": trainer_section}
+    left_out: list[str] = []
+    spenders = {
+        "labeling" if part is labeling_of(trainer) else "trainer.callbacks": part
+        for part in callbacks
+        if hasattr(part, "privacy_summary")
+    }
+    for name, part in {"model": module, "data": trainer.datamodule, **spenders}.items():  # type: ignore[attr-defined]
+        if not isinstance(part, HasInitArguments):
+            left_out.append(name)
+            continue
+        section, missing = as_section(part)
+        left_out += [f"{name}.{argument}" for argument in missing]
+        if name == "trainer.callbacks":
+            trainer_section["callbacks"] = [section]
+        else:
+            sections[name] = section.get("init_args", {}) if name == "labeling" else section
+    lines = [_ORIGIN, *([_LEFT_OUT + ", ".join(left_out)] if left_out else []), write_yaml(sections)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(path, "\n".join(lines).encode())
+
+
+def left_out_of(text: str) -> str | None:
+    """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
+    lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
+    return lines[0].removeprefix(_LEFT_OUT) if lines else None
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of all that leaves a run, by its name in the folder: released things, settings and figures alone.
+
+    Of labels it is that of what they say; files that are not there are left out.
+    """
+    paths = [
+        *(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES, RESULT)),
+        *folder.glob("*.ckpt"),
+    ]
+    paths += [*(folder / "checkpoints").glob("*.ckpt"), *folder.glob("metrics*.csv")]
+    found = file_digests(folder, (path.relative_to(folder).as_posix() for path in sorted(paths)))
+    if (folder / LABELS).is_file():
+        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
+            found[LABELS] = store.digest()
+    return found
+
+
+def contents_of(folder: Path) -> RunContents:
+    """Released things in a run's folder, for :func:`~pl_privknn.privacy.audit.audit_run`."""
+    labels = None
+    if (folder / LABELS).is_file():
+        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
+            run, head = noted_run_id(store), noted_head(store)
+            labels = {"run": run, "head": head, "counts": store.counts()}
+    return digests_of(folder), labels
+
+
+class DurableCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to a file in the same folder, syncs it, and moves it to its place.
+
+    Lightning writes to the system's folder for temporary files; a move from there to another file system is a copy,
+    which a kill leaves half done. The checkpoint before the last one is kept as ``NAME.previous.ckpt``.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Save, so that ``path`` holds the old or the new checkpoint whenever a crash comes."""
+        place = Path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replaced_durably(place) as file:
+            torch.save(checkpoint, file)
+            if place.exists():
+                kept = previous(place)
+                kept.unlink(missing_ok=True)
+                os.link(place, kept)
+
+
+def previous(checkpoint: Path) -> Path:
+    """Where the checkpoint before the last one is kept."""
+    return checkpoint.with_name(f"{checkpoint.stem}.previous{checkpoint.suffix}")
+
+
+def usable_checkpoint(checkpoint: Path) -> Path | None:
+    """The checkpoint to resume from: the last one, the one before where that is damaged, or None.
+
+    Falling back repeats some training and asks nothing again: labels and charges are not kept in checkpoints.
+    """
+    if _is_whole(checkpoint):
+        return checkpoint
+    if _is_whole(kept := previous(checkpoint)):
+        rank_zero_warn(f"{checkpoint} is missing or damaged: resuming from {kept.name}, the one before it")
+        return kept
+    if checkpoint.exists():
+        rank_zero_warn(
+            f"{checkpoint} is damaged and there is none before it: training starts again, on the labels that are kept"
+        )
+    return None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False

@@ -1,0 +1,300 @@
+"""Records with which an attack finds out whether a labeler keeps its promise, and what they show in released sums.
+
+:func:`canaries_of` and :func:`true_votes` dispatch on the labeler's class; ``register`` adds a class to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.labelers import PATE, IndKNN, Labeler, NoisySGDTeacher, ReverseKNN
+from pl_privknn.labelers.statistics import StatisticsTeacher
+from pl_privknn.labelers.voting import NeighborVoting, VotingLabeler
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.noise import NoiseSource
+
+# Canaries of one run of a model, more of which are in each other's way, and their lengths over a public example's.
+_MOST, _LENGTH = 500, 100.0
+# Neighbours that say how close public examples lie, examples looked at, and how often is asked far away.
+_NEAR, _MOST_COMPARED, _AWAY = 20, 2000, 10
+# Samples over which votes are averaged, where records take part by chance.
+_SAMPLES = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Canaries:
+    """Records that are easy to find in what a labeler releases. A run holds each by a coin of its own.
+
+    Attributes:
+        features: float32, shape ``(m, d)``.
+        labels: int64, shape ``(m,)``.
+        others: int64, shape ``(m,)``; under ``replace_one`` the label that a canary has where its coin falls the
+            other way.
+        queries: float32, shape ``(q, d)``; what the attacker asks.
+        about: int64, shape ``(m,)``; the query whose answer tells most of each canary; 0 where that is none.
+        apart: canaries share neither queries nor noise; see :class:`~pl_privknn.auditing.bounds.Scores`.
+        alone: the table holds no other records.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.auditing.canaries import one_in_each_cell
+        >>> canaries = one_in_each_cell(torch.eye(3), num_classes=2)
+        >>> len(canaries.labels), canaries.about.tolist()
+        (6, [0, 0, 1, 1, 2, 2])
+    """
+
+    features: Tensor
+    labels: Tensor
+    others: Tensor
+    queries: Tensor
+    about: Tensor
+    apart: bool = False
+    alone: bool = False
+
+    def chosen(self, rows: Tensor) -> Canaries:
+        """Some of the canaries, and all queries."""
+        kept = {name: getattr(self, name)[rows] for name in ("features", "labels", "others", "about")}
+        return dataclasses.replace(self, **kept)
+
+
+def one_in_each_cell(public: Tensor, num_classes: int) -> Canaries:
+    """One canary for each query and class, at the query itself: it is the nearest record of its own cell alone."""
+    about = torch.arange(len(public)).repeat_interleave(num_classes)
+    labels = torch.arange(num_classes).repeat(len(public))
+    return Canaries(public[about], labels, (labels + 1) % num_classes, public, about)
+
+
+def in_directions(
+    public: Tensor,
+    num_classes: int,
+    directions: Tensor,
+    origin: Tensor | float = 0.0,
+    each_class: bool = True,
+) -> Canaries:
+    """One canary for each direction and class, so that the gradients of a linear model are almost at right angles.
+
+    They are much longer than a public example, so that what is not clipped shows.
+
+    Args:
+        public: float32 ``(m, d)``.
+        num_classes: c.
+        directions: at right angles, ``(r, d)``; as many are taken as make 500 canaries.
+        origin: where they start, ``(d,)``.
+        each_class: False takes one class for each direction, so that they are at right angles, but fewer.
+    """
+    each = num_classes if each_class else 1
+    rows = functional.normalize(directions[: max(1, _MOST // each)], dim=1).float()
+    features = rows * public.norm(dim=1).median().clamp(min=1e-6) * _LENGTH + origin
+    which = torch.arange(len(rows)).repeat_interleave(each)
+    labels = torch.arange(len(which)) % num_classes
+    others = (labels + 1) % num_classes
+    return Canaries(features[which], labels, others, public, torch.zeros_like(labels))
+
+
+def at_one_place(public: Tensor, num_classes: int) -> Canaries:
+    """One record at the public example with the closest neighbours, about which the attacker asks again and again.
+
+    There the votes hardly depend on who is drawn, so that the record shows most. Every tenth question is about the
+    public example that is farthest away, where the record changes nothing: noise that questions share shows so.
+    """
+    some = public[:_MOST_COMPARED]
+    distances = torch.cdist(some, some)
+    near = distances.kthvalue(min(_NEAR, len(some)), dim=1).values
+    place = int(near.argmin())
+    asked = some[[place]].repeat(len(public), 1)
+    asked[::_AWAY] = some[int(distances[place].argmax())]
+    label = torch.tensor([num_classes - 1])
+    return Canaries(some[[place]], label, label - 1, asked, torch.tensor([len(public) > 1]).long())
+
+
+def far_apart(public: Tensor, num_classes: int) -> Canaries:
+    """Records along axes of their own, none near another one; each is alone in its place.
+
+    Args:
+        public: float32 ``(m, d)``.
+        num_classes: c.
+    """
+    axes = torch.eye(public.shape[1])[:_MOST]
+    features = torch.where(public.mean(dim=0)[: len(axes)] > 0, -1.0, 1.0)[:, None] * axes
+    about = torch.arange(len(features))
+    # All of one class: noise that queries share is then the same for all of them.
+    labels = torch.full_like(about, num_classes - 1)
+    return Canaries(features, labels, labels - 1, features, about, apart=True, alone=True)
+
+
+# ---------------------------------------------------------------------------- by class of labelers
+
+
+@functools.singledispatch
+def canaries_of(labeler: Labeler, public: Tensor, num_classes: int) -> Canaries:
+    """Canaries that suit a labeler; by default one record that reaches every query: the mean of the public features.
+
+    Args:
+        labeler: with its settings; decides by its class.
+        public: float32 features of the public examples that are asked about, shape ``(m, d)``.
+        num_classes: number of classes.
+    """
+    label = torch.tensor([num_classes - 1])
+    return Canaries(public.mean(dim=0, keepdim=True), label, label - 1, public, torch.tensor([0]))
+
+
+_hub = canaries_of.dispatch(object)
+
+
+@canaries_of.register
+def _of_voting(labeler: VotingLabeler, public: Tensor, num_classes: int) -> Canaries:
+    if labeler.attributes is not None:
+        return _hub(labeler, public, num_classes)
+    return at_one_place(public, num_classes)
+
+
+@canaries_of.register
+def _of_reverse_knn(labeler: ReverseKNN, public: Tensor, num_classes: int) -> Canaries:
+    if labeler.attributes is not None:
+        return _hub(labeler, public, num_classes)
+    cells = one_in_each_cell(public, num_classes)
+    if labeler.adjacency != "replace_one" or labeler.trust == "local":
+        return cells
+    # Labels are exchanged: no two canaries may have a cell in common.
+    pairs = cells.chosen((cells.labels % 2 == 0) & (cells.labels + 1 < num_classes))
+    # Shares make the noise of each cell by itself; single messages leave out one cell for another.
+    return dataclasses.replace(pairs, apart=labeler.randomizer == "shares")
+
+
+@canaries_of.register
+def _of_ind_knn(labeler: IndKNN, public: Tensor, num_classes: int) -> Canaries:
+    placed = far_apart(public, num_classes)
+    if labeler.parameters.similarity(labeler.parameters.threshold) > 0:
+        return placed
+    # Records at right angles are neighbours under such a kernel: one alone, and its query again and again.
+    return dataclasses.replace(placed.chosen(torch.tensor([0])), queries=placed.queries[:1])
+
+
+@canaries_of.register
+def _of_statistics(labeler: StatisticsTeacher, public: Tensor, num_classes: int) -> Canaries:
+    if labeler.components is None:
+        return in_directions(public, num_classes, torch.eye(public.shape[1]))
+    kept = min(labeler.components, *public.shape)
+    change = PublicWhitening(public.shape[1], kept, labeler.whitening).fit(public)
+    return in_directions(public, num_classes, change.directions.T, change.mean)
+
+
+@canaries_of.register
+def _of_noisy_sgd(labeler: NoisySGDTeacher, public: Tensor, num_classes: int) -> Canaries:
+    change = labeler.whitening_of(public)
+    directions = torch.eye(public.shape[1]) if labeler.model.components is None else change.directions.T
+    placed = in_directions(public, num_classes, directions, change.mean, each_class=False)
+    return dataclasses.replace(placed, apart=True)
+
+
+@functools.singledispatch
+def true_votes(labeler: Labeler, queries: Tensor, noise: NoiseSource) -> Tensor | None:
+    """**Private.** What noise is added to, ``(m, c)``, for an attacker who knows the table; None where unknown.
+
+    Args:
+        labeler: fitted.
+        queries: float32 ``(m, d)``.
+        noise: of samples, where records take part by chance; their mean is returned then.
+    """
+    return None
+
+
+@true_votes.register
+def _neighbors_votes(labeler: NeighborVoting, queries: Tensor, noise: NoiseSource) -> Tensor | None:
+    if labeler.attributes is not None:
+        return None
+    samples = 1 if labeler.sampling_rate == 1 else _SAMPLES
+    votes = labeler.votes(queries.repeat(samples, 1), noise.bernoulli)
+    return votes.view(samples, len(queries), -1).double().mean(dim=0)
+
+
+@true_votes.register(PATE)
+def _teachers_votes(labeler: PATE, queries: Tensor, noise: NoiseSource) -> Tensor | None:
+    return labeler.votes(queries).double() if labeler.attributes is None else None
+
+
+@true_votes.register(ReverseKNN)
+def _counts(labeler: ReverseKNN, queries: Tensor, noise: NoiseSource) -> Tensor | None:
+    return labeler.counts(queries).double() if labeler.attributes is None else None
+
+
+# ---------------------------------------------------------------------------- released sums
+
+
+class Evidence:
+    """Scores of each canary in released sums, where an attacker knows all that the other records add to them.
+
+    A sum is Σ pᵢ gᵢ + noise, less what is known: gᵢ what canary i adds, pᵢ its coin. Sums may come one after another;
+    of all together the coins are estimated by least squares, with the coins' own variance ¼ as a penalty, so canaries
+    whose directions are not at right angles do not stand in each other's way more than they must.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.auditing.canaries import Evidence
+        >>> evidence = Evidence(2)
+        >>> evidence.add(torch.tensor([3.0, 0.0]), torch.tensor([[3.0, 0.0], [0.0, 3.0]]), deviation=1.0)
+        >>> [round(score, 2) for score in evidence.scores().tolist()]
+        [0.25, -0.25]
+    """
+
+    def __init__(self, count: int) -> None:
+        self._products = torch.zeros(count, count, dtype=torch.float64)
+        self._matches = torch.zeros(count, dtype=torch.float64)
+
+    def add(self, rest: Tensor, each: Tensor, deviation: float) -> None:
+        """Take a sum, ``(d,)`` less what is known, what each canary adds, ``(m, d)``, and the noise's deviation."""
+        unknown = rest.double() - each.double().sum(dim=0) / 2
+        # Who is drawn adds noise as well, much of it where gradients are not clipped; the sum itself shows how much.
+        spread = max(deviation, float(unknown.square().mean().sqrt()))
+        rows = each.double() / spread
+        self._products += rows @ rows.T
+        self._matches += rows @ (unknown / spread)
+
+    def scores(self) -> Tensor:
+        """Estimates of all coins less ½, float64 ``(m,)``."""
+        penalty = 4 * torch.eye(len(self._matches), dtype=torch.float64)
+        return torch.linalg.solve(self._products + penalty, self._matches)
+
+
+class StepEvidence:
+    """Scores of canaries in noisy steps that draw records by chance, where canaries' directions are at right angles.
+
+    Args:
+        count: number of canaries m.
+        mechanism: the release of one step.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.auditing.canaries import StepEvidence
+        >>> from pl_privknn.privacy import Gaussian
+        >>> evidence = StepEvidence(2, Gaussian(sigma=1.0, l2_sensitivity=1.0, sampling_rate=0.1))
+        >>> evidence.add(torch.tensor([3.0, 0.0]), torch.ones(2))
+        >>> [round(score, 2) for score in evidence.scores.tolist()]
+        [0.75, -0.04]
+    """
+
+    def __init__(self, count: int, mechanism: Gaussian) -> None:
+        self.mechanism, self._steps = mechanism, 0
+        #: Log-likelihood ratios Σ log(1 − q + q·exp((l·x − l²/2) / σ²)), float64 ``(m,)``. A canary is in few of the
+        #: steps, so that a sum of x would show it less.
+        self.scores = torch.zeros(count, dtype=torch.float64)
+        self._sum, self._squares = torch.zeros(2, count, dtype=torch.float64)
+
+    def add(self, along: Tensor, lengths: Tensor) -> None:
+        """Take a sum less what others add, along each direction, and lengths of the gradients, both ``(m,)``."""
+        x, length, rate = along.double(), lengths.double(), self.mechanism.sampling_rate
+        fits = (length * x - length.square() / 2) / self.mechanism.sigma**2
+        away = torch.full_like(fits, math.log1p(-rate) if rate < 1 else -math.inf)
+        self.scores += torch.logaddexp(away, math.log(rate) + fits)
+        self._sum, self._squares, self._steps = self._sum + x, self._squares + x.square(), self._steps + 1
+
+    def contrast(self) -> Tensor:
+        """Squared differences of x between steps, float64 ``(m,)``: noise that steps share cancels in them."""
+        return self._squares - self._sum.square() / max(self._steps, 1)

@@ -1,0 +1,250 @@
+"""Distances between what enters noise on two tables, and what was charged for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_privknn.privacy.mechanisms import (
+    Conditional,
+    ExponentialArgmax,
+    Gaussian,
+    GaussianDPStream,
+    Mechanism,
+    NegativeBinomial,
+    NoisyScreening,
+    PureDP,
+    RandomizedResponse,
+    ShuffleAmplification,
+)
+from pl_privknn.testing.watch import Entered, LabelerCheckError, Paid
+
+#: Rounding: relative to the sensitivity, and to the size of the values (sums of float32).
+_RELATIVE, _OF_VALUES = 1e-6, 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """Distance by which the input of one release moved.
+
+    Attributes:
+        what: mechanism and norm.
+        amount: how far.
+        allowed: how far it may.
+        rounding: what sums of rounded numbers may add to that.
+        condition: the condition of a conditional charge; empty otherwise.
+    """
+
+    what: str
+    amount: float
+    allowed: float
+    rounding: float = 0.0
+    condition: str = ""
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether it is more than is allowed, beyond rounding."""
+        return not self.amount <= self.allowed * (1 + _RELATIVE) + self.rounding
+
+
+@functools.singledispatch
+def distance(mechanism: Mechanism, first: Tensor, second: Tensor) -> tuple[float, float, str]:
+    """Distance between what enters a mechanism's noise on two neighbouring tables.
+
+    Register a function for a mechanism of your own that states neither ``l1_sensitivity`` nor ``l2_sensitivity``::
+
+        @distance.register
+        def _(mechanism: Staircase, first, second):
+            return float((first - second).abs().max()), mechanism.largest, "largest change"
+
+    Args:
+        mechanism: draws the noise.
+        first: what enters on one table, a row a release (or a client's message), float64.
+        second: what enters on the other table, of the same shape.
+
+    Returns:
+        The distance, the largest one that the mechanism's cost covers, and its name.
+
+    Raises:
+        LabelerCheckError: for a mechanism of which no distance is known.
+    """
+    for order in (1, 2):
+        stated = getattr(mechanism, f"l{order}_sensitivity", None)
+        if stated is not None:
+            moved = first - second
+            rows = moved.flatten(1) if moved.ndim > 1 else moved[:, None]
+            return max((norm(row, order) for row in rows), default=0.0), float(stated), f"L{order}"
+    raise LabelerCheckError(
+        f"can't look inside {mechanism!r}: it states neither l1_sensitivity nor l2_sensitivity, so how far two "
+        "tables may be apart is not known. Register pl_privknn.testing.distance for it"
+    )
+
+
+@distance.register
+def _(mechanism: NoisyScreening, first: Tensor, second: Tensor) -> tuple[float, float, str]:
+    top = max(float(first.max()), float(second.max()))
+    if top > mechanism.k:
+        return top, float(mechanism.k), "largest count, above the k that is accounted for"
+    return norm(first - second, math.inf), 1.0, "largest count"
+
+
+@distance.register
+def _(mechanism: ExponentialArgmax, first: Tensor, second: Tensor) -> tuple[float, float, str]:
+    moved = first - second
+    spread = float((moved.amax(dim=-1) - moved.amin(dim=-1)).max())
+    return spread, 1.0 if mechanism.votes == "add" else 2.0, "range of the votes' moves"
+
+
+@distance.register
+def _(mechanism: NegativeBinomial, first: Tensor, second: Tensor) -> tuple[float, float, str]:
+    moved = first - second
+    if norm(moved, math.inf) > 1:
+        return norm(moved, math.inf), 1.0, "count of a cell"
+    return max(float((moved * way).clamp(min=0).sum()) for way in (1, -1)), float(mechanism.moved), "counts"
+
+
+@distance.register
+def _(mechanism: RandomizedResponse, first: Tensor, second: Tensor) -> tuple[float, float, str]:
+    return float((first != second).sum()), float(mechanism.differing), "places"
+
+
+@distance.register(PureDP)
+@distance.register(ShuffleAmplification)
+def _(mechanism: Mechanism, first: Tensor, second: Tensor) -> tuple[float, float, str]:
+    # Any two answers of one client are covered.
+    return float((first != second).flatten(1).any(dim=1).sum()), 1.0, "answers"
+
+
+def norm(values: Tensor, order: float) -> float:
+    """Norm of all values together."""
+    return float(torch.linalg.vector_norm(values.double(), order)) if values.numel() else 0.0
+
+
+@dataclasses.dataclass
+class Pool:
+    """All that was charged for one mechanism, and all that entered it.
+
+    Attributes:
+        drawn: the mechanism that draws.
+        charged: releases.
+        condition: of the charge.
+        entered: in order.
+        rows: each row of what entered is a release; otherwise all of it together is one.
+    """
+
+    drawn: Mechanism
+    charged: int = 0
+    condition: str = ""
+    entered: list[Entered] = dataclasses.field(default_factory=list)
+    rows: bool = True
+    _by_rows: int = 0
+
+    def take(self, entered: Entered) -> None:
+        """One more draw.
+
+        Raises:
+            LabelerCheckError: where more was drawn than had been charged.
+        """
+        single = isinstance(
+            entered.mechanism, NoisyScreening | ExponentialArgmax
+        )  # a number or a choice a release
+        self.entered.append(entered)
+        self._by_rows += _rows(entered)
+        self.rows &= self._by_rows <= self.charged
+        if not self.rows and (single or len(self.entered) > self.charged):
+            raise LabelerCheckError(
+                f"draws more than it charged: {self._by_rows if single else len(self.entered)} releases of "
+                f"{self.drawn.kind} drawn, {self.charged} charged so far. Charge the number of releases before they "
+                "are drawn"
+            )
+
+
+def _rows(entered: Entered) -> int:
+    """Releases in what entered, if each row is one."""
+    mechanism, shape = entered.mechanism, tuple(entered.values.shape)
+    if isinstance(mechanism, RandomizedResponse | NegativeBinomial | PureDP | ShuffleAmplification):
+        return 1  # messages of all clients
+    if isinstance(mechanism, NoisyScreening | ExponentialArgmax):
+        return math.prod(shape if isinstance(mechanism, NoisyScreening) else shape[:-1])
+    return shape[0] if shape else 1
+
+
+def pools(events: Sequence[Any]) -> list[Pool]:
+    """Match all that entered noise with the charges that came before.
+
+    Raises:
+        LabelerCheckError: for a draw that no charge pays for.
+    """
+    found: dict[Mechanism, Pool] = {}
+    for event in events:
+        if isinstance(event, Paid):
+            mechanism = event.charge.mechanism
+            pool = found.setdefault(mechanism.bare, Pool(mechanism.bare))
+            pool.charged += event.charge.count
+            if isinstance(mechanism, Conditional):
+                pool.condition = mechanism.condition
+        elif isinstance(event, Entered):
+            _pool_of(found, event.mechanism).take(event)
+    return list(found.values())
+
+
+def _pool_of(found: dict[Mechanism, Pool], mechanism: Mechanism) -> Pool:
+    if mechanism in found:
+        return found[mechanism]
+    streams = [pool for pool in found.values() if isinstance(pool.drawn, GaussianDPStream)]
+    if streams and isinstance(mechanism, Gaussian):
+        streams[0].charged += 1  # a stream that is paid for as a whole may have any number of releases
+        return streams[0]
+    charged = ", ".join(repr(known) for known in found) or "nothing"
+    raise LabelerCheckError(
+        f"draws with {mechanism!r}, which was not charged (charged: {charged}). Draw with the very object that is "
+        "charged, after its charge"
+    )
+
+
+def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
+    """Distance between the releases of two tables at equal answers.
+
+    Raises:
+        LabelerCheckError: where the two tables were not asked for the same releases.
+    """
+    shapes = [
+        [(pool.drawn.kind, pool.charged, [tuple(e.values.shape) for e in pool.entered]) for pool in side]
+        for side in (first, second)
+    ]
+    if shapes[0] != shapes[1]:
+        raise LabelerCheckError(
+            f"what is charged or released depends on the private table: {shapes[0]} on one, {shapes[1]} on the "
+            "other, at equal answers"
+        )
+    found: list[Move] = []
+    for one, other in zip(first, second, strict=True):
+        pairs = list(zip(one.entered, other.entered, strict=True))
+        if isinstance(one.drawn, GaussianDPStream):
+            found.append(_total(one.drawn, pairs))
+            continue
+        for a, b in pairs:
+            values = [torch.atleast_1d(e.values.double()) for e in (a, b)]
+            values = values if one.rows else [value[None] for value in values]
+            amount, allowed, unit = distance(a.mechanism, *values)
+            if not all(bool(side.isfinite().all()) for side in values):
+                amount, allowed, unit = math.inf, 0.0, "values that are not finite"
+            rounding = _OF_VALUES * norm(a.values, 2) if a.values.is_floating_point() else 0.0
+            found.append(Move(f"{one.drawn.kind} ({unit})", amount, allowed, rounding, one.condition))
+    return found
+
+
+def _total(stream: GaussianDPStream, pairs: Sequence[tuple[Entered, Entered]]) -> Move:
+    """Σ(Δ/σ)² of all Gaussian releases of a stream against μ²: what the worst record pays and may pay."""
+    paid = 0.0
+    for a, b in pairs:
+        assert isinstance(a.mechanism, Gaussian)
+        assert isinstance(b.mechanism, Gaussian)
+        paid += norm(a.values - b.values, 2) ** 2 / min(a.mechanism.sigma, b.mechanism.sigma) ** 2
+    return Move("stream of gaussian releases (sum of squares of move / sigma)", paid, stream.mu**2)
