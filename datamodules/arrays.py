@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
-from pl_privknn.datamodules.base import PrivatePublicDataModule, check_unlike
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
 from pl_privknn.datamodules.datasets import ImageShape, ImageStore, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.tables import (
     ArrayOrPath,
@@ -23,12 +22,12 @@ from pl_privknn.datamodules.tables import (
     own_shard,
     rows_of,
     shard_file,
-    tables_of,
 )
 from pl_privknn.privacy.redaction import redacted
 
 _PARTS = ("private", "public", "test", "val")
 _COLOURS = (1, 3)
+_MOST_FOUND = 1000  # classes that private labels may tell
 _NOT_FINITE = "NaN or infinite values"
 _CHUNK = 4096
 
@@ -43,12 +42,11 @@ class _TablesDataModule(PrivatePublicDataModule):
         self, sources: dict[str, Any], image_shape: ImageShape, num_classes: int | None, **kwargs: Any
     ) -> None:
         self._sources = sources
-        if kwargs.get("class_names") is None or num_classes is None:
-            named = self._classes(
-                sources, num_classes, kwargs.get("task") == "multilabel", kwargs.get("class_names")
-            )
-            num_classes, kwargs["class_names"] = named
-        super().__init__(image_shape=image_shape, num_classes=num_classes, **kwargs)
+        if kwargs.get("class_names") is None:
+            width = 0 if kwargs.get("task") == "multilabel" else None
+            num_classes, kwargs["class_names"] = self._classes(num_classes, width)
+        count = len(kwargs["class_names"]) if num_classes is None else num_classes
+        super().__init__(image_shape=image_shape, num_classes=count, **kwargs)
 
     def load_private(self) -> LabeledImages:
         """The private records, their labels and their persons."""
@@ -106,29 +104,25 @@ class _TablesDataModule(PrivatePublicDataModule):
         """The records of a part, and bool ``(n,)``: whether their values are finite."""
         raise NotImplementedError
 
-    @classmethod
-    def _classes(
-        cls, sources: dict[str, Any], count: int | None, attributes: bool, names: Sequence[str] | None
-    ) -> tuple[int, Sequence[str] | None]:
-        """Number of classes and their names, as given or as test and public labels tell them."""
-        if names is not None:
-            return len(names), names
-        words: set[str] = set()
-        for name in ("test_labels", "val_labels", "public_truth"):
-            if sources.get(name) is None or (count is not None and not _holds_text(name, sources[name])):
-                continue
-            labels = labels_of(name, sources[name], 0 if attributes else None)
+    def _classes(self, count: int | None, width: int | None) -> tuple[int, list[str] | None]:
+        """Number of classes as given, and names of text labels; as the private labels tell where no others do."""
+        known = [name for name in ("test_labels", "val_labels", "public_truth") if self._has(name)]
+        if not known and count is None and not in_shards(self._sources["private_labels"]):
+            self.conditions = (CLASSES_ARE_PUBLIC,)
+        words, most = set[str](), 0
+        for name in (*known, *(["private_labels"] if self.conditions else [])):
+            labels = redacted(labels_of, name, self._sources[name], width)
             if not isinstance(labels, Tensor):
                 words |= {*labels} - {""}
             elif labels.numel():
-                count = max(count or 0, labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1)
-        if words:
-            return len(words), sorted(check_unlike(sorted(words), "class_names"))
-        if count is None:
+                most = max(most, labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1)
+        names = check_unlike(sorted(words), "class_names", bool(known)) if words else None
+        count = count or len(words) or most
+        if not 2 <= count <= (_MOST_FOUND if self.conditions else count):
             raise ValueError(
-                "num_classes: no test_labels and no public_truth tell it; give num_classes= (--num-classes)"
+                "num_classes: labels tell no number of classes; give num_classes= (--num-classes)"
             )
-        return count, None
+        return count, names
 
     @classmethod
     def _sources_among(cls, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +169,8 @@ class ArraysDataModule(_TablesDataModule):
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_images: images for the final accuracy; none by default.
         test_labels: their classes.
-        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth tell.
+        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth
+            tell, or, where there are none, the private labels, which is a condition of the guarantee.
         val_images: a validation set, instead of public images with known truth.
         val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``.
@@ -275,7 +270,8 @@ class EmbeddingsDataModule(_TablesDataModule):
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_embeddings: for the final accuracy; none by default.
         test_labels: their classes.
-        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth tell.
+        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth
+            tell, or, where there are none, the private labels, which is a condition of the guarantee.
         val_embeddings: a validation set, instead of public records with known truth.
         val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``; a column of a table as
@@ -385,7 +381,3 @@ def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | N
             "(n, h, w, c) or channels_last=False for (n, c, h, w)"
         )
     return last
-
-
-def _holds_text(name: str, source: Any) -> bool:
-    return any(np.asarray(table.values()).dtype.kind in "USO" for table in tables_of(name, source))

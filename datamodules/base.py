@@ -44,6 +44,10 @@ Unusable = Literal["leave_out", "error"]
 _EVALUATED_AT_ONCE = 256  # images in a batch of validation, test and prediction
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
 _OVERLAP: tuple[Overlap, ...] = ("leave_out", "error", "warn", "ignore")
+#: The condition of a run whose classes no public data, and no argument, name.
+CLASSES_ARE_PUBLIC = (
+    "the names of the classes, which are those of the private records, may be known to anybody"
+)
 _UNUSABLE: tuple[Unusable, ...] = ("leave_out", "error")
 
 
@@ -102,6 +106,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             when others come and go, or None; likewise. Private.
         reads_alone: whether reading a private record uses that record alone, which a subclass states for data sets
             that are not this package's; the guarantee of a run has it as a condition otherwise.
+        conditions: what the guarantee of a run on these data rests on, in words; a subclass whose classes are those
+            of the private records says so.
         needs_private: whether an empty private set is refused; a subclass for a first stage on public data alone
             sets it to False.
 
@@ -112,6 +118,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     needs_private: bool = True
     reads_alone: bool = False
     private_in_shards: bool = False  # whether each process of a training loads private records of its own
+    conditions: tuple[str, ...] = ()
     leaves_out: ClassVar[str] = ""  # which private records ``unusable`` concerns, for people
     _holds_data = True
 
@@ -452,14 +459,21 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return {"num_workers": self.num_workers, "pin_memory": pin_memory, "collate_fn": take_batch}
 
 
-def check_unlike(names: Iterable[str], argument: str) -> list[str]:
-    """Return names of classes that were found in public data, unless some differ in case or spaces alone."""
+def check_unlike(names: Iterable[str], argument: str, public: bool = True) -> list[str]:
+    """Return names of classes that were found in data, unless some differ in case or spaces alone.
+
+    Args:
+        names: of the classes.
+        argument: that names them in their place.
+        public: whether the names may be shown.
+    """
     found: dict[str, str] = {}
     for name in names:
         if (other := found.setdefault("".join(name.casefold().split()), name)) != name:
+            which = f"the classes {other!r} and {name!r}" if public else "some classes of the private records"
             raise ValueError(
-                f"{argument}: the classes {other!r} and {name!r} differ in case or spaces alone; give them one name, "
-                f"or name all classes by {argument}="
+                f"{argument}: {which} differ in case or spaces alone; give them one name, or name all classes by "
+                f"{argument}="
             )
     return list(found.values())
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.datamodules.base import PrivatePublicDataModule, check_unlike
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
 from pl_privknn.datamodules.datasets import (
     ImageShape,
     ImageStore,
@@ -30,6 +30,7 @@ from pl_privknn.datamodules.datasets import (
 )
 from pl_privknn.privacy.redaction import redacted
 
+_PARTS = ("private", "public", "test", "val", "predict")
 _LAYOUT = "want private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
 # What operating systems, file servers and archives leave in folders, besides names that begin with a dot.
 _SYSTEM = {"__macosx", "@eadir", "desktop.ini", "thumbs.db", "$recycle.bin", "system volume information"}
@@ -201,6 +202,9 @@ class ImageFolderDataModule(PrivatePublicDataModule):
     path; hidden and system files are passed over, and so is what the installed Pillow doesn't decode, by its suffix.
     Private files that are equal and of one class count once.
 
+    A ``root`` without these parts holds the private class folders themselves; ``public`` and ``test`` may then be
+    folders elsewhere, and where there is no public one, nothing is learned from public images.
+
     Images are turned upright (EXIF), laid on white where they are transparent, cut to 8 bits a channel, made grey or
     RGB, and stretched to ``image_size`` by bilinear interpolation. All of a part are decoded when it is loaded: files
     that can't be, and those outside class folders, are left out (``unusable``).
@@ -211,9 +215,15 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         grayscale: one channel instead of three.
         class_names: names of the class folders, in the order of their indices. By default the sub-folders
             of ``test/``, ``val/`` and ``public/`` together in alphabetical order; only where there are none, those of
-            ``private/``, so name the classes here if it is sensitive which of them occur. No part needs them all.
+            ``private/``: a condition of the guarantee, so name the classes here if it is sensitive which of them
+            occur. No part needs them all.
+        public: a folder of public images, in the place of ``public/``; ``"none"`` for none.
+        test: a folder of test images by class, in the place of ``test/``.
         cache: keep decoded images in memory, as uint8.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
+
+    Attributes:
+        places: the folder of each part that there is.
 
     Raises:
         FileNotFoundError: if ``root``, ``private/`` or ``public/`` is missing.
@@ -231,21 +241,41 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         grayscale: bool = False,
         class_names: Sequence[str] | None = None,
         cache: bool = True,
+        public: str | Path | None = None,
+        test: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        self.root = Path(root)
-        self.cache = cache
+        self.root, self.cache = Path(root), cache
+        own = {part: self.root / part for part in _PARTS if (self.root / part).is_dir()}
+        own = own or {"private": self.root}
+        given = {"test": test, "public": None if public in ("none", "images") else public}
+        self.places = {**own, **{part: Path(place) for part, place in given.items() if place is not None}}
+        if public == "none":
+            self.places.pop("public", None)
+        needed = {
+            "private",
+            *self.places,
+            *([] if public == "none" or self.root in own.values() else ["public"]),
+        }
+        for part in sorted(needed):
+            if not self.places.get(part, self.root / part).is_dir():
+                raise FileNotFoundError(
+                    f"ImageFolderDataModule(root={str(root)!r}): no folder {part!r} there; {_LAYOUT}"
+                )
         names = self._class_folders() if class_names is None else [_form(name) for name in class_names]
         shape = image_shape_of(image_size, 1 if grayscale else 3)
-        super().__init__(num_classes=len(names), image_shape=shape, class_names=names, **kwargs)
-        for part in ("private", "public", "test", "val"):
-            if part in ("test", "val") and not (self.root / part).is_dir():
-                continue
+        has_public = "images" if "public" in self.places else "none"
+        super().__init__(
+            num_classes=len(names), image_shape=shape, class_names=names, public=has_public, **kwargs
+        )
+        if class_names is None and names == sorted(self._folders("private")) and not self._known_folders():
+            self.conditions = (CLASSES_ARE_PUBLIC,)
+        for part in self.places.keys() - {"predict"}:
             if strange := sorted(self._folders(part) - {*names}):
                 known = "" if part == "private" else f" ({', '.join(strange)})"
                 raise ValueError(
-                    f"{self.root / part} has folders{known} that aren't among the classes {', '.join(names)}; rename "
-                    "them, or pass class_names"
+                    f"{self.places[part]} has folders{known} that aren't among the classes {', '.join(names)}; "
+                    "rename them, or pass class_names"
                 )
 
     def load_private(self) -> LabeledImages:
@@ -261,29 +291,32 @@ class ImageFolderDataModule(PrivatePublicDataModule):
 
     def load_test(self) -> LabeledImages:
         """``test/<class>/``, empty where there is no such folder."""
-        if not (self.root / "test").is_dir():
+        if "test" not in self.places:
             return LabeledImages.none(self.image_shape, self.num_classes)
         return self._labeled("test")
 
     def load_validation(self) -> LabeledImages | None:
         """``val/<class>/``, if there is such a folder."""
-        return self._labeled("val") if (self.root / "val").is_dir() else None
+        return self._labeled("val") if "val" in self.places else None
 
     def load_predict(self) -> ImageStore | None:
         """``predict/``, if there is such a folder."""
-        if not (self.root / "predict").is_dir():
+        if "predict" not in self.places:
             return None
         store = self._files("predict")[0]
         self._usable("predict", {"an unreadable file": ~store.readable()})
         return store
 
+    def _known_folders(self) -> set[str]:
+        """Class folders of the parts that are not private."""
+        return {name for part in self.places.keys() - {"private", "predict"} for name in self._folders(part)}
+
     def _class_folders(self) -> list[str]:
-        private = self._folders("private")
-        known = [part for part in ("public", "test", "val") if (self.root / part).is_dir()]
-        names = sorted({name for part in known for name in self._folders(part)} or private)
+        known = self._known_folders()
+        names = sorted(known or self._folders("private"))
         if len(names) < 2:
             raise ValueError(f"{self.root} has {len(names)} class folders, want 2 or more; {_LAYOUT}")
-        return check_unlike(names, "class_names")
+        return check_unlike(names, "class_names", bool(known))
 
     def _labeled(self, part: str) -> LabeledImages:
         store, labels = self._files(part)
@@ -295,7 +328,7 @@ class ImageFolderDataModule(PrivatePublicDataModule):
 
     def _files(self, part: str) -> tuple[FileImages, Tensor]:
         """The images of a part and their class indices, -1 for files outside class folders."""
-        folder, private = self.root / part, (self.root / "private").resolve()
+        folder, private = self.places[part], self.places["private"].resolve()
         files = files_under(folder)
         paths = [path for path in files if path.suffix.lower() in suffixes()]
         if part != "private":
@@ -306,7 +339,9 @@ class ImageFolderDataModule(PrivatePublicDataModule):
                 )
             places = {path.parent for path in paths} | {path for path in paths if path.is_symlink()}
             if any(private in (place.resolve(), *place.resolve().parents) for place in places):
-                raise ValueError(f"{folder}: a link leads to private files; every record belongs to one part")
+                raise ValueError(
+                    f"{folder}: it, or a link in it, leads to private files; keep the parts apart"
+                )
         numbers = {name: number for number, name in enumerate(self.class_names)}
         tops = [path.relative_to(folder).parts[:-1] for path in paths]
         labels = [numbers[_form(top[0])] if top and part != "predict" else -1 for top in tops]
@@ -316,14 +351,9 @@ class ImageFolderDataModule(PrivatePublicDataModule):
 
     def _folders(self, part: str) -> set[str]:
         """Names of the class folders of a part."""
-        folder = self.root / part
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"ImageFolderDataModule(root={str(self.root)!r}): no folder {part!r} there; {_LAYOUT}"
-            )
         return {
             _form(entry.name)
-            for entry in folder.iterdir()
+            for entry in self.places[part].iterdir()
             if entry.is_dir() and entry.name[0] != "." and entry.name.lower() not in _SYSTEM
         }
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.datamodules.base import PrivatePublicDataModule, check_unlike
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
 from pl_privknn.datamodules.datasets import (
     ImageStore,
     LabeledImages,
@@ -38,6 +38,7 @@ PARTS = ("private", "public", "test", "val", "predict")
 _ROWS_AT_ONCE = 1024
 _LONGEST_CELL = 2**31 - 1
 _SEPARATORS = ",;\t|"
+_MOST_FOUND = 1000  # classes that a private column may tell
 _SHOWN = 400  # characters of a public text on a report
 
 
@@ -51,6 +52,9 @@ class TextDataModule(PrivatePublicDataModule):
     pyarrow table, a data frame, a mapping of columns, or a list (a torch data set) of mappings or of pairs of a text
     and a label; ``TextDataModule(**splits)`` takes a ``datasets.DatasetDict`` with these splits.
 
+    One labelled table is enough: without a public part (``root`` is a file, or only ``private`` is given) nothing is
+    learned from public texts.
+
     ``features`` turns each text into a vector, once, when its part is loaded. From then on the module is one of
     embeddings: vectors of d numbers stand where images would be, ``(d, 1, 1)``. Where the column holds vectors (lists
     of floats, as the toolkits of foundation models write them), these are taken as they are. No log, message, cache
@@ -58,14 +62,15 @@ class TextDataModule(PrivatePublicDataModule):
     asked, for its report.
 
     Labels may be text, truth values or whole numbers of any type (``1.0`` is ``1``); an empty one and NaN stand for
-    "not known". The test and public parts tell the classes, or ``classes`` does, never the private part: nobody is
-    told of a class that no private record has. Records without text, label or person, or with NaN in their vector,
-    are left out (``unusable``), and private rows that are equal in all columns named here count once.
+    "not known". The test and public parts tell the classes, or ``classes`` does; where neither has labels, the
+    private part does, and that their names may be known is a condition of the guarantee. Records
+    without text, label or person, or with NaN in their vector, are left out (``unusable``), and private rows that are
+    equal in all columns named here count once.
 
     Args:
-        root: the folder.
+        root: the folder, or the file of the private part.
         private: the private part, in the place of a file in the folder; likewise the others.
-        public: the public part.
+        public: the public part; ``"none"`` for none.
         test: the test part.
         val: a validation part, instead of public records with known labels.
         predict: records to predict, instead of the test part.
@@ -125,9 +130,14 @@ class TextDataModule(PrivatePublicDataModule):
         **kwargs: Any,
     ) -> None:
         given = dict(zip(PARTS, (private, public, test, val, predict), strict=True))
-        found = {} if root is None else files_in(root)
+        found: dict[str, Any] = {} if root is None else files_in(root)
+        if root is not None and Path(root).is_file():
+            found = {"private": root}
         self._sources = {**found, **{part: source for part, source in given.items() if source is not None}}
-        for part in PARTS[:2]:
+        none = isinstance(public, str) and public == "none"
+        if none:
+            del self._sources["public"]
+        for part in PARTS[: 1 if none or root is None or found.get("private") is root else 2]:
             if part not in self._sources:
                 raise FileNotFoundError(
                     f"root={None if root is None else str(root)!r}: there is no {part} part; want {part} with one of "
@@ -137,15 +147,9 @@ class TextDataModule(PrivatePublicDataModule):
         self._columns = {"text": text, "label": label, "person": person, "id": id}
         self.longest = check_int("longest", longest)
         self._encoding = encoding
-        if encoding is not None:
-            try:
-                codecs.lookup(encoding)
-            except LookupError:
-                raise ValueError(
-                    f"encoding={encoding!r} is not known; want utf-8, cp1252, latin-1, …"
-                ) from None
         self._opened: dict[str, Columns] = {}
-        kind = self._column("public", "text").type
+        first = "public" if "public" in self._sources else "private"
+        kind = redacted(self._column, first, "text").type
         self.holds_vectors = "list" in str(kind)
         self._embed: Any = None
         if self.holds_vectors:
@@ -153,12 +157,21 @@ class TextDataModule(PrivatePublicDataModule):
                 raise ValueError(
                     f"features: the column {text!r} holds vectors, which are taken as they are; leave it out"
                 )
-            width = self._table_of_vectors("public").shape[1]
+            width = redacted(self._table_of_vectors, first).shape[1]
         else:
             self._embed = WordLlamaFeatures() if features is None else features
             width = self._embedded(["text"]).shape[1]
-        names = self._classes() if classes is None else [word_of(name) for name in classes]
-        super().__init__(num_classes=len(names), image_shape=(width, 1, 1), class_names=names, **kwargs)
+        known = [part for part in ("test", "public") if self._has_label(part)]
+        names = self._classes(known) if classes is None else [word_of(name) for name in classes]
+        super().__init__(
+            num_classes=len(names),
+            image_shape=(width, 1, 1),
+            class_names=names,
+            public="images" if "public" in self._sources else "none",
+            **kwargs,
+        )
+        if classes is None and not known:
+            self.conditions = (CLASSES_ARE_PUBLIC,)
 
     def setup(self, stage: str | None = None) -> None:
         """See :meth:`PrivatePublicDataModule.setup`; no table stays open."""
@@ -252,22 +265,20 @@ class TextDataModule(PrivatePublicDataModule):
         with reading(self._table(part).named):
             return list(map(word_of, values.to_pylist()))
 
-    def _classes(self) -> list[str]:
-        found: set[str] = set()
-        for part in ("test", "public"):
-            if self._has_label(part):
-                found |= set(self._words(part, "label")) - {""}
-        if len(found) < 2:
+    def _classes(self, known: list[str]) -> list[str]:
+        """Labels of test and public parts; those of the private one where these have none."""
+        tables = (redacted(self._words, part, "label") for part in known or ["private"])
+        found = {word for words in tables for word in words} - {""}
+        if not 2 <= len(found) <= (len(found) if known else _MOST_FOUND):
+            count = len(found) if known else f"fewer than 2, or more than {_MOST_FOUND},"
             raise ValueError(
-                f"classes: the test and public parts tell {len(found)} classes in the column "
-                f"{self._columns['label']!r}; name the classes by classes="
+                f"classes: the {'test and public parts tell' if known else 'private part tells'} {count} classes in "
+                f"the column {self._columns['label']!r}; name the classes by classes="
             )
-        return check_unlike(
-            sorted(
-                found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
-            ),
-            "classes",
+        names = sorted(
+            found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
         )
+        return check_unlike(names, "classes", bool(known))
 
     def _labels(self, part: str) -> Tensor:
         """Numbers of the classes, -1 where a label is not known."""
@@ -431,9 +442,9 @@ class Columns:
                 raise ValueError(f"{self.named}: want a file of one of the kinds {', '.join(TABLES)}")
             with reading(self.named, part != "private"):
                 self._table = _READERS[path.suffix.lower()](path, wanted, encoding)
-        self.names: list[str] = list(
-            self._table.schema_arrow.names if self._is_parquet else self._table.column_names
-        )
+        with reading(self.named):  # names may be no text
+            schema = self._table.schema_arrow if self._is_parquet else self._table.schema
+            self.names: list[str] = list(schema.names)
 
     @property
     def _is_parquet(self) -> bool:
@@ -444,6 +455,8 @@ class Columns:
         with reading(self.named):
             column = (self._table.read([name]) if self._is_parquet else self._table).column(name)
             column.validate(full=True)  # offsets of a damaged file lead anywhere in memory
+            if self._is_parquet and len(column) != self._table.metadata.num_rows:
+                raise EOFError
             return column
 
 

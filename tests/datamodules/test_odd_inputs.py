@@ -21,6 +21,7 @@ from pl_privknn.datamodules import (
     TextDataModule,
 )
 from pl_privknn.datamodules.at import data_at
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC
 
 SECRET = "Zwqkxjvy"
 SIDE = 8
@@ -185,11 +186,11 @@ FOLDERS = {
     "a link to nothing": (linked("private/cat/gone.png", "nowhere.png"), SAME),
     "a public link to private files": (
         linked("public/more", "private/cat"),
-        "public: a link leads to private",
+        "public: it, or a link in it, leads to private files",
     ),
     "a test link to a private file": (
         linked("test/cat/9.png", "private/cat/0.png"),
-        "test: a link leads to private",
+        "test: it, or a link in it, leads to private files",
     ),
     "a cut private picture": (cut(f"private/cat/{SECRET}.png"), SAME),
     "a cut public picture": (
@@ -373,7 +374,12 @@ TABLES = {
         "",
         {"encoding": "latin-1"},
     ),
-    "an encoding that is none": ({}, "encoding='latin-99' is not known", "", {"encoding": "latin-99"}),
+    "an encoding that is none": (
+        {},
+        r"can't be read \(LookupError\).*by encoding=",
+        "",
+        {"encoding": "latin-99"},
+    ),
     "a ragged public row": (
         lines_with("public", "a,b,c"),
         "public=.*: line 8 has more or fewer cells than the header",
@@ -796,3 +802,74 @@ def test_mutated_private_pictures_are_left_out_one_by_one(tmp_path, kind):
     for number in range(int(os.environ.get("PRIVKNN_MUTATIONS", 150))):
         (root / f"private/cat/{SECRET}{number}.{kind.lower()}").write_bytes(mutated(whole, draw))
     checked(lambda: ImageFolderDataModule(root, SIDE), lambda data: len(data.private) >= 6)
+
+
+# ---------------------------------------------------------------------------- one labelled part
+
+
+def alone(data):
+    return data.conditions == (CLASSES_ARE_PUBLIC,) and not data.has_public and len(data.test) == 0
+
+
+def test_one_table_is_enough(tmp_path):
+    path = tmp_path / "mails.csv"
+    odd = [*rows("private"), rows("private")[0], {"text": "", "label": "sport"}, {"text": "x", "label": ""}]
+    path.write_bytes(as_csv(odd, ";").encode("utf-8-sig"))
+    for make in (
+        lambda: TextDataModule(path, features=vector),
+        lambda: TextDataModule(private=odd, public="none", features=vector),
+        lambda: data_at(path),
+        lambda: data_at(path, columns={"text": "text"}),
+    ):
+        checked(
+            make,
+            lambda data: alone(data) and len(data.private) == 6 and data.class_names == ("money", "sport"),
+        )
+    table_folder(tmp_path / "parts")
+    others = {"public": str(tmp_path / "parts/public.csv"), "test": str(tmp_path / "parts/test.csv")}
+    checked(lambda: data_at(path, **others), lambda data: plain(data) and data.conditions == ())
+    checked(
+        lambda: data_at(path, columns={"classes": ["money", "sport"]}), lambda data: data.conditions == ()
+    )
+
+
+def test_classes_of_one_table_are_not_shown_where_they_are_refused():
+    for label, wanted in (
+        ("SPORT ", "classes: some classes of the private records differ in case or spaces alone"),
+        (None, "classes: the private part tells fewer than 2, or more than 1000, classes"),
+    ):
+        more = [{"text": f"{n}", "label": label or f"{SECRET}{n}"} for n in range(1 if label else 1001)]
+        checked(lambda more=more: TextDataModule(private=[*rows("private"), *more], features=vector), wanted)
+
+
+def test_one_folder_of_class_folders_is_enough(tmp_path):
+    root = own_folder(tmp_path / "own")
+    checked(lambda: data_at(root / "private"), lambda data: alone(data) and len(data.private) == 6)
+    others = {"public": str(root / "public"), "test": str(root / "test")}
+    checked(lambda: data_at(root / "private", **others), lambda data: SAME(data) and data.conditions == ())
+    checked(lambda: ImageFolderDataModule(root, public="none"), lambda data: not data.has_public)
+    inside = str(root / "private/cat")
+    checked(
+        lambda: ImageFolderDataModule(root / "private", public=inside),
+        "cat: it, or a link in it, leads to private",
+    )
+    checked(
+        lambda: data_at(tmp_path / "none"), "there is no table, no folder of images by class and no array"
+    )
+
+
+@pytest.mark.parametrize("kind", ["images", "embeddings"])
+def test_one_pair_of_arrays_is_enough(tmp_path, kind):
+    records = (
+        arrays()["private_images"] if kind == "images" else np.random.default_rng(0).normal(size=(COUNT, 4))
+    )
+    for name, labels in (("numbers", PLAIN), ("words", NAMES[PLAIN])):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / f"{kind}.npy", records)
+        np.save(tmp_path / name / "labels.npy", labels)
+        np.savez(tmp_path / f"{name}.npz", **{kind: records, "labels": labels})
+        for place in (tmp_path / name, tmp_path / f"{name}.npz"):
+            checked(
+                lambda place=place: data_at(place),
+                lambda data: alone(data) and data.private.labels.tolist() == PLAIN.tolist(),
+            )

@@ -200,7 +200,7 @@ def test_bad_folders_get_one_line(photos, capsys):
     found = recommend(photos, epsilon=1.0, expected_records=1000)
     assert found.config["data"]["init_args"]["image_size"] == 24
     assert "8 public examples, 2 classes, images 3×24×24" in found.reasons[0]
-    assert "there is no private_images" in refused(capsys, "--data", "nowhere")
+    assert "no array in it" in refused(capsys, "--data", "nowhere")
     (photos / "test/b").rename(photos / "b")
     assert "has 1 class folders, want 2 or more" in refused(capsys, "--data", "own")
     (photos / "b").rename(photos / "test/c")
@@ -248,4 +248,5 @@ def test_bad_numbers_and_places_get_one_line(table, capsys):
     Path("own/public_truth.npy").unlink()
     assert "test_embeddings and test_labels go together" in refused(capsys, "--data", "own")
     Path("own/test_embeddings.npy").unlink()
+    np.save("own/private_labels.npy", np.zeros(600, dtype=np.int64))
     assert "--num-classes" in refused(capsys, "--data", "own")
