@@ -117,12 +117,12 @@ class _TablesDataModule(PrivatePublicDataModule):
             elif labels.numel():
                 most = max(most, labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1)
         names = check_unlike(sorted(words), "class_names", bool(known)) if words else None
-        count = count or len(words) or most
-        if not 2 <= count <= (_MOST_FOUND if self.conditions else count):
+        told = len(words) or most
+        if count is None and not 2 <= told <= (_MOST_FOUND if self.conditions else told):
             raise ValueError(
                 "num_classes: labels tell no number of classes; give num_classes= (--num-classes)"
             )
-        return count, names
+        return told if count is None else count, names
 
     @classmethod
     def _sources_among(cls, arguments: dict[str, Any]) -> dict[str, Any]:

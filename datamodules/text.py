@@ -209,8 +209,8 @@ class TextDataModule(PrivatePublicDataModule):
         return store
 
     def public_texts(self, examples: Tensor) -> list[str] | None:
-        """The beginnings of public texts, for a report; None where the public part holds vectors."""
-        if self.holds_vectors:
+        """The beginnings of public texts, for a report; None where there are none."""
+        if self.holds_vectors or not self.has_public:
             return None
         column, rows = self._column("public", "text"), rows_below(self.public.store, examples)
         return [str(column[row].as_py())[:_SHOWN] for row in rows.tolist()]

@@ -250,3 +250,61 @@ def test_bad_numbers_and_places_get_one_line(table, capsys):
     Path("own/test_embeddings.npy").unlink()
     np.save("own/private_labels.npy", np.zeros(600, dtype=np.int64))
     assert "--num-classes" in refused(capsys, "--data", "own")
+
+
+def one_table(place, draw):
+    place = place.with_suffix(".csv")
+    topics = {
+        "sport": "a goal in the last minute of the match",
+        "money": "shares of the bank rose on the market",
+    }
+    lines = [
+        f'"{topic}";{text} {number};{number // 2}' for number in range(300) for topic, text in topics.items()
+    ]
+    odd = ["sport; ;7", ";the weather of tomorrow;7", lines[0]]
+    place.write_text("\n".join(["label;text;customer", *lines, *odd]), encoding="utf-8-sig")
+    return place, ["--text", "text", "--label", "label", "--person", "customer"]
+
+
+def one_folder(place, draw):
+    for name, low in (("bright", 180), ("dark", 0)):
+        (place / name).mkdir(parents=True)
+        for number in range(300):
+            ramp = np.sort(draw.integers(low, low + 75, (12, 12), dtype=np.uint8), axis=1 if low else 0)
+            Image.fromarray(ramp).save(place / name / f"{number}.png")
+    (place / "dark" / "cut.png").write_bytes((place / "dark" / "0.png").read_bytes()[:50])
+    return place, []
+
+
+def one_pair(place, draw):
+    place.mkdir()
+    labels = np.arange(600) % 3
+    np.save(place / "embeddings.npy", np.eye(8)[labels] + 0.1 * draw.normal(size=(600, 8)))
+    np.save(place / "labels.npy", np.array(["a", "b", "c"])[labels])
+    return place, []
+
+
+@pytest.mark.parametrize("made", [one_table, one_folder, one_pair])
+def test_one_labelled_part_gives_a_model_and_its_paid_accuracy(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    place, words = made(tmp_path / "mine", np.random.default_rng(0))
+    asked = [
+        "fit",
+        "--data",
+        str(place),
+        "--epsilon",
+        "2",
+        "--private-records",
+        "600",
+        "--run_dir",
+        "run",
+        *words,
+    ]
+    assert main([*asked, "--trainer.enable_progress_bar", "false"]) == 0
+    found = json.loads(Path("run/summary.json").read_text())
+    assert found["epsilon"] <= 2
+    assert found["holdout_epsilon"] <= 2
+    assert found["unit"] == ("person" if "--person" in words else "record")
+    assert "names of the classes" in found["reason"]
+    assert abs(found["holdout_accuracy"] - 1) < 4 * found["holdout_deviation"] + 0.1
+    assert "accuracy of the hold-out" in capsys.readouterr().out
