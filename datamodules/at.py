@@ -63,7 +63,7 @@ def data_at(
             f"--data {path}: there are no tables for --{next(iter(columns))}; want one table, or a folder with "
             f"private, public and test, each with one of {', '.join(TABLES)}"
         )
-    files = _arrays(path)
+    files: dict[str, Any] = dict(_arrays(path))
     if not files and path.is_dir():
         return _folder(path, public, test, arguments)
     for name, place in (("public", public), ("test", test)):

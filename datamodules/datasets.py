@@ -227,7 +227,7 @@ def common_images(first: ImageStore, second: ImageStore) -> list[tuple[int, int]
 def rows_below(store: ImageStore, rows: Tensor) -> Tensor:
     """Positions, in the innermost store, of images that :class:`ChosenImages` took from it."""
     while isinstance(store, ChosenImages):
-        store, rows = store.store, store.rows[rows]
+        rows, store = store.rows[rows], store.store
     return rows
 
 

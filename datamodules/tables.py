@@ -32,6 +32,10 @@ _VALUES_AT_A_TIME = 1 << 22
 _LOOKED_AT = 1 << 20  # bytes at each end of a shard
 
 
+class NoMemberError(ValueError):
+    """A file does not hold what is looked for."""
+
+
 class Table:
     """An array, or a file of one, under the name of its argument.
 
@@ -219,7 +223,7 @@ class Table:
 
     def _chosen(self, members: list[str]) -> str:
         if self.member not in members and len(members) != 1:
-            raise ValueError(
+            raise NoMemberError(
                 f"it holds {', '.join(members) or 'nothing'} and no array called {self.member!r}"
             )
         return self.member if self.member in members else members[0]
@@ -229,9 +233,10 @@ class Table:
         try:
             yield
         except Exception as error:  # of a damaged header numpy raises whatever its tokenizer does
-            reason = str(error).partition("\n")[0]
+            # The texts of others may quote what is in the file.
+            reason = f": {error}" if isinstance(error, NoMemberError) else ""
             raise ValueError(
-                f"{self.named} can't be read ({type(error).__name__}: {reason}); write it anew, plain numbers only"
+                f"{self.named} can't be read ({type(error).__name__}{reason}); write it anew, plain numbers only"
             ) from None
 
 

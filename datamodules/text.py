@@ -246,7 +246,7 @@ class TextDataModule(PrivatePublicDataModule):
 
     def _column(self, part: str, column: str) -> Any:
         """A column of a part, a chunked array of pyarrow."""
-        table, name = self._table(part), self._columns[column]
+        table, name = self._table(part), str(self._columns[column])
         if table.names.count(name) != 1:
             held = "no" if name not in table.names else "more than one"
             # Without a header the first record stands in its place.
