@@ -53,6 +53,8 @@ def data_at(
         ValueError: where the number of classes can't be told.
     """
     path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"--data {path}: there is no such file or folder, seen from {Path.cwd()}")
     if path.suffix.lower() in TABLES or files_in(path):
         given = {"public": public, "test": test} | {"root": str(path), **(columns or {}), **arguments}
         made = TextDataModule(**given)
@@ -85,14 +87,14 @@ def data_at(
 
 def _arrays(path: Path) -> dict[str, str]:
     """Arguments of the data modules of arrays that a folder of .npy files, or an .npz file, has."""
-    if path.suffix == ".npz" and path.is_file():
+    if path.suffix.lower() == ".npz" and path.is_file():
         try:
             with np.load(path) as archive:
                 found = {name: f"{path}:{name}" for name in archive.files}
         except Exception as error:  # of a damaged header numpy raises whatever its tokenizer does
             raise ValueError(f"--data {path} can't be read ({type(error).__name__}); write it anew") from None
     else:
-        found = {file.stem: str(file) for file in sorted(path.glob("*.npy"))}
+        found = {file.stem: str(file) for file in sorted(path.glob("*")) if file.suffix.lower() == ".npy"}
     return {
         _ALONE.get(name, name): file for name, file in found.items() if _ALONE.get(name, name) in _ARGUMENTS
     }

@@ -60,7 +60,7 @@ class Table:
         self.named = f"{name}={str(source)!r}"
         file, member = split_member(source)
         self.path, self.member = Path(file), member or name
-        if self.path.suffix not in _KINDS:
+        if self.path.suffix.lower() not in _KINDS:
             raise ValueError(f"{self.named}: want a .npy, .npz, .parquet or .faiss file")
         if not self.path.is_file():
             raise FileNotFoundError(f"{self.named}: there is no such file, seen from {Path.cwd()}")
@@ -72,7 +72,7 @@ class Table:
 
     @property
     def _is_parquet(self) -> bool:
-        return self.path is not None and self.path.suffix == ".parquet"
+        return self.path is not None and self.path.suffix.lower() == ".parquet"
 
     def shape(self) -> tuple[int, ...]:
         """Shape of the array; of a file no more is read than that takes.
@@ -88,10 +88,10 @@ class Table:
                 raise ValueError(f"{self.named}: it is empty")
             rows = self.parquet(lambda file: file.metadata.num_rows)
             return (rows, self._lists(first.column(0)).shape[1])
-        if self.path.suffix == ".faiss":
+        if self.path.suffix.lower() == ".faiss":
             return tuple(self.numbers().shape)
         with self._reading():
-            if self.path.suffix == ".npy":
+            if self.path.suffix.lower() == ".npy":
                 return tuple(np.load(self.path, mmap_mode="r", allow_pickle=False).shape)
             with zipfile.ZipFile(self.path) as archive:
                 member = self._chosen([name.removesuffix(".npy") for name in archive.namelist()])
@@ -123,13 +123,13 @@ class Table:
             if hasattr(values.type, "value_type") and not hasattr(values, "dictionary"):
                 raise ValueError(f"{self.named}: want one value in each row of {self.member!r}")
             return values.to_numpy(zero_copy_only=False)  # null is NaN, or None among texts
-        if self.path.suffix == ".faiss":
+        if self.path.suffix.lower() == ".faiss":
             return self._flat_index()
         with self._reading():
             # "c": copy on write. The file is never changed, and torch gets memory that it may write to.
-            mode = "c" if self.path.suffix == ".npy" else None
+            mode = "c" if self.path.suffix.lower() == ".npy" else None
             array: Any = np.load(self.path, mmap_mode=mode, allow_pickle=False)  # type: ignore[arg-type]
-            if self.path.suffix == ".npz":
+            if self.path.suffix.lower() == ".npz":
                 with array as members:
                     array = members[self._chosen(members.files)]
         return array
@@ -282,7 +282,9 @@ class ParquetRows(JoinedImages):
 def split_member(source: str | Path) -> tuple[str, str]:
     """A path, and the member or column that is named behind it (empty where none is)."""
     file, colon, member = str(source).rpartition(":")
-    known = colon and not Path(source).is_dir() and (Path(file).suffix in _KINDS or Path(file).is_dir())
+    known = (
+        colon and not Path(source).is_dir() and (Path(file).suffix.lower() in _KINDS or Path(file).is_dir())
+    )
     return (file, member) if known else (str(source), "")
 
 
@@ -300,8 +302,8 @@ def tables_of(name: str, source: Any) -> list[Table]:
     if not isinstance(source, str | Path) or not os.path.isdir(split_member(source)[0]):
         return [Table(name, source)]
     folder, column = split_member(source)
-    files = sorted(path for path in Path(folder).iterdir() if path.suffix in (".npy", ".parquet"))
-    kinds = {path.suffix for path in files}
+    files = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in (".npy", ".parquet"))
+    kinds = {path.suffix.lower() for path in files}
     if len(kinds) != 1:
         raise ValueError(
             f"{name}={str(source)!r}: want a folder of .npy files, or one of .parquet files; it holds "

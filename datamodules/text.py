@@ -150,6 +150,9 @@ class TextDataModule(PrivatePublicDataModule):
         self._opened: dict[str, Columns] = {}
         first = "public" if "public" in self._sources else "private"
         kind = redacted(self._column, first, "text").type
+        for column in ("person", "id") if first == "private" else ():
+            if self._columns[column] is not None:
+                redacted(self._column, first, column)  # a name that is not there is found now
         self.holds_vectors = "list" in str(kind)
         self._embed: Any = None
         if self.holds_vectors:
@@ -252,7 +255,8 @@ class TextDataModule(PrivatePublicDataModule):
             # Without a header the first record stands in its place.
             known = "" if part == "private" else f"; it has {', '.join(table.names)}"
             raise ValueError(
-                f"{table.named} has {held} column {name!r}{known}: name the right one by {column}="
+                f"{table.named} has {held} column {name!r}{known}: name the right one by {column}= "
+                f"(--{column}), as in the first line of the file"
             )
         return table.read(name)
 
