@@ -59,35 +59,6 @@ def add_audit(commands: Any) -> None:
     audit.set_defaults(run=run_audit)
 
 
-def add_check(commands: Any) -> None:
-    """Register ``privknn check`` with argparse's subparsers."""
-    text = "try what a class of labelers promises, as check_labeler does"
-    check = commands.add_parser("check", help=text, description=text)
-    check.add_argument(
-        "labeler", metavar="CLASS", help="import path of a class that needs no arguments, or ours"
-    )
-    check.set_defaults(run=_run_check)
-
-
-def _run_check(parsed: argparse.Namespace) -> int:
-    from pl_privknn.testing import LabelerCheckError, check_labeler
-
-    kind = labeler_class(parsed.labeler)
-    try:
-        labeler = kind()
-    except TypeError as error:
-        raise ValueError(
-            f"{parsed.labeler}: can't be made without arguments ({error}); give them defaults, or call "
-            "pl_privknn.testing.check_labeler(labeler)"
-        ) from error
-    try:
-        print(check_labeler(labeler))
-    except LabelerCheckError as error:
-        print(error)
-        return 1
-    return 0
-
-
 def run_audit(parsed: argparse.Namespace) -> int:
     """Audit what was named; 1 where a claim is violated."""
     if parsed.attack is not None:

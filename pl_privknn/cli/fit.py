@@ -57,7 +57,7 @@ def add_training(commands: Any, name: str) -> None:
     parser.add_argument("--ckpt_path", metavar="FILE", help="a checkpoint of the student")
     if name == "fit":
         title = "in place of --config: the best run for these data, ε and records"
-        _add_recommended(parser.add_argument_group(title), required=False)
+        add_recommended(parser.add_argument_group(title), required=False)
     parser.set_defaults(command=name)
 
 
@@ -110,7 +110,7 @@ def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
 
     name = _name(parsed.data)
     _check_writable("--run_dir", Path(parsed.run_dir or "runs") / name)
-    found = _recommended(parsed)
+    found = recommended(parsed)
     data = None if any(word.startswith("--data") for word in others) else found.data
     with tempfile.TemporaryDirectory() as place:
         config = Path(place) / f"{name}.yaml"  # whose name the run has
@@ -123,12 +123,12 @@ def add_init(commands: Any) -> None:
     parser = commands.add_parser(
         "init", help="recommend the best run for your data and write its configuration"
     )
-    _add_recommended(parser, required=True)
+    add_recommended(parser, required=True)
     parser.add_argument("--output", default="private_run.yaml", metavar="FILE", help="(private_run.yaml)")
     parser.set_defaults(run=_init)
 
 
-def _add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
+def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
     """Options of ``init``, and of ``fit`` without a configuration."""
     parser.add_argument(
         "--data",
@@ -174,12 +174,12 @@ def _init(parsed: argparse.Namespace) -> int:
     if output.exists():
         raise FileExistsError(f"--output {output} is there already; name another file")
     _check_writable("--output", output)
-    output.write_text(_recommended(parsed).to_yaml(), encoding="utf-8")
+    output.write_text(recommended(parsed).to_yaml(), encoding="utf-8")
     suggest(f"fit --config {output}")
     return 0
 
 
-def _recommended(parsed: argparse.Namespace) -> Recommendation:
+def recommended(parsed: argparse.Namespace) -> Recommendation:
     """The recommendation for the data that the words name; its reasons are printed."""
     from pl_privknn._checks import check_int, check_positive
     from pl_privknn.recommendation import recommend

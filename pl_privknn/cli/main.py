@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn import __version__
-from pl_privknn.cli.audit import add_audit, add_check
+from pl_privknn.cli.audit import add_audit
+from pl_privknn.cli.check import add_check
 from pl_privknn.cli.common import CommandParser, mistake, shown_text
 from pl_privknn.cli.compare import add_compare, add_tune
 from pl_privknn.cli.fit import COMMANDS, add_init, add_training, run_training_command
@@ -89,6 +90,7 @@ def _parser() -> CommandParser:
 
 _EXAMPLES = """examples:
   privknn demo
+  privknn check --data photos --epsilon 1 --private-records 2000
   privknn init --data photos --epsilon 1 --private-records 2000
   privknn fit --config private_run.yaml
 

@@ -1,0 +1,88 @@
+"""``privknn check --data``: public facts, the recommended run and its cost, and nothing of private records."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from pl_privknn.cli import main
+
+SECRET = "Zwqkxjvy"
+ASKED = ["--epsilon", "1", "--private-records", "500"]
+
+
+def table(path, count, secret=""):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label", "person"])
+        rows.writerows(
+            [f"{secret} text {path.stem} {n}" if n else "", ["money", "sport"][n % 2], f"{secret} {n // 2}"]
+            for n in range(count)
+        )
+
+
+def printed(capsys, words):
+    """What a check prints, but for the cost, which a trial measures."""
+    assert main(["check", *words, *ASKED]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("Cost: about ")
+    assert " GB of memory" in lines[-1]
+    return lines[:-1]
+
+
+def test_check_counts_public_and_test_parts_and_what_is_left_out(tmp_path, capsys):
+    for part, count in {"private": 60, "public": 41, "test": 21}.items():
+        table(tmp_path / f"{part}.csv", count, SECRET if part == "private" else "")
+    before = sorted(tmp_path.rglob("*"))
+    lines = printed(capsys, ["--data", str(tmp_path), "--person", "person"])
+    assert "Private part: not loaded; 500 persons, as you state." in lines
+    assert "Public part: 40 examples; of known class: money 20, sport 20." in lines
+    assert "Test part: 20 examples; of known class: money 10, sport 10." in lines
+    for part in ("public", "test"):
+        said = f"{part}: records are left out: 1 with no text (the first is record 1)."
+        assert sum(said in line for line in lines) == 1
+    assert any(line.startswith("Teacher: released gradients") for line in lines)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_check_of_one_private_table_says_the_same_whatever_its_records_are(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for count in (30, 3000):
+        table(tmp_path / "mails.csv", count, SECRET)
+        said.append(printed(capsys, ["--data", "mails.csv"]))
+    assert said[0] == said[1]
+    assert SECRET not in " ".join(said[0])
+    assert "Private part: not loaded, but for the names of its classes; 500 records, as you state." in said[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["mails.csv"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing says what to check; give --data PATH"),
+        (["IndKNN", "--data", "x"], "give a class of labelers, or --data PATH, not both"),
+        (["--data", "nothing.npz", *ASKED], "--data nothing.npz: there is no such file or folder"),
+        (
+            ["--data", "own.csv", "--person", "persn", *ASKED],
+            "has no column 'persn': name the right one by person=",
+        ),
+    ],
+)
+def test_check_refuses_in_one_line(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path / "own.csv", 30)
+    assert main(["check", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_suffixes_of_arrays_are_read_in_any_case(tmp_path, capsys):
+    numbers = np.random.default_rng(0).random((60, 4)).astype("f4")
+    for name, values in {"embeddings": numbers, "labels": np.arange(60) % 3}.items():
+        with (tmp_path / f"{name}.NPY").open("wb") as file:
+            np.save(file, values)
+    with (tmp_path / "own.NPZ").open("wb") as file:
+        np.savez(file, embeddings=numbers, labels=np.arange(60) % 3)
+    for place in (tmp_path, tmp_path / "own.NPZ"):
+        assert printed(capsys, ["--data", str(place)])[0].startswith("No public examples, 3 classes;")
