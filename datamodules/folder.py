@@ -31,7 +31,7 @@ from pl_privknn.datamodules.datasets import (
 from pl_privknn.privacy.redaction import redacted
 
 _PARTS = ("private", "public", "test", "val", "predict")
-_LAYOUT = "want <class>/*.png; or private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
+_LAYOUT = "want <class>/*.png or private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
 # What operating systems, file servers and archives leave in folders, besides names that begin with a dot.
 _SYSTEM = {"__macosx", "@eadir", "desktop.ini", "thumbs.db", "$recycle.bin", "system volume information"}
 _THREADS = 4  # decode images at once, each of which may be large
