@@ -210,8 +210,8 @@ def _check_path(path: str, place: str) -> None:
         if where in (_MODEL, place) and path.startswith(f"{where}."):
             # The module that a callback trains has no say in what a candidate costs.
             first, *rest = path.removeprefix(f"{where}.").split(".")
-            names = {first, ".".join([first, *rest[:1]])}
-            if where == place and (names & {*_FIXED, *_UNPAID} or names == {"options"}):
+            stated = {first, ".".join([first, *rest[:1]])}
+            if where == place and (stated & {*_FIXED, *_UNPAID} or stated == {"options"}):
                 break
             return
     below = _MODEL if place == _MODEL else f"{_MODEL} or {_CALLBACK}"
