@@ -74,6 +74,11 @@ class LabelingOptions(LedgerFiles):
 
     Raises:
         ValueError: for an argument out of its range.
+
+    Example:
+        >>> from pl_privknn.callbacks import LabelingOptions
+        >>> LabelingOptions(query_batch_size=50).query_batch_size
+        50
     """
 
     retrain: bool = True

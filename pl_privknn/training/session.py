@@ -66,6 +66,11 @@ class TrainingOptions(LedgerFiles):
 
     Raises:
         ValueError: for an argument out of its range, and for arguments that exclude each other.
+
+    Example:
+        >>> from pl_privknn.training import TrainingOptions
+        >>> TrainingOptions(clipping="ghost", physical_batch_size=4096).clipping
+        'ghost'
     """
 
     step: str = "auto"
