@@ -23,14 +23,16 @@ class OnFrozenFeatures(pl.LightningModule):
         whitening: what its features go through; learned from public images.
     """
 
-    #: Whether training asks each image for its vector alone, and not for views of the image.
-    trains_on_rows: bool = False
-
     def __init__(self) -> None:
         super().__init__()
         self.extractor: Extractor | None = None
         self.whitening: PublicWhitening | None = None
         self._public_rows: Tensor | None = None
+
+    @property
+    def trains_on_rows(self) -> bool:
+        """Whether training asks for the vector of each image alone, and not for views of the image."""
+        return False
 
     def stand_on(
         self,
