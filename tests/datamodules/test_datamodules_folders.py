@@ -109,7 +109,7 @@ def test_folder_mistakes_say_what_to_do(folders, tmp_path):
             ImageFolderDataModule(root, size, **named).setup("fit")
         return str(caught.value)
 
-    with pytest.raises(FileNotFoundError, match="no folder 'private' there; want private/<class>"):
+    with pytest.raises(FileNotFoundError, match="no folder 'private' there; want <class>/"):
         ImageFolderDataModule(tmp_path / "nowhere")
     draw(root / "test" / "bird" / "b.png", 80)
     refused(r"has folders \(bird\) that aren't among the classes cat, dog", class_names=["cat", "dog"])
