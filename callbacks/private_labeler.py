@@ -406,7 +406,11 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         for condition in self._conditions:
             rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
         reader = None if data.reads_alone else foreign_reader(data.private)
-        stated = (*self._conditions, *([] if reader is None else [READS_ALONE.format(reader)]))
+        stated = (
+            *self._conditions,
+            *data.conditions,
+            *([] if reader is None else [READS_ALONE.format(reader)]),
+        )
         if self.evaluate is not None and self.released != "head" and not keeps_apart(pl_module):
             stated += (PREDICTS_ALONE.format(type(pl_module).__name__),)
         self._stated = stated

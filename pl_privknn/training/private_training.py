@@ -376,8 +376,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             redacted(gradients.try_predictions)
         check_readers(trainer, gradients.logged)
         pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
+        of_data = getattr(trainer.datamodule, "conditions", ())
         self.conditions = tuple(
-            filter(None, (*conditions, gradients.condition, self._reading(data, trainer)))
+            filter(None, (*conditions, *of_data, gradients.condition, self._reading(data, trainer)))
         )
         self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)
