@@ -28,8 +28,8 @@ from pl_privknn.students.base import Student
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 #: How image files become the input, as :class:`~pl_privknn.datamodules.ImageFolderDataModule` reads them.
 RESIZE = (
-    "turn upright (EXIF), convert to grey (1 channel) or RGB (3 channels), stretch to width and height by Pillow's "
-    "BILINEAR, divide by 255"
+    "turn upright (EXIF), put on white where transparent, cut 16 bits to 8, convert to grey (1 channel) or RGB (3 "
+    "channels), stretch to width and height by Pillow's BILINEAR, divide by 255"
 )
 # Largest difference of a probability between the student and the file.
 _TOLERANCE = 1e-4

@@ -17,7 +17,7 @@ from pl_privknn.config import instantiate, known_classes
 from pl_privknn.datamodules.arrays import image_shape
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import TensorImages
-from pl_privknn.datamodules.folder import SUFFIXES, FileImages
+from pl_privknn.datamodules.folder import FileImages, images_under
 from pl_privknn.datamodules.tables import Table
 from pl_privknn.datamodules.text import TABLES, Columns, reading
 from pl_privknn.export import ReleasedModel, released_model
@@ -164,7 +164,7 @@ def open_model(path: str | Path) -> ReleasedModel:
 def _torch_file(path: Path) -> tuple[Any, dict[str, str]]:
     with zipfile.ZipFile(path) as archive:  # torch's own messages take many lines
         names = {Path(name).name for name in archive.namelist()}
-    files = {name: "" for name in ("model.json", "tokenizer.json") if name in names}
+    files: dict[str, str] = {name: "" for name in ("model.json", "tokenizer.json") if name in names}
     if not files:
         raise KeyError("model.json")
     return torch.export.load(path, extra_files=files).module(), files
@@ -206,12 +206,9 @@ def _image_files(given: list[Path], shape: list[int]) -> tuple[tuple[str, ...], 
         )
     files: list[Path] = []
     for path in given:
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        images = [file for file in found if file.suffix.lower() in SUFFIXES]
+        images = images_under(path) if path.is_dir() else [path]
         if not images:
-            raise ValueError(
-                f"{path}: there is no image ({', '.join(sorted(SUFFIXES))}); the model takes images"
-            )
+            raise ValueError(f"{path}: there is no image in this folder; the model takes images")
         files += images
     channels, height, width = shape
     return (
@@ -243,7 +240,7 @@ def _array(path: Path, about: dict[str, Any]) -> Tensor:
 def _table(given: list[Path], found: ReleasedModel, column: str | None) -> Any:
     """Token numbers of a table's texts, or its vectors."""
     path, name = given[0], column or found.about["column"]
-    if len(given) > 1 or path.suffix not in TABLES:
+    if len(given) > 1 or path.suffix.lower() not in TABLES:
         raise ValueError(
             f"{path}: the model takes {found.about['input']}; give one table ({', '.join(TABLES)})"
         )

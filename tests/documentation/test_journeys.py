@@ -119,3 +119,14 @@ def test_photographs_are_predicted_by_the_exported_file_without_this_package(tmp
     assert [float(row[2]) for row in rows] == pytest.approx([float(line[2]) for line in lines], abs=1e-5)
     right = [Path(row[0]).parent.name == row[1] for row in rows]
     assert sum(right) >= 0.8 * len(right)
+
+
+@pytest.mark.long
+def test_without_public_data_photographs_are_predicted_by_the_exported_file(tmp_path):
+    draw_photographs(tmp_path / "photos", {"private": 300, "test": 10})
+    printed = walk("no_public_data.sh", tmp_path, "photos", "600")
+    assert "Public examples of the same kind, without labels" in printed
+    summary = json.loads((tmp_path / "runs/no_public/summary.json").read_text(encoding="utf-8"))
+    assert summary["epsilon"] <= 1
+    rows = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()[1:]]
+    assert sum(Path(row[0]).parent.name == row[1] for row in rows) >= 0.8 * len(rows)
