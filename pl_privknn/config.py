@@ -408,7 +408,12 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
             if not (field.repr or inner is None or isinstance(inner, str | Path)):  # without repr: data
                 raise _NotPlain
             if field.default is dataclasses.MISSING or inner != field.default:
-                fields[field.name] = _plain(inner, f"{path}.{field.name}", left_out, lists)
+                try:
+                    fields[field.name] = _plain(inner, f"{path}.{field.name}", left_out, lists)
+                except _NotPlain:
+                    if field.default is dataclasses.MISSING or not is_group(value):
+                        raise
+                    left_out.append(f"{path}.{field.name}")
         if is_group(value):
             return fields
         return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": fields}
