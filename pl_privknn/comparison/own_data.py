@@ -84,12 +84,12 @@ def own_comparison(
         },
         "find": "labeling.labeler.init_args.noise.init_args.sigma",
     })  # fmt: skip
-    steps = {"expected_batch_size": max(1, records // 10), "max_grad_norm": 0.25, "clipping": "ghost"}
+    steps = {"expected_batch_size": max(1, records // 10), "max_grad_norm": 0.25}
     baseline = {
         "extractor": features["PreconditionedGradients"][0],
         "feature_head": {"head": "linear", "bias": False},
         "expected_records": records,
-        "physical_batch_size": 4096,
+        "options": {"clipping": "ghost", "physical_batch_size": 4096},
         "optimization": {"lr": 8.0},
     }
     methods.append({
