@@ -25,7 +25,7 @@ from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import BackboneFeatures
-from pl_privknn.features.base import Extractor, extract_on, learn_publicly
+from pl_privknn.features.base import Extractor, PublicTables, extract_on, learn_publicly
 from pl_privknn.labelers.base import (
     FollowerLedger,
     JoinsRuns,
@@ -278,10 +278,12 @@ class LabelingRound:
         answers_left = self._answers_left(store)
         if answers_left <= 0:
             return None
-        if self._means is None:
-            features = self._ready(data)(data.public.images(torch.tensor(examples)))
-        else:
+        if self._means is not None:
             features = self._means[positions]
+        elif self._public is not None:
+            features = self._public[examples]
+        else:
+            features = self._ready(data)(data.public.images(torch.tensor(examples)))
         if self.check is not None:
             self.check()
         store.mark_asked(index, positions, ledger.num_charges)
@@ -345,7 +347,11 @@ class LabelingRound:
 
     def _public_features(self, data: PrivatePublicDataModule) -> Tensor:
         if self._public is None:
-            self._public = self._of_public(data, self._ready(data))
+            ready = self._ready(data)
+            if isinstance(self.extractor, Extractor) and not is_foreign(self.extractor):
+                self._public = PublicTables(data.public, self.labeler.device).features(self.extractor)
+            else:
+                self._public = self._of_public(data, ready)
         return self._public
 
     def _of_public(
@@ -450,7 +456,7 @@ def public_extractor(
     Raises:
         ValueError: for an extractor that mixes the images of a batch.
     """
-    learn_publicly(extractor, data.public.images)
+    learn_publicly(extractor, PublicTables(data.public, device))
     if not is_foreign(extractor):
         return extractor, ()
     return kept_apart(extractor, data.public.images(torch.arange(min(COMPARED, len(data.public)))), device)

@@ -418,13 +418,14 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             "seed": self.seed,
         }
         common = self._loader_options()
-        images, size = Batches(public.store), self.unlabeled_batch_size
+        inputs = self._inputs(public, training=True)
+        images, size = Batches(inputs), self.unlabeled_batch_size
         sampler = UnlabeledSampler(images, size, **world)
         loaders = {"unlabeled": LateStartLoader(images, batch_size=size, sampler=sampler, **common)}
         if getattr(getattr(self.trainer, "lightning_module", None), "needs_labels", True):
             steps = -(-len(sampler) // size)
             loaders["labeled"] = LateStartLoader(
-                Batches(public.store, public.table),
+                Batches(inputs, public.table),
                 batch_size=self.batch_size,
                 sampler=LabeledSampler(public.table, steps * self.batch_size, **world),
                 **common,
@@ -434,12 +435,12 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """``(x, y)`` of the validation set, or of public images with known truth; nothing if there are none."""
         if self._validation is not None:
-            return self._evaluation(Batches(self._validation.store, self._validation.labels))
+            return self._evaluation(Batches(self._inputs(self._validation), self._validation.labels))
         truth = self.public.truth
         if truth is None or not bool((truth >= 0).any()):
             return []
         known = torch.nonzero(known_rows(truth)).flatten()
-        return self._evaluation(Batches(self.public.store, truth, known))
+        return self._evaluation(Batches(self._inputs(self.public), truth, known))
 
     def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """``(x, y)`` of the test set; nothing if it is empty."""
@@ -449,6 +450,12 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """``x`` of the images to predict: the subclass's own, or else the test set."""
         store = self._predict if self._predict is not None else self.test.store
         return self._evaluation(Batches(store)) if len(store) else []
+
+    def _inputs(self, part: LabeledImages | PublicDataset, training: bool = False) -> ImageStore | Tensor:
+        """What batches hold of a part's images: vectors, where the module trains on frozen features."""
+        module = getattr(self.trainer, "lightning_module", None)
+        give = getattr(module, "inputs_of", None)
+        return part.store if give is None else give(part, public=part is self._public, training=training)
 
     def _evaluation(self, batches: Batches) -> DataLoader[Any]:
         # By keyword: where a trainer builds a loader anew, it passes batch_size by keyword itself.

@@ -23,14 +23,17 @@ class Batches(Dataset[Any]):
     """Whole batches of images, ``x``, or of images and targets, ``(x, y)``.
 
     Args:
-        store: the images.
+        store: the images, or vectors in their place, float32 ``(n, d)``.
         targets: gives targets for indices, looked up when a batch is made: the label table in training, a label
             vector in evaluation. None: images alone.
         rows: which images there are; all by default.
     """
 
     def __init__(
-        self, store: ImageStore, targets: Tensor | LabelTable | None = None, rows: Tensor | None = None
+        self,
+        store: ImageStore | Tensor,
+        targets: Tensor | LabelTable | None = None,
+        rows: Tensor | None = None,
     ) -> None:
         self.store, self.targets = store, targets
         self.rows = torch.arange(len(store)) if rows is None else rows
@@ -40,7 +43,7 @@ class Batches(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> Tensor | tuple[Tensor, Tensor]:
         rows = self.rows[torch.tensor(indices, dtype=torch.int64)]
-        images = self.store.read(rows)
+        images = self.store[rows] if isinstance(self.store, Tensor) else self.store.read(rows)
         return images if self.targets is None else (images, self.targets[rows])
 
 

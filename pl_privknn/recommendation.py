@@ -32,7 +32,7 @@ from pl_privknn.config import as_section, instantiate, write_yaml
 from pl_privknn.datamodules import PrivatePublicDataModule
 from pl_privknn.datamodules.at import data_at
 from pl_privknn.features import HOG, Pixels, TimmFeatures
-from pl_privknn.features.base import Extractor
+from pl_privknn.features.base import Extractor, PublicTables
 from pl_privknn.features.kernel_pca import PublicKernelPCA
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
@@ -261,14 +261,6 @@ def _progress(show: bool) -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
-def _public_images(data: PrivatePublicDataModule, tell: Callable[[str, int, int], None]) -> Tensor:
-    public, parts = data.public, []
-    for rows in torch.arange(len(public)).split(256):
-        parts.append(public.images(rows))
-        tell("reading public examples", int(rows[-1]) + 1, len(public))
-    return torch.cat(parts)
-
-
 # ------------------------------------------------------------------------------- the recommendation
 
 
@@ -407,17 +399,19 @@ def recommend(
         return Recommendation(setting, sizes, reasons, config | alone, None, data)
     with _progress(progress) as tell:
         data.setup("validate")
-        images = _public_images(data, tell)
+        for rows in torch.arange(len(data.public)).split(256):  # a store of files keeps what it decoded
+            data.public.images(rows)
+            tell("reading public examples", int(rows[-1]) + 1, len(data.public))
         truth = data.public.truth
         if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2:
             raise ValueError(
                 "data: all public examples are of one class; give public examples of every class"
             )
         widths = WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
-        sizes = Sizes(records, epsilon, delta, data.num_classes, len(images), widths)
+        sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths)
         rule = sizes.rule(teacher)
         teachers = tuple(TEACHERS) if teacher is None else (teacher,)
-        setting, expected, compared = _compared(data, images, sizes, rule, teachers, tell)
+        setting, expected, compared = _compared(data, sizes, rule, teachers, tell)
     reasons = _reasons(sizes, setting, data, compared)
     return Recommendation(setting, sizes, reasons, config | config_of(setting, sizes), expected, data)
 
@@ -429,7 +423,6 @@ def _with_batch(section: dict[str, Any]) -> dict[str, Any]:
 
 def _compared(
     data: PrivatePublicDataModule,
-    images: Tensor,
     sizes: Sizes,
     rule: Setting,
     teachers: tuple[str, ...],
@@ -444,15 +437,12 @@ def _compared(
         return rule, None, ""
     candidates = [setting for teacher in teachers for setting in sizes.settings(teacher)]
     tables, labels = {}, truth if validation is None else validation.labels
-    for teacher in teachers:
-        extractor = extractor_of(sizes.settings(teacher)[-1], _takes_pretrained(data))
-        tell("features of public examples", 0, len(images))
-        extractor.fit_public(images)
-        parts: list[Tensor] = []
-        for part in images.split(256):
-            parts.append(extractor(part))
-            tell("features of public examples", sum(map(len, parts)), len(images))
-        public = torch.cat(parts)
+    known = PublicTables(data.public)
+    for done, teacher in enumerate(teachers):
+        tell("features of public examples", done, len(teachers))
+        # As in the configuration: the run that follows takes these tables.
+        extractor = extractor_of(sizes.settings(teacher)[-1], has_pretrained())
+        public = known.features(extractor)
         tables[teacher] = public, public[rows] if validation is None else extractor(validation.images())
     assert labels is not None
     tell("comparing teachers", 0, 1)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import json
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import shape_text
-from pl_privknn.config import HasInitArguments
+from pl_privknn.config import HasInitArguments, as_section
 
 
 class Extractor(HasInitArguments, abc.ABC):
@@ -41,6 +44,12 @@ class Extractor(HasInitArguments, abc.ABC):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take what :meth:`state_dict` gave, in the place of :meth:`fit_public`."""
 
+    def of_public(self, public: PublicTables) -> Tensor:
+        """Learn from public images, and return the features of all of them, float32 ``(m, d)`` on the CPU."""
+        if self.learns:
+            self.fit_public(public.images())
+        return public.extracted(self)
+
     @abc.abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
         """Return features of ``images``."""
@@ -62,6 +71,62 @@ def extract_on(extractor: Callable[[Tensor], Tensor], images: Tensor, device: to
 
 
 IMAGES_AT_ONCE = 1024
+_Known = dict[str, tuple[dict[str, Tensor], Tensor]]
+#: By public data set: what extractors learned from it, and the features of all its images.
+_TABLES: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+
+
+class PublicTables:
+    """Features of all images of a public data set, computed once for extractors of the same arguments.
+
+    They are kept in memory as long as the data set is. Extractors of other packages, and those whose arguments are
+    not plain values, are computed at each call.
+
+    Args:
+        public: has ``images(indices)`` and a length; public images alone.
+        device: for extractors that follow their images.
+    """
+
+    def __init__(self, public: Any, device: torch.device | None = None) -> None:
+        self.public, self.device = public, device or torch.device("cpu")
+        self.images = public.images
+
+    def features(self, extractor: Extractor, keep: bool = True) -> Tensor:
+        """Features, float32 ``(m, d)`` on the CPU; the extractor has learned what it learns.
+
+        Args:
+            extractor: learns from the public images, or takes what an equal one has learned from them.
+            keep: whether the table is kept, if there is none yet.
+        """
+        known, name = _TABLES.setdefault(self.public, {}), lasting_name(extractor)
+        if name in known:
+            state, table = known[name]
+            extractor.load_state_dict(state)
+            return table
+        with torch.no_grad():
+            table = extractor.of_public(self)
+        if keep and name:
+            known[name] = extractor.state_dict(), table
+        return table
+
+    def extracted(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Vectors of all images by a function, on the CPU."""
+        parts = torch.arange(len(self.public)).split(IMAGES_AT_ONCE)
+        return torch.cat([extract_on(function, self.images(part), self.device) for part in parts])
+
+
+def lasting_name(extractor: Extractor) -> str:
+    """Class and arguments of an extractor whose features follow from these; empty for all others."""
+    section, left_out = as_section(extractor)
+    return "" if left_out or not _own(section) else json.dumps(section, sort_keys=True)
+
+
+def _own(section: Any) -> bool:
+    """Whether all classes that a section names are of this package."""
+    if isinstance(section, dict):
+        own = str(section.get("class_path", "pl_privknn.")).startswith("pl_privknn.")
+        return own and all(map(_own, section.values()))
+    return not isinstance(section, list) or all(map(_own, section))
 
 
 class LearnedExtractor(Extractor):
@@ -144,7 +209,10 @@ def check_images(images: Tensor) -> None:
         )
 
 
-def learn_publicly(extractor: Callable[[Tensor], Tensor], images: Callable[[], Tensor]) -> None:
+def learn_publicly(extractor: Callable[[Tensor], Tensor], public: PublicTables) -> None:
     """Let an extractor that learns do so from all public images, which are read for such a one alone."""
     if isinstance(extractor, Extractor) and extractor.learns:
-        extractor.fit_public(images())
+        if lasting_name(extractor):
+            public.features(extractor)
+        else:
+            extractor.fit_public(public.images())

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn import _lightning as pl
-from pl_privknn.features.base import Extractor, learn_publicly
+from pl_privknn.features.base import Extractor, PublicTables
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.networks.base import image_shape
-
-_IMAGES_AT_ONCE = 1024
 
 
 class OnFrozenFeatures(pl.LightningModule):
@@ -29,6 +27,12 @@ class OnFrozenFeatures(pl.LightningModule):
         super().__init__()
         self.extractor: Extractor | None = None
         self.whitening: PublicWhitening | None = None
+        self._public_rows: Tensor | None = None
+
+    @property
+    def trains_on_rows(self) -> bool:
+        """Whether training asks for the vector of each image alone, and not for views of the image."""
+        return False
 
     def stand_on(
         self,
@@ -55,8 +59,12 @@ class OnFrozenFeatures(pl.LightningModule):
         return self.whitening.out_features
 
     def vectors(self, images: Tensor) -> Tensor:
-        """Unit vectors, float32 ``(n, d)``, each of its own image alone; the images where there is no extractor."""
-        if self.extractor is None or self.whitening is None:
+        """Unit vectors, float32 ``(n, d)``, each of its own image alone; the images where there is no extractor.
+
+        Args:
+            images: ``(n, channels, height, width)``, or vectors, which are returned.
+        """
+        if self.extractor is None or self.whitening is None or images.ndim == 2:
             return images
         device = images.device.type
         # Not entered without need: an exported file can't have it.
@@ -68,10 +76,28 @@ class OnFrozenFeatures(pl.LightningModule):
         """Let extractor and whitening learn from a public dataset, where they have not done so."""
         if self.extractor is None or self.whitening is None:
             return
-        learn_publicly(self.extractor, public.images)
+        place = self.device if self._trainer is None else self.trainer.strategy.root_device
+        features = PublicTables(public, place).features(self.extractor)
         if not bool(self.whitening.fitted):
-            parts = torch.arange(len(public)).split(_IMAGES_AT_ONCE)
-            self.whitening.fit(torch.cat([self.extractor(public.images(part)).cpu() for part in parts]))
+            self.whitening.fit(features)
+        with torch.no_grad():
+            self._public_rows = self.whitening(features.to(self.whitening.mean.device)).cpu()
+
+    def inputs_of(self, part: Any, *, public: bool, training: bool) -> Any:
+        """What loaders of a fit read: vectors, float32 ``(n, d)``, of a part's images, or its store.
+
+        Args:
+            part: a data set with ``images(indices)`` and ``store``.
+            public: whether it is the one that :meth:`fit_public` learned from.
+            training: whether for training, where some modules want views of the images.
+        """
+        if self.extractor is None or self.trainer.state.fn != "fit" or (training and not self.trains_on_rows):
+            return part.store
+        if not public:
+            return PublicTables(part, self.device).extracted(self.vectors)
+        if self._public_rows is None:  # a checkpoint may hold what was learned elsewhere
+            self._public_rows = PublicTables(part, self.device).extracted(self.vectors)
+        return self._public_rows
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what the extractor learned."""
@@ -82,6 +108,7 @@ class OnFrozenFeatures(pl.LightningModule):
         """Give the extractor what it had learned."""
         if self.extractor is not None and "extractor" in checkpoint:
             self.extractor.load_state_dict(checkpoint["extractor"])
+        self._public_rows = None
 
 
 def _feature_size(extractor: Extractor, shape: tuple[int, int, int]) -> int:

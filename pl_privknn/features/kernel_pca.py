@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_int, check_non_negative, check_positive
-from pl_privknn.features.base import Extractor, LearnedExtractor, in_parts
+from pl_privknn.features.base import Extractor, LearnedExtractor, PublicTables, in_parts, lasting_name
 from pl_privknn.features.whitening import PublicWhitening, leading_directions
 
 
-class PublicPCA(LearnedExtractor):
+class _OfFeatures(LearnedExtractor):
+    """A change of another extractor's features, learned from public ones."""
+
+    extractor: Extractor
+    keeps_beneath: ClassVar[bool] = True  # the table of the features beneath, for others that learn from them
+
+    def beneath(self) -> Mapping[str, Extractor]:
+        """The extractor."""
+        return {"extractor": self.extractor}
+
+    def chosen(self, examples: Tensor) -> Tensor:
+        """Images, or features, that are learned from."""
+        return examples
+
+    @abc.abstractmethod
+    def learn_from(self, features: Tensor) -> dict[str, Tensor]:
+        """Tensors learned from public features ``(m, d)``."""
+
+    @abc.abstractmethod
+    def change(self, features: Tensor) -> Tensor:
+        """Unit vectors, float32 ``(n, components)``, of features ``(n, d)``."""
+
+    def learn(self, images: Tensor) -> dict[str, Tensor]:
+        """See :meth:`learn_from`."""
+        return self.learn_from(in_parts(self.extractor, self.chosen(images)))
+
+    def of_public(self, public: PublicTables) -> Tensor:
+        """See :meth:`Extractor.of_public`; the features beneath are computed once."""
+        if not lasting_name(self):  # a subclass elsewhere may learn otherwise
+            return super().of_public(public)
+        features = public.features(self.extractor, self.keeps_beneath)
+        self._digest, self._learned = b"", self.learn_from(self.chosen(features))
+        return self.change(features)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Unit vectors, float32 ``(n, components)``."""
+        return self.change(self.extractor(images))
+
+
+class PublicPCA(_OfFeatures):
     """Principal components of another extractor's features, levelled, each image scaled to unit length.
 
     See :class:`~pl_privknn.features.whitening.PublicWhitening`, whose mean and directions come from public images.
@@ -27,36 +69,31 @@ class PublicPCA(LearnedExtractor):
         ValueError: for arguments out of range.
     """
 
+    keeps_beneath = False  # they are wide
+
     def __init__(self, extractor: Extractor, components: int = 300, power: float = 0.4) -> None:
         super().__init__()
         self.extractor = extractor
         self.components = check_int("components", components)
         self.power = check_non_negative("power", power)
 
-    def beneath(self) -> Mapping[str, Extractor]:
-        """The extractor."""
-        return {"extractor": self.extractor}
-
     def feature_size(self, image_shape: Sequence[int]) -> int:
         """``components``, where there are as many public images, and values, at least."""
         return min(self.components, self.extractor.feature_size(image_shape))
 
-    def learn(self, images: Tensor) -> dict[str, Tensor]:
+    def learn_from(self, features: Tensor) -> dict[str, Tensor]:
         """Mean ``(d,)`` and directions ``(d, components)``."""
-        features = in_parts(self.extractor, images)
         kept = min(self.components, *features.shape)
         change = PublicWhitening(features.shape[1], kept, self.power).fit(features)
         return {"mean": change.mean, "directions": change.directions}
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
+    def change(self, features: Tensor) -> Tensor:
         """Unit vectors, float32 ``(n, components)``."""
-        features = self.extractor(images)
         mean, directions = (self.learned(name, features.device) for name in ("mean", "directions"))
         return functional.normalize((features - mean) @ directions, dim=1)
 
 
-class PublicKernelPCA(LearnedExtractor):
+class PublicKernelPCA(_OfFeatures):
     """Principal components of an RBF kernel, learned from public images (Schölkopf, Smola, Müller 1998).
 
     An image is described by e^{−γ|f − l|²} for every landmark l, the features of a public image. Centred by the
@@ -92,20 +129,20 @@ class PublicKernelPCA(LearnedExtractor):
         self.landmarks = None if landmarks is None else check_int("landmarks", landmarks, 2)
         self.seed = check_int("seed", seed, 0, 2**32 - 1)
 
-    def beneath(self) -> Mapping[str, Extractor]:
-        """The extractor."""
-        return {"extractor": self.extractor}
-
     def feature_size(self, image_shape: Sequence[int]) -> int:
         """``components``, where there are as many landmarks at least."""
         return min(self.components, self.landmarks or self.components)
 
-    def learn(self, images: Tensor) -> dict[str, Tensor]:
+    def chosen(self, examples: Tensor) -> Tensor:
+        """The landmarks, or their images."""
+        if self.landmarks is None or self.landmarks >= len(examples):
+            return examples
+        generator = torch.Generator().manual_seed(self.seed)
+        return examples[torch.randperm(len(examples), generator=generator)[: self.landmarks].sort().values]
+
+    def learn_from(self, features: Tensor) -> dict[str, Tensor]:
         """Landmarks ``(l, d)``, their mean kernel values ``(l,)`` and the directions ``(l, components)``."""
-        if self.landmarks is not None and self.landmarks < len(images):
-            generator = torch.Generator().manual_seed(self.seed)
-            images = images[torch.randperm(len(images), generator=generator)[: self.landmarks].sort().values]
-        landmarks = in_parts(self.extractor, images).float()
+        landmarks = features.float()
         kernel = torch.cat([self._kernel(part, landmarks) for part in landmarks.split(1024)])
         mean = kernel.mean(dim=0)
         centred = kernel - mean - mean[:, None] + mean.mean()
@@ -121,13 +158,11 @@ class PublicKernelPCA(LearnedExtractor):
             "directions": directions / values.sqrt() / deviations**self.power,
         }
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
+    def change(self, features: Tensor) -> Tensor:
         """Unit vectors, float32 ``(n, components)``."""
-        return torch.cat([self._map(part) for part in images.split(1024)])
+        return in_parts(self._map, features.float())
 
-    def _map(self, images: Tensor) -> Tensor:
-        features = self.extractor(images).float()
+    def _map(self, features: Tensor) -> Tensor:
         landmarks, mean, directions = (
             self.learned(name, features.device) for name in ("landmarks", "mean", "directions")
         )

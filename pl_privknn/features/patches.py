@@ -16,15 +16,15 @@ _VALUES_AT_A_TIME = {"cpu": 1 << 19}
 _VALUES_ON_ACCELERATORS = 1 << 28
 # Added to a patch's variance before it is divided by its root, and to the variances of the whitening.
 _CONTRAST, _WHITENING = 0.01, 0.05
-_ITERATIONS = 50  # of k-means
+_PASSES, _AT_ONCE = 5, 4096  # of mini-batch k-means: over all patches, and patches in a batch
 
 
 class PatchDictionary(LearnedExtractor):
     """Triangle activations of whitened patches (Coates, Ng, Lee 2011), averaged over a grid, an Extractor.
 
-    Patches of public images are normalised in contrast and whitened (ZCA), and clustered by k-means. Of an image, the
-    patch about each pixel is treated likewise; its activation for a centre is max(0, mean distance to all centres −
-    distance to this one). The means of each activation over the cells of a grid are the features.
+    Patches of public images are normalised in contrast and whitened (ZCA), and clustered by mini-batch k-means. Of
+    an image, the patch about each pixel is treated likewise; its activation for a centre is max(0, mean distance to
+    all centres − distance to this one). The means of each activation over the cells of a grid are the features.
 
     Args:
         patch_size: side of a patch in pixels; zeros stand beyond the border.
@@ -42,7 +42,7 @@ class PatchDictionary(LearnedExtractor):
         patch_size: int = 6,
         centers: int = 400,
         grid: int = 4,
-        patches: int = 100_000,
+        patches: int = 20_000,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class PatchDictionary(LearnedExtractor):
         Raises:
             ValueError: for images smaller than a patch, or fewer patches than centres.
         """
-        from sklearn.cluster import KMeans
+        from sklearn.cluster import MiniBatchKMeans
 
         side = self.patch_size
         down, across = images.shape[2] - side + 1, images.shape[3] - side + 1
@@ -84,7 +84,9 @@ class PatchDictionary(LearnedExtractor):
         scales = (variances.clamp_min(0) + _WHITENING).rsqrt()
         whitening = ((directions * scales) @ directions.T).float()
         white = (rows - mean) @ whitening
-        kmeans = KMeans(self.centers, n_init=1, max_iter=_ITERATIONS, random_state=self.seed)
+        kmeans = MiniBatchKMeans(
+            self.centers, n_init=1, max_iter=_PASSES, batch_size=_AT_ONCE, random_state=self.seed
+        )
         centers = torch.from_numpy(kmeans.fit(white.numpy()).cluster_centers_).float()
         return {"mean": mean, "whitening": whitening, "centers": centers}
 

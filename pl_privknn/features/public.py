@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_int, check_non_negative, check_switch
-from pl_privknn.features.base import Extractor, check_images
+from pl_privknn.features.base import Extractor, PublicTables, check_images
 from pl_privknn.features.hog import HOG
-from pl_privknn.features.joined import CachedFeatures, JoinedFeatures
+from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.kernel_pca import PublicPCA
 from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
@@ -81,9 +81,6 @@ class PublicFeatures(Extractor):
     pixels; HOG, pixels and patches see those at 32 pixels. :class:`~pl_privknn.features.PublicPCA` compresses them.
     Which width suits follows from the number of private records and ε, see :func:`pl_privknn.recommend`.
 
-    Vectors are computed once an image and process, whatever the width, see
-    :class:`~pl_privknn.features.CachedFeatures`.
-
     Args:
         components: width; fewer where there are fewer public images.
         power: of the whitening.
@@ -135,6 +132,11 @@ class PublicFeatures(Extractor):
         check_images(images)
         self._extractor(tuple(images.shape[1:])).fit_public(images)
 
+    def of_public(self, public: PublicTables) -> Tensor:
+        """See :meth:`Extractor.of_public`; all widths share one table."""
+        table = public.features(self._extractor(tuple(public.images(torch.arange(1)).shape[1:])))
+        return functional.normalize(table[:, : self.components], dim=1)
+
     def feature_size(self, image_shape: Sequence[int]) -> int:
         """``components``, where there are as many public images, and values, at least."""
         channels, height, width = image_shape
@@ -172,7 +174,7 @@ class PublicFeatures(Extractor):
             kinds, weights = self.kinds(shape)
             joined: Any = kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, weights)
             # The leading components of a wider projection are those of a narrower one, so that all widths share it.
-            self._made = CachedFeatures(PublicPCA(joined, max(self.components, _WIDEST), self.power))
+            self._made = PublicPCA(joined, max(self.components, _WIDEST), self.power)
             self._shape = shape
         return self._made
 
@@ -205,6 +207,11 @@ class DefaultFeatures(Extractor):
         self._chosen = self._for(images.shape[1:])
         if self._chosen.learns:
             self._chosen.fit_public(images)
+
+    def of_public(self, public: PublicTables) -> Tensor:
+        """See :meth:`Extractor.of_public`."""
+        self._chosen = self._for(public.images(torch.arange(1)).shape[1:])
+        return public.features(self._chosen)
 
     def feature_size(self, image_shape: Sequence[int]) -> int:
         """See :meth:`Extractor.feature_size`."""

@@ -203,8 +203,8 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         ema_decay: decay of the moving average of weights, in (0, 1); none is kept if None.
         extractor: the network sees its features in place of images: centred by their public mean, scaled to a norm
             of √d. It learns from public images and stays as it is; ``network`` is ``"mlp"``, ``"linear_probe"``
-            or a module for vectors ``(n, d)``. Without augmentation each image's features are needed once:
-            :class:`~pl_privknn.features.CachedFeatures` keeps them.
+            or a module for vectors ``(n, d)``. Where the objective needs no views of images (:attr:`trains_on_rows`),
+            batches of a fit hold vectors of public images, which are computed once.
 
     Raises:
         ValueError: for an argument out of its range.

@@ -21,6 +21,11 @@ class SupervisedStudent(Student):
         torch.Size([2, 10])
     """
 
+    @property
+    def trains_on_rows(self) -> bool:
+        """Whether labelled images are seen as they are."""
+        return bool(self.hparams["augment"] == "none")
+
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
         """The loss on labels."""
         return {"supervised": self.label_loss(self.logits(x), y)}

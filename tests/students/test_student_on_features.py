@@ -9,7 +9,7 @@ from student_setup import trainer
 from torch import nn
 
 from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.features import HOG, CachedFeatures, PublicPCA
+from pl_privknn.features import HOG, PublicPCA
 from pl_privknn.networks import Normalization
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
 
@@ -52,10 +52,39 @@ def test_the_network_sees_what_features_and_public_mean_give(tmp_path):
 
 @pytest.mark.parametrize("kind", [UDAStudent, FixMatchStudent])
 def test_students_learn_the_digits_on_features(tmp_path, kind):
-    student, data = make(kind, CachedFeatures(HOG())), labelled_digits()
+    student, data = make(kind, HOG()), labelled_digits()
     quiet = trainer(tmp_path, max_epochs=3)
     quiet.fit(student, data)
     assert quiet.validate(student, data, verbose=False)[0]["val/accuracy"] > 0.8
+
+
+class Counted(PublicPCA):
+    shown = 0
+
+    def __call__(self, images):
+        type(self).shown += len(images)
+        return super().__call__(images)
+
+
+def test_public_images_become_vectors_once_a_fit(tmp_path):
+    student, data = make(extractor=Counted(HOG(), 12)), labelled_digits()
+    trainer(tmp_path, max_epochs=3).fit(student, data)
+    assert Counted.shown == len(data.public)
+
+
+def test_a_resumed_fit_trains_on_what_the_checkpoint_learned(tmp_path):
+    student, data = make(), labelled_digits()
+    fit = trainer(tmp_path)
+    fit.fit(student, data)
+    student.extractor.load_state_dict(
+        {name: -value for name, value in student.extractor.state_dict().items()}
+    )
+    fit.save_checkpoint(tmp_path / "last.ckpt")
+    again = make()
+    trainer(tmp_path, max_epochs=2).fit(again, data, ckpt_path=tmp_path / "last.ckpt")
+    batch = next(iter(data.val_dataloader()))[0]
+    images = data.public.images(slice(len(batch)))
+    torch.testing.assert_close(batch, again.vectors(images))
 
 
 test_what_does_not_fit_is_refused = refusals(
