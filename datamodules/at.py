@@ -105,6 +105,8 @@ def _folder(
 ) -> ImageFolderDataModule:
     from PIL import Image
 
+    if public is None and (path / "private").is_dir() and not (path / "public").is_dir():
+        public = "none"
     made = ImageFolderDataModule(str(path), public=public, test=test, **arguments)
     images = [] if "public" not in made.places else images_under(made.places["public"])
     if made.has_public and not images:

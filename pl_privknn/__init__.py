@@ -19,6 +19,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "labelers.reverse_knn": ["ReverseKNN"],
         "privacy.ledger": ["BudgetExceeded", "Ledger"],
         "privacy.mechanisms": ["Charge", "ExponentialArgmax", "Gaussian", "Laplace", "NoisyScreening"],
+        "prediction": ["Predictions", "predict"],
         "recommendation": ["Recommendation", "recommend"],
         "students": ["FixMatchStudent", "SupervisedStudent", "UDAStudent", "VATStudent"],
         "training": ["NoisySGD", "PrivateTraining"],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
 
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
+#: How image files become the input, as :class:`~pl_privknn.datamodules.ImageFolderDataModule` reads them.
+RESIZE = (
+    "turn upright (EXIF), put on white where transparent, cut 16 bits to 8, convert to grey (1 channel) or RGB (3 "
+    "channels), stretch to width and height by Pillow's BILINEAR, divide by 255"
+)
 # Largest difference of a probability between the student and the file.
 _TOLERANCE = 1e-4
 
@@ -41,12 +47,9 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
         kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``; weights have one form.
 
     Returns:
-        The model's file, which maps images, float ``(n, c, h, w)`` in 0 … 1, to probabilities, float
-        ``(n, classes)``; n is 1 in a file with a head or an extractor, whose features count images as they go. Of
-        texts that :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration it maps
-        token numbers, int64 ``(1, t)``, and holds their tokenizer and the names of the classes:
-        ``tokenizer.json`` and ``classes.json``, among the ``extra_files`` of ``torch.export.load``, or the
-        ``custom_metadata_map`` of an ONNX session. Of other embeddings of d numbers, c is d and h and w are 1.
+        The model's file, which maps its input to probabilities, float ``(n, classes)``. ``model.json``, among the
+        ``extra_files`` of ``torch.export.load`` or in the ``custom_metadata_map`` of an ONNX session, is the
+        description of :class:`ReleasedModel`; of texts ``tokenizer.json`` is there as well.
 
     Raises:
         FileNotFoundError: where the folder holds no finished run.
@@ -60,20 +63,16 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
             f"--output {output} is the run's own folder; give another, or leave it out for {EXPORT} in it"
         )
     with reading(run):
-        checkpoint, settings = _checkpoint(run), mapping_of(run / "config.yaml")
+        _checkpoint(run)
         audit = audited(run)
         card = None if audit is None else privacy_card(run)
-        student, labeling = _student(run, checkpoint, settings), settings.get("labeling") or {}
-        summary = mapping_of(run / "summary.json")
-        released = str(summary.get("released") or labeling.get("released") or "student")
-        head = None if student is None or released == "student" else _head(run, labeling)
+        model = released_model(run)
     output.mkdir(parents=True, exist_ok=True)
-    if student is None:
-        path = _weights(checkpoint, output)
+    if model is None:
+        path = _weights(_checkpoint(run), output)
     else:
-        module = _Probabilities(student, head, released).eval()
         path = output / ("model.pt2" if kind == "torch" else "model.onnx")
-        _write(module, _token_vectors(settings), run, path)
+        _write(model, path)
     shutil.copyfile(run / "summary.json", output / "summary.json")
     if audit is not None and card is not None:
         write_card(card, output, Path(audit["ledger"]))
@@ -82,6 +81,70 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
         else:
             note_written(audit, output, [path.name, "summary.json", *REPORT], "elsewhere")
     return path
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedModel:
+    """A model that a run released, with what its users have to know.
+
+    Attributes:
+        model: maps the input to probabilities, float32 ``(n, classes)``. The input is float32 ``(n, c, h, w)`` in
+            0 … 1 of images (other values are refused: by an error, and by NaN in an ONNX file); float32 ``(n, d)`` of
+            vectors; or token numbers, int64 ``(1, t)``, of texts that
+            :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration.
+        about: ``input`` (``images``, ``vectors`` or ``texts``), ``shape`` of one input, ``batch`` (n: ``any``; 1 with
+            a head or an extractor, whose features count inputs as they go), ``range`` and ``resize`` of images,
+            ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities), ``epsilon``,
+            ``delta``, ``unit`` and ``guarantee``.
+        tokenizer: the text of ``tokenizer.json``; empty but for texts.
+        inner: the model on the examples of the run's data module, ``(n, c, h, w)``; None of a file.
+    """
+
+    model: Callable[[torch.Tensor], torch.Tensor]
+    about: dict[str, Any]
+    tokenizer: str = ""
+    inner: torch.nn.Module | None = None
+
+    def files(self) -> dict[str, str]:
+        """Texts that travel in the exported file, by their names."""
+        files = {"model.json": json.dumps(self.about, ensure_ascii=False)}
+        return {**files, "tokenizer.json": self.tokenizer} if self.tokenizer else files
+
+
+def released_model(run: Path) -> ReleasedModel | None:
+    """The model that a finished run released; None of a network that is no student of this package.
+
+    Raises:
+        FileNotFoundError: where the folder holds no finished run.
+        ValueError: for a student of another package.
+    """
+    checkpoint, settings = _checkpoint(run), mapping_of(run / "config.yaml")
+    student, labeling = _student(run, checkpoint, settings), settings.get("labeling") or {}
+    if student is None:
+        return None
+    summary = mapping_of(run / "summary.json")
+    released = str(summary.get("released") or labeling.get("released") or "student")
+    inner = _Probabilities(student, None if released == "student" else _head(run, labeling), released).eval()
+    size, given = student.hparams["image_size"], (settings.get("data") or {}).get("init_args") or {}
+    height, width = (size, size) if isinstance(size, int) else map(int, size)
+    shape = [int(student.hparams["in_channels"]), height, width]
+    pictures, whole = PublicPictures.read(run), inner.head is None and student.extractor is None
+    names = map(str, range(student.num_classes)) if pictures is None else pictures.class_names
+    about: dict[str, Any] = {
+        "input": "images",
+        "shape": shape,
+        "batch": "any" if whole else 1,
+        "task": student.task,
+        "classes": list(names),
+        **{name: summary.get(name) for name in ("epsilon", "delta", "unit", "guarantee")},
+    }
+    if (text := _token_vectors(settings)) is not None:
+        about |= {"input": "texts", "shape": ["tokens"], "batch": 1, "column": given.get("text", "text")}
+        return ReleasedModel(_OfTokens(inner, text.table), about, text.tokenizer_json, inner)
+    if shape[1:] == [1, 1]:
+        about |= {"input": "vectors", "shape": shape[:1], "column": given.get("text", "text")}
+        return ReleasedModel(_OfVectors(inner), about, inner=inner)
+    return ReleasedModel(_OfImages(inner), {**about, "range": [0, 1], "resize": RESIZE}, inner=inner)
 
 
 def _checkpoint(run: Path) -> Path:
@@ -152,6 +215,31 @@ def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
     return WordLlamaFeatures(**(section.get("init_args") or {} if isinstance(section, dict) else {}))
 
 
+class _OfImages(torch.nn.Module):
+    """A model of images that refuses values outside 0 … 1."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        inside = ((images >= 0) & (images <= 1)).all()
+        torch._assert_async(inside, "images: want floats in 0 … 1; divide 0 … 255 by 255")
+        return torch.where(inside, self.model(images), torch.nan)  # ONNX has no assertions
+
+
+class _OfVectors(torch.nn.Module):
+    """A model of images of one pixel, for vectors."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(vectors[:, :, None, None])
+        return found
+
+
 class _OfTokens(torch.nn.Module):
     """A model of mean token vectors, for the numbers of a text's tokens."""
 
@@ -163,34 +251,29 @@ class _OfTokens(torch.nn.Module):
         self.register_buffer("table", table.half())  # as it came
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens.clamp(max=len(self.table) - 1)
         found: torch.Tensor = self.model(self.table[tokens].float().mean(1)[:, :, None, None])
         return found
 
 
-def _write(module: _Probabilities, text: WordLlamaFeatures | None, run: Path, path: Path) -> None:
+def _write(released: ReleasedModel, path: Path) -> None:
     """Write a model into a file, and compare what the file says."""
-    settings, generator = module.student.hparams, torch.Generator().manual_seed(0)
-    files: dict[str, str] = {}
-    if text is None:
-        shape = (int(settings["in_channels"]), int(settings["image_size"]), int(settings["image_size"]))
-        whole = module.head is None and module.student.extractor is None
-        parts = torch.rand(3, *shape, generator=generator).split(3 if whole else 1)
-        sizes = {"images": {0: torch.export.Dim("batch", min=1)}} if whole else None
-        model: torch.nn.Module = module
-    else:
-        parts = tuple(
-            torch.randint(len(text.table), (1, length), generator=generator) for length in (5, 300, 1)
-        )
+    generator, about, model = torch.Generator().manual_seed(0), released.about, released.model
+    assert isinstance(model, torch.nn.Module)
+    sizes: dict[str, Any] | None = None
+    if isinstance(model, _OfTokens):
+        lengths = (5, 300, 1)
+        parts = tuple(torch.randint(len(model.table), (1, length), generator=generator) for length in lengths)
         sizes = {"tokens": {1: torch.export.Dim("length", min=1)}}
-        model = _OfTokens(module, text.table)
-        pictures = PublicPictures.read(run)
-        names = [] if pictures is None else pictures.class_names
-        files = {"tokenizer.json": text.tokenizer_json, "classes.json": json.dumps(names)}
+    else:
+        parts = torch.rand(3, *about["shape"], generator=generator).split(3 if about["batch"] == "any" else 1)
+        if about["batch"] == "any":
+            sizes = {about["input"]: {0: torch.export.Dim("batch", min=1)}}
     with torch.inference_mode(False), torch.no_grad():
         wanted = torch.cat([model(part) for part in parts])
         program = torch.export.export(model, (parts[0],), dynamic_shapes=sizes)
         write = _through_torch if path.suffix == ".pt2" else _through_onnx
-        said = write(program, path, parts, files)
+        said = write(program, path, parts, released.files())
     if not torch.allclose(said, wanted, atol=_TOLERANCE):
         path.unlink()
         raise RuntimeError(
@@ -223,10 +306,9 @@ def _through_onnx(program: Any, path: Path, parts: Sequence[Any], files: dict[st
         found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
         what = found[1] if found else "an operation of this model"
         raise RuntimeError(f"--format onnx: ONNX has nothing for {what}; use --format torch") from error
-    if files:
-        model = onnx.load(path)
-        onnx.helper.set_model_props(model, files)
-        onnx.save(model, path)
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, files)
+    onnx.save(model, path)
     session = onnxruntime.InferenceSession(str(path))
     name = session.get_inputs()[0].name
     return torch.cat([torch.from_numpy(session.run(None, {name: part.numpy()})[0]) for part in parts])

@@ -374,6 +374,10 @@ def recommend(
         check_choice("teacher", teacher, tuple(TEACHERS))
     if not isinstance(data, PrivatePublicDataModule):
         data = data_at(data, num_classes, columns, public, test, batch_size=_BATCH)
+    elif public is not None or test is not None:
+        raise ValueError(
+            f"public={public!r}, test={test!r}: these belong to data as a path; give the data module them itself"
+        )
     section, left_out = as_section(data)
     if data.task != "multiclass":
         raise ValueError(
@@ -409,7 +413,7 @@ def recommend(
         teachers = tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, sizes, rule, teachers, tell)
     reasons = _reasons(sizes, setting, data, compared)
-    return Recommendation(setting, sizes, reasons, config | _config(setting, sizes), expected, data)
+    return Recommendation(setting, sizes, reasons, config | config_of(setting, sizes), expected, data)
 
 
 def _with_batch(section: dict[str, Any]) -> dict[str, Any]:
@@ -513,6 +517,8 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
         f"{sizes.epsilon:g} at δ {sizes.delta:g}.",
         "Teacher: noisy sums of the features of each class make a linear model: the result.",
         f"Features: {named}; nothing is learned from public examples.",
+        "Public examples of the same kind, without labels (--public PATH, or public/ in the folder), would bring "
+        "features that are learned from them, teachers with less noise and a student.",
         *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
         accuracy,
     )
@@ -523,7 +529,8 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
     }  # fmt: skip
 
 
-def _config(setting: Setting, sizes: Sizes) -> dict[str, Any]:
+def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
+    """Sections ``model``, ``labeling`` and ``trainer`` of a setting."""
     features = as_section(extractor_of(setting, has_pretrained()))[0]
     budget = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     if setting.teacher == "ReverseKNN":

@@ -1,10 +1,12 @@
 """What the tests of the ledger's file share."""
 
+import json
 import os
 
 import pytest
 
-from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.callbacks.run_files import digests_of
+from pl_privknn.privacy.ledger import Ledger, note_files
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SystemNoise
 
@@ -25,3 +27,17 @@ def fill(path):
 def charged(path):
     ledger = Ledger.open_readonly(path)
     return sum(charge.count for charge in ledger.report().charged)
+
+
+def paid_run(folder):
+    """A ledger, a summary that follows from it, and a note of all that lies in the folder now."""
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.run("run", plan=[Charge(Gaussian(4.0))]).charge(
+        Gaussian(4.0), noise=SystemNoise(), adjacencies=["add_remove"]
+    )
+    report, head = ledger.report(exact=True), ledger.head
+    ledger.close()
+    stated = {"epsilon_spent": report.spent.epsilon, "max_epsilon": None, "run": "run", "ledger_head": head}
+    (folder / "summary.json").write_text(json.dumps({**report.guarantee.to_dict(), **stated}))
+    note_files(folder / "ledger.sqlite", "run", digests_of(folder))
+    return str(folder)

@@ -20,6 +20,12 @@ def add_compare(commands: Any, command: Command) -> None:
         "compare", help="run several methods over ε and seeds; table and plot (resumable)"
     )
     parser.add_argument("config", nargs="?", help="YAML of the comparison, as configs/compare_digits.yaml")
+    parser.add_argument(
+        "--data", metavar="PATH", help="in place of a YAML: the main methods on your own data"
+    )
+    parser.add_argument("--epsilon", nargs="+", type=float, metavar="ε", help="of --data: values of ε")
+    parser.add_argument("--private-records", type=int, metavar="N", help="of --data: about how many")
+    parser.add_argument("--delta", type=float, help="of --data: δ (a tenth of one over the records, or less)")
     parser.add_argument("--output", help="its folder (runs/compare/NAME)")
     for option, kind, metavar, text in (
         ("--only", str, "METHOD", "these methods alone"),
@@ -49,24 +55,42 @@ def _compare(parsed: argparse.Namespace) -> int:
 
         print(render(Path(parsed.render), Path(parsed.output or parsed.render)))
         return 0
-    if parsed.config is None:
-        raise ValueError("name the YAML of a comparison, or --render DIR")
-    with importable([parsed.config]):
+    own = (parsed.data, parsed.epsilon, parsed.private_records)
+    if any(value is not None for value in (*own, parsed.delta)) and (
+        None in own or parsed.config is not None or parsed.set
+    ):
+        raise ValueError(
+            "--data PATH, --epsilon ε and --private-records N belong together; give these three, without a YAML "
+            "and --set"
+        )
+    if parsed.config is None and parsed.data is None:
+        raise ValueError("name the YAML of a comparison, --data PATH or --render DIR")
+    with importable([parsed.config or parsed.data]):
         return _run(parsed)
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    from pl_privknn.comparison.own_data import own_comparison, total_of
     from pl_privknn.comparison.plot import render
     from pl_privknn.comparison.runner import choose, interruptible, run_comparison, state_of_runs
     from pl_privknn.comparison.spec import read_comparison
 
-    comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
+    if parsed.data is None:
+        comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
+    else:
+        comparison, found = own_comparison(
+            parsed.data, parsed.epsilon, parsed.private_records, parsed.seeds, delta=parsed.delta
+        )
+        print(*found.reasons, sep="\n")
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
     chosen = choose(comparison, parsed.only, parsed.seeds, parsed.epsilons)
+    if parsed.dry_run or parsed.data is not None:
+        print(*state_of_runs(chosen, output), sep="\n", flush=True)
+    if parsed.data is not None:
+        print(total_of(chosen), flush=True)
     if parsed.dry_run:
-        print(*state_of_runs(chosen, output), sep="\n")
         return 0
-    worker = ("pl_privknn.cli.worker", str(Path(parsed.config).resolve().parent))
+    worker = ("pl_privknn.cli.worker", str(Path(parsed.config or parsed.data).resolve().parent))
     with interruptible():
         outcome = run_comparison(
             chosen,

@@ -1,4 +1,4 @@
-"""``privknn init``, and the words of ``fit``, ``validate``, ``test`` and ``predict`` that need no torch."""
+"""``privknn init``, and the words of ``fit``, ``validate`` and ``test`` that need no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ COMMANDS = {
     "fit": "train a student on privately released labels, or a model by DP-SGD",
     "validate": "evaluate a checkpoint on public images",
     "test": "evaluate a checkpoint on the test set",
-    "predict": "class probabilities for the test images",
 }
 #: Columns of tables: arguments of TextDataModule.
 _COLUMNS = ("text", "label", "person", "classes", "encoding")
@@ -62,7 +61,7 @@ def add_training(commands: Any, name: str) -> None:
 
 
 def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
-    """Run ``fit``, ``validate``, ``test`` or ``predict``.
+    """Run ``fit``, ``validate`` or ``test``.
 
     Args:
         parsed: what :func:`add_training` has options for.

@@ -17,7 +17,7 @@ from pl_privknn.cli.common import CommandParser, mistake, shown_text
 from pl_privknn.cli.compare import add_compare, add_tune
 from pl_privknn.cli.fit import COMMANDS, add_init, add_training, run_training_command
 from pl_privknn.cli.privacy import add_epsilon, add_plan
-from pl_privknn.cli.publish import add_demo, add_export, add_report
+from pl_privknn.cli.publish import add_demo, add_export, add_predict, add_report
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -101,6 +101,7 @@ _ADDED: dict[str, Callable[[Any], None]] = {
     "init": add_init,
     "report": add_report,
     "export": add_export,
+    "predict": add_predict,
     "audit": add_audit,
     "epsilon": add_epsilon,
     "plan": add_plan,

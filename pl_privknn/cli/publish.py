@@ -1,4 +1,4 @@
-"""``privknn report``, ``export`` and ``demo``: what comes after a run, and two runs to look at."""
+"""``privknn report``, ``export``, ``predict`` and ``demo``: what comes after a run, and two runs to look at."""
 
 from __future__ import annotations
 
@@ -52,7 +52,37 @@ def _export(parsed: argparse.Namespace) -> int:
 
     run = Path(parsed.run_dir)
     print(export_run(run, Path(parsed.output or run / "export"), parsed.format))
-    suggest(f"audit {run}")
+    suggest(f"predict {run} FILES")
+    return 0
+
+
+def add_predict(commands: Any) -> None:
+    """Register ``privknn predict`` with argparse's subparsers."""
+    parser = commands.add_parser("predict", help="classes of images, texts or vectors, as a CSV file")
+    parser.add_argument("model", metavar="MODEL", help="folder of a run, or its exported file")
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        metavar="INPUT",
+        help="images or folders of images, one table or one .npy array (the run's own predict or test part)",
+    )
+    parser.add_argument("--column", help="of a table (as in the run)")
+    parser.add_argument("--output", default="predictions.csv", metavar="FILE", help="(predictions.csv)")
+    parser.set_defaults(run=_predict)
+
+
+def _predict(parsed: argparse.Namespace) -> int:
+    from pl_privknn.prediction import predict
+
+    output = Path(parsed.output)
+    if output.exists():
+        raise FileExistsError(f"--output {output} is there already; name another file")
+    if not output.resolve().parent.is_dir():
+        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}; make it first")
+    found = predict(parsed.model, parsed.inputs or None, column=parsed.column)
+    found.write(output)
+    print(f"{len(found.names)} predictions")
+    print(output)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``privknn fit / validate / test / predict``: LightningCLI with the project's classes known by name."""
+"""``privknn fit / validate / test``: LightningCLI with the project's classes known by name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_training(
     resume: str | None = None,
     data: pl.LightningDataModule | None = None,
 ) -> int:
-    """Run ``fit``, ``validate``, ``test`` or ``predict``.
+    """Run ``fit``, ``validate`` or ``test``.
 
     Args:
         command: one of these.
@@ -172,7 +172,7 @@ class PrivKNNCLI(LightningCLI):
     """LightningCLI with a ``labeling`` section (:class:`PrivateLabeler`) and a folder for each run."""
 
     #: The trainer's methods that are offered. Each takes a second to describe, so a command describes itself alone.
-    methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test", "predict")
+    methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test")
     #: The data module that the configuration describes, where it is made already.
     made_data: ClassVar[pl.LightningDataModule | None] = None
     #: The command at work, for who has to say where it stopped.

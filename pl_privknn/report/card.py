@@ -36,6 +36,7 @@ _OWN: dict[str, tuple[str, ...]] = {
 _SEVERAL = "several records of one person together, see the unit above (unit: person protects them all)"
 #: What no figure here covers, whatever was released; docs/methods/privacy.md has more on each.
 EXCLUSIONS = (
+    "people in the public, validation and test parts: ε protects the private records alone",
     "settings that were chosen by looking at results on the same private records outside this ledger "
     "(the file in which every release is booked)",
     "an attacker who can rewrite the ledger with all its hashes, unless its last hash was noted elsewhere",

@@ -62,7 +62,7 @@ def test_fit_leaves_everything_in_its_folder(fitted, run, capsys):
         assert json.loads(capsys.readouterr().out)["epsilon"] == pytest.approx(summary["epsilon"], rel=1e-9)
     # Evaluation of what was saved needs the folder alone, and asks the teacher nothing.
     before = Path(ledger).read_bytes()
-    for command in ("test", "validate", "predict"):
+    for command in ("test", "validate"):
         saved = ["--config", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints/last.ckpt")]
         assert main([command, *saved]) == 0
     assert Path(ledger).read_bytes() == before

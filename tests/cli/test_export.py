@@ -10,17 +10,13 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from forked import in_child
-from ledger_setup import needs_fork
+from ledger_setup import needs_fork, paid_run
 
 from pl_privknn.callbacks.labeling_round import load_head, save_head
-from pl_privknn.callbacks.run_files import digests_of
 from pl_privknn.cli.main import main
 from pl_privknn.config import known_classes
 from pl_privknn.features import HOG, CachedFeatures, Pixels, PublicPCA
 from pl_privknn.labelers import SufficientStatistics
-from pl_privknn.privacy import Charge, Gaussian, Ledger
-from pl_privknn.privacy.ledger import note_files
-from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.students import SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger
 
@@ -47,24 +43,10 @@ def _left(folder, student):
     trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
 
 
-def _finished(folder):
-    """A ledger, a summary that follows from it, and a note of all that lies in the folder now."""
-    ledger = Ledger(folder / "ledger.sqlite")
-    ledger.run("run", plan=[Charge(Gaussian(4.0))]).charge(
-        Gaussian(4.0), noise=SystemNoise(), adjacencies=["add_remove"]
-    )
-    report, head = ledger.report(exact=True), ledger.head
-    ledger.close()
-    stated = {"epsilon_spent": report.spent.epsilon, "max_epsilon": None, "run": "run", "ledger_head": head}
-    (folder / "summary.json").write_text(json.dumps({**report.guarantee.to_dict(), **stated}))
-    note_files(folder / "ledger.sqlite", "run", digests_of(folder))
-    return str(folder)
-
-
 @needs_fork
 def test_the_file_says_what_the_student_says(run, capsys):
     folder, student = run
-    _finished(folder)
+    paid_run(folder)
 
     def export():
         with warnings.catch_warnings(record=True) as caught:
@@ -93,7 +75,7 @@ def test_what_is_no_finished_run_and_what_is_not_installed(run, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "onnx", None)
     known_classes()  # what is imported for good must not find its own parts missing
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["export", _finished(folder), "--format", "onnx"]) == 2
+    assert main(["export", paid_run(folder), "--format", "onnx"]) == 2
     assert "pip install 'pl-privknn[onnx]'" in capsys.readouterr().err
     (folder / "summary.json").unlink()
     assert main(["export", str(folder)]) == 2
@@ -106,7 +88,7 @@ def test_onnx_says_what_the_student_says(run, capsys):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     folder, student = run
-    assert main(["export", _finished(folder), "--format", "onnx", "--output", str(folder / "to")]) == 0
+    assert main(["export", paid_run(folder), "--format", "onnx", "--output", str(folder / "to")]) == 0
     session = runtime.InferenceSession(capsys.readouterr().out.strip())
     images = torch.rand(5, 1, 12, 12)
     (said,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
@@ -153,7 +135,7 @@ def test_the_file_is_the_model_that_was_released(tmp_path, capsys, kind):
     (tmp_path / "config.yaml").write_text(text.replace("RELEASED", released))
 
     def export():
-        assert main(["export", _finished(tmp_path)]) == 0
+        assert main(["export", paid_run(tmp_path)]) == 0
         model = torch.export.load(capsys.readouterr().out.strip()).module()
         images = torch.rand(4, 1, 12, 12)
         head = load_head(tmp_path, teacher, extractor)(images)
@@ -173,7 +155,7 @@ def test_the_file_is_the_model_that_was_released(tmp_path, capsys, kind):
 def test_a_network_that_is_no_student_is_exported_as_weights(run, name, capsys):
     folder, student = run
     (folder / "config.yaml").write_text(f"model: {{class_path: {name}}}\n")
-    assert main(["export", _finished(folder)]) == 0
+    assert main(["export", paid_run(folder)]) == 0
     path = Path(capsys.readouterr().out.strip())
     weights = torch.load(path, weights_only=True)
     assert weights.keys() == student.state_dict().keys()

@@ -101,7 +101,7 @@ def test_an_onnx_file_takes_strings(run, tmp_path):
     assert main(["export", str(run), "--format", "onnx", "--output", str(tmp_path)]) == 0
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     files, name = session.get_modelmeta().custom_metadata_map, session.get_inputs()[0].name
-    tokenizer, names = Tokenizer.from_str(files["tokenizer.json"]), json.loads(files["classes.json"])
+    tokenizer, names = Tokenizer.from_str(files["tokenizer.json"]), json.loads(files["model.json"])["classes"]
     for topic, text in TOPICS.items():
         tokens = np.array([tokenizer.encode(as_said(text, 771), add_special_tokens=False).ids])
         assert names[int(session.run(None, {name: tokens})[0].argmax())] == topic

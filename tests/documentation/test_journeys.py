@@ -1,4 +1,4 @@
-"""The journeys of docs/guides/journeys: first model, own teacher, auditor, each as its script."""
+"""The journeys of docs/guides/journeys, each as its script, and what they leave."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from pl_privknn.datamodules import DigitsDataModule
 
@@ -90,3 +91,42 @@ def test_a_teacher_of_ones_own_runs_from_the_shell(tmp_path):
     assert summary["labeler"] == "NearestCentroid"
     assert 0.5 < summary["epsilon"] <= 1
     assert summary["test_accuracy"] > 0.6  # ten classes: chance is 0.1
+
+
+def draw_photographs(folder, parts):
+    """Red and green photographs of 24 pixels in class folders, with noise."""
+    rng = np.random.default_rng(0)
+    for part, number in parts.items():
+        for place, name in enumerate(("green", "red")):
+            at = folder / part if part == "public" else folder / part / name
+            at.mkdir(parents=True, exist_ok=True)
+            for i in range(number):
+                pixels = rng.integers(0, 120, (24, 24, 3), dtype=np.uint8)
+                pixels[..., 1 - place] += 100
+                Image.fromarray(pixels).save(at / f"{name}-{i}.png")
+
+
+@pytest.mark.long
+def test_photographs_are_predicted_by_the_exported_file_without_this_package(tmp_path):
+    draw_photographs(tmp_path / "photos", {"private": 150, "public": 40, "test": 10})
+    alone = (JOURNEYS / "predict_alone.py").read_text(encoding="utf-8")
+    assert alone in blocks("after_the_fit.md", "python")
+    walk("photographs.sh", tmp_path, "photos", "300")
+    assert (tmp_path / "by_run.csv").read_text() == (tmp_path / "by_file.csv").read_text()
+    rows = [line.split(",") for line in (tmp_path / "by_file.csv").read_text().splitlines()[1:]]
+    lines = [line.split() for line in (tmp_path / "alone.txt").read_text().splitlines()]
+    assert [row[:2] for row in rows] == [line[:2] for line in lines]
+    assert [float(row[2]) for row in rows] == pytest.approx([float(line[2]) for line in lines], abs=1e-5)
+    right = [Path(row[0]).parent.name == row[1] for row in rows]
+    assert sum(right) >= 0.8 * len(right)
+
+
+@pytest.mark.long
+def test_without_public_data_photographs_are_predicted_by_the_exported_file(tmp_path):
+    draw_photographs(tmp_path / "photos", {"private": 300, "test": 10})
+    printed = walk("no_public_data.sh", tmp_path, "photos", "600")
+    assert "Public examples of the same kind, without labels" in printed
+    summary = json.loads((tmp_path / "runs/no_public/summary.json").read_text(encoding="utf-8"))
+    assert summary["epsilon"] <= 1
+    rows = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()[1:]]
+    assert sum(Path(row[0]).parent.name == row[1] for row in rows) >= 0.8 * len(rows)

@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 import pl_privknn
 from pl_privknn import PublicFeatures, recommend
 from pl_privknn.cli.main import main
-from pl_privknn.datamodules import EmbeddingsDataModule
+from pl_privknn.datamodules import DigitsDataModule, EmbeddingsDataModule
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.recommendation import Setting, Sizes, usual_delta
@@ -308,3 +308,18 @@ def test_one_labelled_part_gives_a_model_and_its_paid_accuracy(made, tmp_path, m
     assert "names of the classes" in found["reason"]
     assert abs(found["holdout_accuracy"] - 1) < 4 * found["holdout_deviation"] + 0.1
     assert "accuracy of the hold-out" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_public_part_needs_none(tmp_path):
+    for part in ("private", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (16, 16)).save(tmp_path / part / name / "0.png")
+    found = recommend(tmp_path, epsilon=1.0, expected_records=100)
+    assert found.config["labeling"]["released"] == "head"
+    assert any("would bring features that are learned" in line for line in found.reasons)
+
+
+def test_a_place_of_public_data_is_refused_beside_a_data_module():
+    with pytest.raises(ValueError, match=r"public='none'.*give the data module"):
+        recommend(DigitsDataModule(), epsilon=1.0, expected_records=1000, public="none")

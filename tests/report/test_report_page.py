@@ -153,6 +153,14 @@ def test_what_is_no_run_no_comparison_and_no_ledger_is_one_line(tmp_path, capsys
         assert word in lines[0]
 
 
+def test_card_and_page_say_that_people_in_the_public_and_test_parts_are_not_protected(run):
+    folder, *_ = run
+    page = write_report(folder, exact=False).read_text(encoding="utf-8")
+    assert "People in the public, validation and test parts are not protected." in page
+    card = (folder / "privacy_card.md").read_text(encoding="utf-8")
+    assert "* people in the public, validation and test parts: ε protects the private records alone" in card
+
+
 def test_the_card_has_the_terms_of_the_standard(run):
     folder, callback, _, facts = run
     wanted = privacy_card(folder, exact=False)

@@ -1,0 +1,128 @@
+"""The comparison for one's own data: the recommended run beside the main teachers, on the recommended features."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pl_privknn._checks import at_most, check_int, check_positive
+from pl_privknn.comparison.run import Run
+from pl_privknn.comparison.spec import Comparison, comparison_of
+from pl_privknn.recommendation import TEACHERS, Recommendation, config_of, recommend
+
+_TITLES = {"ReverseKNN": "Reverse kNN", "PreconditionedGradients": "Released gradients"}
+
+
+def own_comparison(
+    path: str | Path,
+    epsilons: Sequence[float],
+    records: int,
+    seeds: Sequence[int] = (0,),
+    **arguments: Any,
+) -> tuple[Comparison, Recommendation]:
+    """Compare the recommended run, the other recommended teacher, Private-kNN and NoisySGD on one's own data.
+
+    Student, data and training are those of the recommendation at the middle ε, whose features all methods share. Only
+    public data are read.
+
+    Args:
+        path: as of :func:`~pl_privknn.recommend`.
+        epsilons: targets of every method.
+        records: number of private records, as it may be told to anybody.
+        seeds: one run of each method and ε for each.
+        **arguments: of :func:`~pl_privknn.recommend`.
+
+    Raises:
+        ValueError: for data without public examples, or arguments out of range.
+    """
+    epsilons = sorted({check_positive("--epsilon", epsilon) for epsilon in epsilons})
+    check_int("--private-records", records, 10, 10**9)
+    middle = epsilons[len(epsilons) // 2]
+    found = recommend(path, epsilon=middle, expected_records=records, **arguments)
+    if not found.data.has_public:
+        raise ValueError(
+            f"--data {path}: there are no public examples to compare methods with; see privknn fit --data"
+        )
+    sizes, methods = found.sizes, []
+    for teacher in TEACHERS:
+        setting = found.setting if teacher == found.setting.teacher else sizes.rule(teacher)
+        labeling = config_of(setting, sizes)["labeling"]
+        del labeling["budget"]
+        labeler = labeling["labeler"]["init_args"]
+        for shared in ("epsilon", "delta"):
+            labeler.pop(shared, None)
+        method: dict[str, Any] = {
+            "name": _name(_TITLES[teacher]),
+            "title": _TITLES[teacher],
+            "labeling": labeling,
+        }
+        method["epsilon_to"] = "labeling.labeler.init_args.epsilon"
+        if teacher == found.setting.teacher:
+            method["title"] += " (recommended)"
+        if "queries_per_round" in labeling:
+            clusters = {epsilon: replace(sizes, epsilon=epsilon).clusters for epsilon in epsilons}
+            method["settings"] = {
+                epsilon: {"labeling.queries_per_round": count} for epsilon, count in clusters.items()
+            }
+        methods.append(method)
+    features = {name: config_of(sizes.rule(name), sizes)["labeling"]["features"] for name in TEACHERS}
+    # Half a class's share of the records vote, on a few questions: noise is as large as that of many more votes.
+    near = max(5, records // (2 * sizes.num_classes))
+    neighbors = {"k": near, "sampling_rate": 0.8, "noise": {"class_path": "Gaussian"}}
+    methods.append({
+        "name": "private_knn",
+        "title": "Private-kNN",
+        "labeling": {
+            "labeler": {"class_path": "PrivateKNN", "init_args": neighbors},
+            "queries_per_round": min(40, sizes.clusters),
+            "selection": "clusters",
+            "rounds": 1,
+            "features": features["ReverseKNN"],
+        },
+        "find": "labeling.labeler.init_args.noise.init_args.sigma",
+    })  # fmt: skip
+    steps = {"expected_batch_size": max(1, records // 10), "max_grad_norm": 0.25}
+    baseline = {
+        "extractor": features["PreconditionedGradients"][0],
+        "feature_head": {"head": "linear", "bias": False},
+        "expected_records": records,
+        "options": {"clipping": "ghost", "physical_batch_size": 4096},
+        "optimization": {"lr": 8.0},
+    }
+    methods.append({
+        "name": "noisy_sgd",
+        "title": "NoisySGD, linear",
+        "model": {"class_path": "NoisySGD", "init_args": {**baseline, **steps}},
+        "trainer": {"max_epochs": 10, "log_every_n_steps": 1},
+        "epsilon_to": "model.init_args.epsilon",
+    })  # fmt: skip
+    document = {
+        "name": _name(Path(path).resolve().stem or "data"),
+        "base": {
+            "data": found.config["data"],
+            "student": found.config["model"],
+            "trainer": found.config["trainer"],
+        },
+        "delta": sizes.delta,
+        "seeds": list(seeds) or [0],
+        "epsilons": epsilons,
+        "methods": methods,
+    }
+    return comparison_of(document), found
+
+
+def total_of(runs: Sequence[Run]) -> str:
+    """A line with the sum of ε and δ of private runs: an upper bound on what all of them cost together."""
+    private = [run for run in runs if run.private]
+    epsilon, delta = sum(run.epsilon for run in private), sum(run.comparison.delta for run in private)
+    return (
+        f"All {len(private)} private runs together: ε at most {at_most(epsilon)} at δ {delta:g} (their sum), "
+        "whichever model is released. The choice among them by public validation or test examples costs nothing more."
+    )
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.-").lower() or "data"

@@ -1,0 +1,270 @@
+"""Predictions with class names, by a run or by its exported file."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_privknn.config import instantiate, known_classes
+from pl_privknn.datamodules.arrays import image_shape
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.datasets import TensorImages
+from pl_privknn.datamodules.folder import FileImages, images_under
+from pl_privknn.datamodules.tables import Table
+from pl_privknn.datamodules.text import TABLES, Columns, reading
+from pl_privknn.export import ReleasedModel, released_model
+from pl_privknn.features.onnx_runtime import session_of
+from pl_privknn.privacy.audit import mapping_of
+from pl_privknn.privacy.audit import reading as reading_run
+
+_AT_ONCE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """Class probabilities of inputs, with the names of the classes.
+
+    Attributes:
+        names: of the inputs: files, or numbers of rows from 0.
+        probabilities: float32 ``(n, classes)``, on the CPU.
+        class_names: names of the classes, or of the attributes.
+        task: ``"multiclass"`` or ``"multilabel"``.
+
+    Example:
+        >>> found = Predictions(("0", "1"), torch.tensor([[0.9, 0.1], [0.25, 0.75]]), ("cat", "dog"))
+        >>> found.classes
+        ['cat', 'dog']
+        >>> found.rows()[1]
+        ['1', 'dog', 0.75]
+    """
+
+    names: tuple[str, ...]
+    probabilities: Tensor
+    class_names: tuple[str, ...]
+    task: str = "multiclass"
+
+    @classmethod
+    def of(cls, batches: Sequence[Any], data: PrivatePublicDataModule) -> Predictions:
+        """Name the results of ``trainer.predict(student, data)``.
+
+        Args:
+            batches: probabilities, float ``(b, classes)`` each.
+            data: the data module, for the names of its classes.
+        """
+        found = torch.cat(list(batches)).float().cpu()
+        return cls(tuple(map(str, range(len(found)))), found, data.class_names, data.task)
+
+    @property
+    def classes(self) -> list[str]:
+        """Name of each input's most probable class; of attributes those above 0.5, with commas."""
+        if self.task == "multilabel":
+            rows = (self.probabilities > 0.5).tolist()
+            named = (zip(self.class_names, row, strict=True) for row in rows)
+            return [", ".join(name for name, on in pairs if on) or "none" for pairs in named]
+        return [self.class_names[place] for place in self.probabilities.argmax(1).tolist()]
+
+    def rows(self) -> list[list[Any]]:
+        """Name, class and probability of each input; of attributes the probability of each."""
+        chosen = self.probabilities if self.task == "multilabel" else self.probabilities.amax(1, keepdim=True)
+        parts = zip(self.names, self.classes, chosen.tolist(), strict=True)
+        return [
+            [name, class_name, *(round(value, 6) for value in values)] for name, class_name, values in parts
+        ]
+
+    def write(self, path: str | Path) -> None:
+        """Write the rows as CSV in UTF-8, with the columns ``input``, ``class`` and ``probability``."""
+        shown = self.class_names if self.task == "multilabel" else ("probability",)
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["input", "class", *shown], *self.rows()])
+
+
+def predict(model: str | Path, inputs: Any = None, *, column: str | None = None) -> Predictions:
+    """Predict classes by the model that a run released. Post-processing: no further privacy cost.
+
+    Args:
+        model: folder of a finished run, or its exported ``.pt2`` or ``.onnx`` file.
+        inputs: path, or list of paths: image files and folders of these; one table of texts or vectors; or one
+            ``.npy`` array of images or vectors. None: the predict part of the run's data module, else its test part.
+        column: of a table; the run's own by default.
+
+    Raises:
+        FileNotFoundError: for a path that does not exist.
+        ValueError: for a model or inputs that can't be used.
+    """
+    found = open_model(model)
+    if inputs is None:
+        return _own_part(found, Path(model))
+    given = [Path(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    for path in given:
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: there is no such file or folder")
+    about, arrays = found.about, len(given) == 1 and given[0].suffix == ".npy"
+    if about["input"] == "images" and not arrays:
+        names, rows, store = _image_files(given, about["shape"])
+    else:
+        rows = (
+            _array(given[0], about) if arrays and about["input"] != "texts" else _table(given, found, column)
+        )
+        names, store = tuple(map(str, range(len(rows)))), None
+    if not len(names):
+        raise ValueError(f"{given[0]}: there is nothing to predict in it")
+    size = _AT_ONCE if about["batch"] == "any" else 1
+    parts = rows if isinstance(rows, list) else rows.split(size)
+    with torch.no_grad():
+        probabilities = torch.cat(
+            [found.model(part if store is None else store.read(part)) for part in parts]
+        )
+    if bool(probabilities.isnan().any()):
+        raise ValueError(f"{given[0]}: images want floats in 0 … 1, or uint8; divide 0 … 255 by 255")
+    return Predictions(names, probabilities.float(), tuple(about["classes"]), about["task"])
+
+
+def open_model(path: str | Path) -> ReleasedModel:
+    """Open the model of a finished run's folder, or an exported ``.pt2`` or ``.onnx`` file.
+
+    Raises:
+        FileNotFoundError: where there is none.
+        ValueError: for a file that ``privknn export`` did not write, or one of weights alone.
+    """
+    path = Path(path)
+    if path.is_dir():
+        with reading_run(path):
+            found = released_model(path)
+        if found is None:
+            raise ValueError(
+                f"{path}: the run's network is no student of this package; predict by Trainer.predict with its class"
+            )
+        return found
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such run or exported file")
+    if path.suffix not in (".pt2", ".onnx"):
+        raise ValueError(
+            f"{path}: want the folder of a run, or model.pt2 or model.onnx as privknn export writes them "
+            "(a .pt file holds weights alone)"
+        )
+    try:
+        made, files = (_torch_file if path.suffix == ".pt2" else _onnx_file)(path)
+        return ReleasedModel(made, json.loads(files["model.json"]), files.get("tokenizer.json", ""))
+    except ImportError:
+        raise
+    except Exception as error:  # of readers of damaged files, whatever it is
+        raise ValueError(
+            f"{path} is no file that privknn export wrote ({type(error).__name__}); export the run again"
+        ) from error
+
+
+def _torch_file(path: Path) -> tuple[Any, dict[str, str]]:
+    with zipfile.ZipFile(path) as archive:  # torch's own messages take many lines
+        names = {Path(name).name for name in archive.namelist()}
+    files: dict[str, str] = {name: "" for name in ("model.json", "tokenizer.json") if name in names}
+    if not files:
+        raise KeyError("model.json")
+    return torch.export.load(path, extra_files=files).module(), files
+
+
+def _onnx_file(path: Path) -> tuple[Any, dict[str, str]]:
+    session = session_of(path.read_bytes())
+    name = session.get_inputs()[0].name
+    model = lambda part: torch.from_numpy(session.run(None, {name: part.numpy()})[0])  # noqa: E731
+    return model, session.get_modelmeta().custom_metadata_map
+
+
+def _own_part(found: ReleasedModel, run: Path) -> Predictions:
+    """Predictions for the predict part, or the test part, of a run's own data."""
+    section = mapping_of(run / "config.yaml").get("data") if found.inner is not None else None
+    made = known_classes().get(str((section or {}).get("class_path")))
+    if found.inner is None or section is None or made is None:
+        raise ValueError(f"{run}: nothing tells what to predict; name images, a table or an array")
+    data = instantiate({"data": section.get("init_args") or {}}, {"data": made}, own_classes=True).data
+    data.setup("predict")
+    batches = [part for batch in data.predict_dataloader() for part in batch.split(_size_of(found))]
+    if not batches:
+        raise ValueError(
+            f"{run}: the run's data have no predict and no test part; name images, a table or an array"
+        )
+    with torch.no_grad():
+        return Predictions.of([found.inner(batch) for batch in batches], data)
+
+
+def _size_of(found: ReleasedModel) -> int:
+    return _AT_ONCE if found.about["batch"] == "any" else 1
+
+
+def _image_files(given: list[Path], shape: list[int]) -> tuple[tuple[str, ...], Tensor, FileImages]:
+    """Names, places and store of image files and of those in folders."""
+    if shape[0] not in (1, 3):
+        raise ValueError(
+            f"{given[0]}: the model takes {shape[0]} channels, which image files don't have; give .npy"
+        )
+    files: list[Path] = []
+    for path in given:
+        images = images_under(path) if path.is_dir() else [path]
+        if not images:
+            raise ValueError(f"{path}: there is no image in this folder; the model takes images")
+        files += images
+    channels, height, width = shape
+    return (
+        tuple(map(str, files)),
+        torch.arange(len(files)),
+        FileImages(files, (channels, height, width), cache=False),
+    )
+
+
+def _array(path: Path, about: dict[str, Any]) -> Tensor:
+    """Images, float ``(n, c, h, w)``, or vectors, float ``(n, d)``, of an ``.npy`` file."""
+    table, shape = Table(path.name, path), tuple(about["shape"])
+    rows = table.numbers() if about["input"] == "images" else table.vectors()
+    if about["input"] == "images":
+        found = image_shape(path.name, tuple(rows.shape), None)
+        rows = (
+            rows[:, None]
+            if rows.ndim == 3
+            else rows
+            if found == tuple(rows.shape[1:])
+            else rows.permute(0, 3, 1, 2)
+        )
+        rows = TensorImages(rows).read(torch.arange(len(rows)))
+    if tuple(rows.shape[1:]) != shape:
+        raise ValueError(f"{path}: inputs of shape {tuple(rows.shape[1:])}; the model takes {shape}")
+    return rows.float()
+
+
+def _table(given: list[Path], found: ReleasedModel, column: str | None) -> Any:
+    """Token numbers of a table's texts, or its vectors."""
+    path, name = given[0], column or found.about["column"]
+    if len(given) > 1 or path.suffix.lower() not in TABLES:
+        raise ValueError(
+            f"{path}: the model takes {found.about['input']}; give one table ({', '.join(TABLES)})"
+        )
+    table = Columns("table", path, [name])
+    if name not in table.names:
+        raise ValueError(
+            f"{path}: there is no column {name!r}; it has {', '.join(table.names)}: name one by --column"
+        )
+    values = table.read(name)
+    if found.about["input"] == "vectors":
+        with reading(str(path)):
+            rows = torch.tensor(values.to_pylist(), dtype=torch.float32)
+        if rows.shape[1:] != (found.about["shape"][0],):
+            raise ValueError(
+                f"{path}: the model takes vectors of {found.about['shape'][0]} numbers, by the run's model"
+            )
+        return rows
+    from tokenizers import Tokenizer
+
+    with reading(str(path)):
+        texts = values.cast("large_string").to_pylist()
+    if not all(text and not text.isspace() for text in texts):
+        raise ValueError(f"{path}: some texts are empty; leave those rows out")
+    tokenizer = Tokenizer.from_str(found.tokenizer)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return [torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids]) for text in texts]
