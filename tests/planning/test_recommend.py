@@ -200,7 +200,7 @@ def test_bad_folders_get_one_line(photos, capsys):
     found = recommend(photos, epsilon=1.0, expected_records=1000)
     assert found.config["data"]["init_args"]["image_size"] == 24
     assert "8 public examples, 2 classes, images 3×24×24" in found.reasons[0]
-    assert "no array in it" in refused(capsys, "--data", "nowhere")
+    assert "there is no such file or folder" in refused(capsys, "--data", "nowhere")
     (photos / "test/b").rename(photos / "b")
     assert "has 1 class folders, want 2 or more" in refused(capsys, "--data", "own")
     (photos / "b").rename(photos / "test/c")
