@@ -432,7 +432,7 @@ def small_training(
     pixels, hidden = _SIDE * _SIDE, 96
     drawn: dict[str, Any] = {"expected_batch_size": _BATCH, "expected_records": _IMAGES}
     if records_of_a_person:
-        drawn |= {"unit": "person", "records_per_person": 2}
+        drawn |= {"unit": "person", "options": {"records_per_person": 2}}
 
     def make() -> tuple[pl.LightningModule, PrivateTraining]:
         torch.manual_seed(0)

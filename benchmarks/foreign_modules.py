@@ -43,7 +43,7 @@ from pl_privknn.comparison.results import SEEDED, stated
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import clip_factors
 from pl_privknn.testing import clipped_sum
-from pl_privknn.training import NoisySGD, PrivateTraining, tanh_cnn
+from pl_privknn.training import NoisySGD, PrivateTraining, TrainingOptions, tanh_cnn
 from pl_privknn.training.clipped_sums import ClippedSum
 from pl_privknn.training.gradients import RecordGradients, replace_batch_norms
 from pl_privknn.training.private_data import PrivateData
@@ -443,9 +443,8 @@ def _trial(name: str) -> dict[str, Any]:
     replaced, watched, untrained = name != _REFUSED, _Way(), CASES[name]()[0]
     untrained.load_state_dict(module.state_dict())
     private: dict[str, Any] = {"expected_batch_size": BATCH, "expected_records": RECORDS}
-    training = PrivateTraining(
-        EPSILON, DELTA, replace_batch_norm=replaced, reads_alone=True, noise_source=SeededNoise(0), **private
-    )
+    options = TrainingOptions(reads_alone=True, noise_source=SeededNoise(0))
+    training = PrivateTraining(EPSILON, DELTA, replace_batch_norm=replaced, options=options, **private)
     # The package whose Trainer takes it.
     lightning = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")
     # Lightning's demonstration validates on a part of the table that it trains on.

@@ -222,7 +222,7 @@ def run_of(
     """Train and test what was recommended, and return its callback and summary; nothing of it stays on disk."""
     pl.seed_everything(seed, verbose=False)
     student, labeling = found.build(data)
-    labeling.progress = False
+    labeling.options = dataclasses.replace(labeling.options, progress=False)
     quiet = dict.fromkeys(
         ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
     )

@@ -54,7 +54,7 @@ def _run(config: str, seed: int, words: list[str], seeded: bool) -> dict[str, An
     noise = "--labeling.labeler.init_args.noise_source"
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--config", config, "--run_dir", folder, "--seed_everything", str(seed)]
-        arguments += ["--labeling.seed", str(seed), "--trainer.enable_progress_bar", "false"]
+        arguments += ["--labeling.options.seed", str(seed), "--trainer.enable_progress_bar", "false"]
         if seeded and read_document(config)["labeling"].get("labeler") is not None:
             arguments += [noise, "SeededNoise", f"{noise}.seed", str(seed)]
         if privknn(["fit", *arguments, *words]):

@@ -32,6 +32,7 @@ from benchmarks.record import Measured, entries, listed, markdown, rows_of
 from benchmarks.threads import Threads
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
 from pl_privknn._lightning import TRAINS_ALONE
+from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import (
@@ -235,9 +236,8 @@ def peak_of_labelling(run: Path, folder: Path, teacher: Labeler, queries: int) -
         epochs_per_round=1,
         queries_per_round=queries,
         features=torch.nn.Flatten(),
-        files={"run_dir": run},
-        memory=FeatureStore(limit_gb=LIMIT_GB, scratch=folder),
-        progress=False,
+        run_dir=run,
+        options=LabelingOptions(memory=FeatureStore(limit_gb=LIMIT_GB, scratch=folder), progress=False),
     )
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(dimensions, CLASSES))
     own: dict[str, Any] = {"default_root_dir": run, "callbacks": [labeling]}

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from pl_privknn._checks import check_int, check_positive
+from pl_privknn._checks import check_int, check_positive, check_switch
+from pl_privknn.callbacks.labeling_round import FeatureStore
+from pl_privknn.config import as_group
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.joined import JoinedFeatures
@@ -16,7 +18,7 @@ from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency
-from pl_privknn.privacy.settings import Budget
+from pl_privknn.privacy.settings import Budget, LedgerFiles
 
 #: Stands for the student's own backbone in a list of features.
 STUDENT = "student"
@@ -49,6 +51,55 @@ class LabelingBudget(Budget):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_adjacency(self.adjacency)
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelingOptions(LedgerFiles):
+    """Rarely used settings of a labelling.
+
+    Args:
+        ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
+            run's folder.
+        ledger_head_path: see :class:`~pl_privknn.privacy.settings.LedgerFiles`.
+        retrain: start the student afresh at each later round, as in the paper; False continues it.
+        class_prior: shares of the classes where the model is used, one a class, a public constant: probabilities of
+            labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
+            as the releases have them. For teachers that release probabilities.
+        memory: how large a table of private features may get in memory.
+        query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
+        seed: for the random choice of queries, a public matter; never for protective noise.
+        progress: show a progress bar while labelling.
+        device: where features are extracted and neighbours searched for; ``"auto"``: where the trainer is.
+        sharded: let each process of the training search a share of the private records, for teachers that can.
+
+    Raises:
+        ValueError: for an argument out of its range.
+
+    Example:
+        >>> from pl_privknn.callbacks import LabelingOptions
+        >>> LabelingOptions(query_batch_size=50).query_batch_size
+        50
+    """
+
+    retrain: bool = True
+    class_prior: list[float] | None = None
+    memory: FeatureStore = FeatureStore()
+    query_batch_size: int = 256
+    seed: int = 0
+    progress: bool = True
+    device: str = "auto"
+    sharded: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "memory", as_group("memory", self.memory, FeatureStore()))
+        if self.class_prior is not None:
+            check_prior(self.class_prior)
+        check_int("query_batch_size", self.query_batch_size)
+        check_int("seed", self.seed, minimum=0)
+        check_device(self.device)
+        for name in ("retrain", "progress", "sharded"):
+            check_switch(name, getattr(self, name))
 
 
 def queries_of_rounds(queries: int | Sequence[int], rounds: int) -> list[int]:
@@ -140,8 +191,8 @@ def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:
     return BackboneFeatures(student) if isinstance(chosen, str) else chosen
 
 
-def check_prior(class_prior: Sequence[float]) -> list[float]:
-    """Return shares of at least two classes, which are positive and sum to 1.
+def check_prior(class_prior: Sequence[float]) -> None:
+    """Refuse all but shares of at least two classes, which are positive and sum to 1.
 
     Raises:
         ValueError: for others.
@@ -149,14 +200,13 @@ def check_prior(class_prior: Sequence[float]) -> list[float]:
     shares = [check_positive("class_prior", share) for share in class_prior]
     if len(shares) < 2 or abs(sum(shares) - 1) > 1e-3:
         raise ValueError(f"class_prior={list(class_prior)!r}: want a share above 0 for each class, 1 in sum")
-    return shares
 
 
-def check_device(device: str) -> str:
-    """Return ``device`` if it is ``"auto"`` or names a device that is here.
+def check_device(device: str) -> None:
+    """Refuse a device that is neither ``"auto"`` nor the name of one that is here.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: for such a device.
     """
     try:
         kind = "cpu" if device == "auto" else torch.device(device).type
@@ -166,7 +216,6 @@ def check_device(device: str) -> str:
         ) from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: torch finds no such device here; use device='auto'")
-    return device
 
 
 def device_of(device: str, trainers: torch.device) -> torch.device:

@@ -195,7 +195,6 @@ def name_of(label: int | list[int] | None, names: tuple[str, ...]) -> str | None
 
 _OF_LABELING = (
     "rounds", "epochs_per_round", "queries_per_round", "max_answers", "delta", "max_epsilon", "adjacency", "unit",
-    "retrain",
 )  # fmt: skip
 _COLUMNS = ("example", "round", "state", "label", "truth", "right")
 
@@ -214,6 +213,7 @@ def run_settings(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, A
     if labeling is not None and labeling.labeler is not None:
         found["labeler"] = type(labeling.labeler).__name__
         found |= {name: getattr(labeling, name) for name in _OF_LABELING}
+        found["retrain"] = labeling.options.retrain
     if (spender := spender_of(trainer, module)) is not None:
         report = spender.ledger.report()
         found |= {"noise": _noise(report.guaranteed), "epsilon": report.epsilon}

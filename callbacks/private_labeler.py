@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_choice, check_int, check_switch
+from pl_privknn._checks import check_choice, check_int, check_path
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
 from pl_privknn.callbacks.label_store import LabelRun, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_arguments import (
     LabelingBudget,
+    LabelingOptions,
     RoundFeatures,
-    check_device,
     check_fits,
-    check_prior,
     device_of,
     extractor_of,
     features_of_rounds,
@@ -29,7 +28,6 @@ from pl_privknn.callbacks.labeling_arguments import (
 )
 from pl_privknn.callbacks.labeling_round import (
     MODELS,
-    FeatureStore,
     LabelingRound,
     ReleasedHead,
     check_stated,
@@ -68,7 +66,6 @@ from pl_privknn.privacy.mechanisms.base import (
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import foreign_reader
 from pl_privknn.privacy.redaction import check_declared, redacted
-from pl_privknn.privacy.settings import RunFiles
 
 _EVALUATED_AT_ONCE = 256  # held-out images
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
@@ -102,22 +99,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             ``"uncertain"`` (those the student is least sure of), ``"clusters"`` (the centre of each cluster of
             public features; its cluster takes its answer), ``"smooth_clusters"`` (noisy counts smoothed over
             neighbouring clusters) or a :class:`~pl_privknn.callbacks.selection.Selector`.
-        retrain: start the student afresh at each later round, as in the paper; False continues it.
-        run_dir: the run's folder, in the place of ``files.run_dir``.
-        files: the run's folder and its ledger.
-        query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
-        seed: for the random choice of queries, a public matter; never for protective noise.
-        progress: show a progress bar while labelling.
-        memory: how large a table of private features may get in memory.
-        device: where features are extracted and neighbours searched for; ``"auto"``: where the trainer is.
-        sharded: let each process of the training search a share of the private records, for teachers that can.
-        class_prior: shares of the classes where the model is used, one a class, a public constant: probabilities of
-            labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
-            as the releases have them. For teachers that release probabilities.
         evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
             private records, or persons, of which the teacher learns nothing, and release the accuracy of the released
             model on them when the training ends, at the ε of the labels.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
+        run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
+            Repeating a run in the folder of an interrupted one continues it.
+        options: rarely used settings.
 
     Raises:
         ValueError: for arguments out of range.
@@ -139,23 +127,14 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         max_answers: int | None = None,
         features: list[RoundFeatures] | Extractor | None = None,
         selection: str | Selector = "random",
-        retrain: bool = True,
         budget: LabelingBudget = LabelingBudget(),
-        run_dir: str | Path | None = None,
-        files: RunFiles = RunFiles(),
-        memory: FeatureStore = FeatureStore(),
-        query_batch_size: int = 256,
-        seed: int = 0,
-        progress: bool = True,
-        device: str = "auto",
-        sharded: bool = False,
         released: str = "student",
-        class_prior: list[float] | None = None,
         evaluate: PaidEvaluation | str | None = None,
+        run_dir: str | Path | None = None,
+        options: LabelingOptions = LabelingOptions(),
     ) -> None:
         budget = as_group("budget", budget, LabelingBudget())
-        files = as_group("files", files, RunFiles()).within(run_dir)
-        self.memory = as_group("memory", memory, FeatureStore())
+        self.options = as_group("options", options, LabelingOptions())
         self.labeler = labeler
         self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
@@ -168,26 +147,20 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             raise ValueError(f"selection={selection!r} must be one of {', '.join(SELECTORS)} or a Selector")
         self.select: Selector = SELECTORS[selection] if isinstance(selection, str) else selection
         self.selects_all = selection == "all"
-        self.retrain = check_switch("retrain", retrain)
-        self.run_dir, self.ledger_path, self.ledger_head_path = files.paths
+        self.run_dir = None if run_dir is None else Path(check_path("run_dir", run_dir))
         if labeler is not None:
             check_fits(labeler, self.adjacency, self.features, self.queries_per_round, self.unit)
         self.evaluate = PaidEvaluation.of(evaluate)
-        if self.evaluate is not None and self.ledger_path is not None:
+        if self.evaluate is not None and self.options.ledger_path is not None:
             raise ValueError(
-                "evaluate: the hold-out pays in parallel with one run; leave files.ledger_path out, or evaluate=None"
+                "evaluate: the hold-out pays in parallel with one run; leave options.ledger_path out, or "
+                "evaluate=None"
             )
         #: Accuracy on the hold-out, its deviation and its ε, once released.
         self.accuracy: dict[str, Any] = {}
         self._held: tuple[LabeledImages, Tensor | None] | None = None
         self._undo: list[Callable[[], None]] = []
         self.released = check_choice("released", released, MODELS)
-        self.class_prior = None if class_prior is None else check_prior(class_prior)
-        self.query_batch_size = check_int("query_batch_size", query_batch_size)
-        self.seed = check_int("seed", seed, minimum=0)
-        self.progress = check_switch("progress", progress)
-        self.device = check_device(device)
-        self.sharded = check_switch("sharded", sharded)
         self._place = Path()
         self._conditions: tuple[str, ...] = ()
         self._stated: tuple[str, ...] = ()
@@ -249,10 +222,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
                 f"labeler: {type(self.labeler).__name__} answers {' or '.join(self.labeler.tasks)} queries, the "
                 f"data is {data.task}; use for instance {fitting}"
             )
-        if self.class_prior is not None and len(self.class_prior) != data.num_classes:
-            raise ValueError(
-                f"class_prior: {len(self.class_prior)} shares, the data has {data.num_classes} classes"
-            )
+        prior = self.options.class_prior
+        if prior is not None and len(prior) != data.num_classes:
+            raise ValueError(f"class_prior: {len(prior)} shares, the data has {data.num_classes} classes")
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no query is made; public images get placeholder labels")
             data.public.set_labels(slice(None), placeholders(data.public.labels, data.num_classes))
@@ -270,7 +242,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         for index in range(due):
             is_new = index >= self._rounds_applied
             self._label(trainer, pl_module, data, index)
-            self._restart_due |= is_new and index > 0 and self.retrain
+            self._restart_due |= is_new and index > 0 and self.options.retrain
         self._epochs_before = 0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -299,7 +271,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if rest or not self._rounds_applied <= index < self.rounds or is_last_epoch(trainer):
             return
         self._label(trainer, pl_module, data_module(trainer), index)
-        self._restart_due = self.retrain
+        self._restart_due = self.options.retrain
 
     def _hold_out(self, data: PrivatePublicDataModule) -> None:
         """Hold out a share of the private records, by the coins of the run."""
@@ -407,7 +379,11 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         for condition in self._conditions:
             rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
         reader = None if data.reads_alone else foreign_reader(data.private)
-        stated = (*self._conditions, *([] if reader is None else [READS_ALONE.format(reader)]))
+        stated = (
+            *self._conditions,
+            *data.conditions,
+            *([] if reader is None else [READS_ALONE.format(reader)]),
+        )
         if self.evaluate is not None and self.released != "head" and not keeps_apart(pl_module):
             stated += (PREDICTS_ALONE.format(type(pl_module).__name__),)
         self._stated = stated
@@ -433,8 +409,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             max_epsilon=self.max_epsilon,
             adjacency=self.adjacency,
             unit=self.unit,
-            ledger_path=self.ledger_path,
-            ledger_head_path=self.ledger_head_path,
+            ledger_path=self.options.ledger_path,
+            ledger_head_path=self.options.ledger_head_path,
         )
         if self._conditions:  # a resumed run keeps the plan that it has
             check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)
@@ -448,7 +424,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         queries: list[int],
     ) -> tuple[str, ...]:
         """Conditions of extractors of others; refuses one that mixes images, before anything is planned."""
-        place = device_of(self.device, trainer.strategy.root_device)
+        place = device_of(self.options.device, trainer.strategy.root_device)
         asking = {min(index, len(self.features) - 1) for index, count in enumerate(queries) if count}
         used = [extractor_of(self.features[index], pl_module) for index in sorted(asking)]
         tried = [public_extractor(extractor, data, place) for extractor in used if is_foreign(extractor)]
@@ -475,29 +451,29 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     ) -> Any:
         """This process's part of a round: global rank 0 asks and pays, others search shards of their own, if any."""
         assert self.labeler is not None
-        queries = self._queries(len(data.public))
-        self.labeler.device = device_of(self.device, trainer.strategy.root_device)
-        shard = shard_of(self.labeler, data, self._group, self.sharded, self.adjacency, self.unit)
+        queries, options = self._queries(len(data.public)), self.options
+        self.labeler.device = device_of(options.device, trainer.strategy.root_device)
+        shard = shard_of(self.labeler, data, self._group, options.sharded, self.adjacency, self.unit)
         self.labeler.shard = shard
         if shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(
-            class_prior=self.class_prior,
+            class_prior=options.class_prior,
             labeler=self.labeler,
             extractor=extractor_of(self.features[min(index, len(self.features) - 1)], pl_module),
             select=self.select,
             num_queries=queries[index],
             max_answers=self._answers(queries),
-            query_batch_size=self.query_batch_size,
-            seed=self.seed,
+            query_batch_size=options.query_batch_size,
+            seed=options.seed,
             predict=functools.partial(probabilities_of, pl_module),
             check=self._group.check if self._group.size > 1 else None,
-            memory=self.memory,
+            memory=options.memory,
             unit=self.unit,
             conditions=self._conditions,
         )
         store, ledger = (None, None) if self._run is None else (self._run.store, self._run.ledger_run)
-        with rich_progress(index, self.rounds, self.progress and self._run is not None) as progress:
+        with rich_progress(index, self.rounds, options.progress and self._run is not None) as progress:
             labeling.run_round(index, data, store, ledger, progress)
         if self._run is None:
             return None
@@ -511,14 +487,14 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def _in_use(
         self, labels: torch.Tensor, soft: torch.Tensor | None, told: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Labels and probabilities under :attr:`class_prior`; says which shares are assumed without it."""
+        """Labels and probabilities under ``options.class_prior``; says which shares are assumed without it."""
         if labels.ndim != 1 or not len(labels):
             return labels, soft
-        if self.class_prior is None:
+        if self.options.class_prior is None:
             if soft is not None and told:
                 shares = " ".join(f"{share:.2g}" for share in soft.double().mean(dim=0)[:10].tolist())
                 rank_zero_info(
-                    f"answers assume the private table's shares of classes, about {shares}; see class_prior"
+                    f"answers assume the private table's shares of classes, about {shares}; see options.class_prior"
                 )
             return labels, soft
         if soft is None:
@@ -526,7 +502,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
                 f"class_prior: {type(self.labeler).__name__} releases no probabilities to move; leave class_prior "
                 "out, or take ReverseKNN or PreconditionedGradients"
             )
-        soft = shifted(soft, prior_shift(soft, self.class_prior))
+        soft = shifted(soft, prior_shift(soft, self.options.class_prior))
         return torch.where(labels >= 0, soft.argmax(dim=1), labels), soft
 
     # ------------------------------------------------------------------ what the run says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -9,21 +10,25 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
-from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
 from pl_privknn.datamodules.datasets import ImageShape, ImageStore, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.tables import (
     ArrayOrPath,
     Table,
     dimension_of,
     in_shards,
+    labels_of,
     numbers_of,
     own_shard,
     rows_of,
     shard_file,
 )
+from pl_privknn.privacy.redaction import redacted
 
 _PARTS = ("private", "public", "test", "val")
 _COLOURS = (1, 3)
+_MOST_FOUND = 1000  # classes that private labels may tell
+_NOT_FINITE = "NaN or infinite values"
 _CHUNK = 4096
 
 
@@ -31,46 +36,93 @@ class _TablesDataModule(PrivatePublicDataModule):
     """Base of data modules of a user's own tables: parts that go together, and their loading."""
 
     kind: ClassVar[str]
+    leaves_out: ClassVar[str] = "without a label, or with NaN or infinite values,"
 
-    def __init__(self, sources: dict[str, Any], image_shape: ImageShape, **kwargs: Any) -> None:
+    def __init__(
+        self, sources: dict[str, Any], image_shape: ImageShape, num_classes: int | None, **kwargs: Any
+    ) -> None:
         self._sources = sources
-        super().__init__(image_shape=image_shape, **kwargs)
+        if kwargs.get("class_names") is None:
+            width = 0 if kwargs.get("task") == "multilabel" else None
+            num_classes, kwargs["class_names"] = self._classes(num_classes, width)
+        count = len(kwargs["class_names"]) if num_classes is None else num_classes
+        super().__init__(image_shape=image_shape, num_classes=count, **kwargs)
 
     def load_private(self) -> LabeledImages:
         """The private records, their labels and their persons."""
+        found, rows, count = redacted(self._labeled, "private")
         if self._has("private_groups"):
             groups = self._numbers("private_groups")
-            self.private_groups = groups if groups.is_floating_point() else groups.long()
-        return self._labeled("private")
+            if len(groups) != count:
+                raise ValueError("private_groups: want int64, one number for each private record")
+            self.private_groups = groups[rows] if groups.is_floating_point() else groups[rows].long()
+        return found
 
     def load_public(self) -> PublicDataset:
         """The public records and ``public_truth``."""
-        truth = self._numbers("public_truth") if self._has("public_truth") else None
-        return PublicDataset(self._store(f"public_{self.kind}"), self.num_classes, truth, self.task)
+        store, finite = self._store(f"public_{self.kind}")
+        truth = self._labels("public_truth") if self._has("public_truth") else None
+        rows = self._usable("public", {_NOT_FINITE: ~finite})
+        return PublicDataset(store, self.num_classes, truth, self.task).chosen(rows)
 
     def load_test(self) -> LabeledImages:
         """The test records and their labels, or an empty set."""
         if self._has(f"test_{self.kind}"):
-            return self._labeled("test")
+            return self._labeled("test")[0]
         return LabeledImages.none(self.image_shape, self.num_classes, self.task)
 
     def load_validation(self) -> LabeledImages | None:
         """The validation records, if given."""
-        return self._labeled("val") if self._has(f"val_{self.kind}") else None
+        return self._labeled("val")[0] if self._has(f"val_{self.kind}") else None
 
     def _has(self, name: str) -> bool:
         return self._sources.get(name) is not None
 
-    def _labeled(self, part: str) -> LabeledImages:
+    def _labeled(self, part: str) -> tuple[LabeledImages, Tensor, int]:
+        """A part, the positions of its records in their table, and the length of that."""
         name = f"{part}_labels"
-        store, labels = self._store(f"{part}_{self.kind}"), self._numbers(name)
-        return LabeledImages(store, labels, self.num_classes, name, self.task)
+        (store, finite), labels = self._store(f"{part}_{self.kind}"), self._labels(name)
+        faults = {_NOT_FINITE: ~finite}
+        if labels.ndim == 1 and self.task == "multiclass" and len(labels) == len(store):
+            faults["no label"] = labels == -1
+            labels = labels.where(labels != -1, 0)
+        rows = self._usable(part, faults)
+        whole = LabeledImages(store, labels, self.num_classes, name, self.task)
+        return whole.chosen(rows), rows, len(whole)
 
     def _numbers(self, name: str) -> Tensor:
         return numbers_of(name, self._sources[name])
 
-    def _store(self, name: str) -> ImageStore:
+    def _labels(self, name: str) -> Tensor:
+        labels = labels_of(name, self._sources[name], self.num_classes if self.task == "multilabel" else None)
+        if isinstance(labels, Tensor):
+            return labels
+        numbers = {"": -1} | {word: number for number, word in enumerate(self.class_names)}
+        return torch.tensor([numbers.get(word, self.num_classes) for word in labels], dtype=torch.int64)
+
+    def _store(self, name: str) -> tuple[ImageStore, Tensor]:
+        """The records of a part, and bool ``(n,)``: whether their values are finite."""
         raise NotImplementedError
+
+    def _classes(self, count: int | None, width: int | None) -> tuple[int, list[str] | None]:
+        """Number of classes as given, and names of text labels; as the private labels tell where no others do."""
+        known = [name for name in ("test_labels", "val_labels", "public_truth") if self._has(name)]
+        if not known and count is None and not in_shards(self._sources["private_labels"]):
+            self.conditions = (CLASSES_ARE_PUBLIC,)
+        words, most = set[str](), 0
+        for name in (*known, *(["private_labels"] if self.conditions else [])):
+            labels = redacted(labels_of, name, self._sources[name], width)
+            if not isinstance(labels, Tensor):
+                words |= {*labels} - {""}
+            elif labels.numel():
+                most = max(most, labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1)
+        names = check_unlike(sorted(words), "class_names", bool(known)) if words else None
+        told = len(words) or most
+        if count is None and not 2 <= told <= (_MOST_FOUND if self.conditions else told):
+            raise ValueError(
+                "num_classes: labels tell no number of classes; give num_classes= (--num-classes)"
+            )
+        return told if count is None else count, names
 
     @classmethod
     def _sources_among(cls, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -103,9 +155,12 @@ class ArraysDataModule(_TablesDataModule):
     is taken, or its only member, or the one named as in ``data.npz:x_train``: one file written by
     ``numpy.savez(path, private_images=…, private_labels=…, …)`` may serve for all of them.
 
-    Images are uint8 (0 … 255) or float (0 … 1), of shape ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)``.
-    Arrays are kept as they are and not copied: don't change them afterwards. Labels are whole numbers of
-    shape ``(n,)`` in ``[0, num_classes)``; with ``task="multilabel"`` rows of 0 and 1, ``(n, num_classes)``.
+    Images are uint8 (0 … 255) or float (0 … 1), of shape ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)``, or
+    rows of square grey images, ``(n, h * h)``.
+    Arrays are kept as they are and not copied: don't change them afterwards. Labels are whole numbers of any type of
+    shape ``(n,)`` in ``[0, num_classes)``, one-hot rows, or texts, which ``class_names`` or the test labels put in
+    order; with ``task="multilabel"`` rows of 0 and 1, ``(n, num_classes)``. Records without a label (-1, NaN or an
+    empty text) or with values that are not finite are left out (``unusable``).
 
     Args:
         private_images: images of the sensitive records.
@@ -114,7 +169,8 @@ class ArraysDataModule(_TablesDataModule):
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_images: images for the final accuracy; none by default.
         test_labels: their classes.
-        num_classes: number of classes, a public constant.
+        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth
+            tell, or, where there are none, the private labels, which is a condition of the guarantee.
         val_images: a validation set, instead of public images with known truth.
         val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``.
@@ -138,7 +194,7 @@ class ArraysDataModule(_TablesDataModule):
         test_images: ArrayOrPath | None = None,
         test_labels: ArrayOrPath | Sequence[int] | None = None,
         *,
-        num_classes: int,
+        num_classes: int | None = None,
         val_images: ArrayOrPath | None = None,
         val_labels: ArrayOrPath | Sequence[int] | None = None,
         private_groups: ArrayOrPath | Sequence[int] | None = None,
@@ -162,23 +218,25 @@ class ArraysDataModule(_TablesDataModule):
                 )
         super().__init__(sources, shapes[first], num_classes=num_classes, **kwargs)
 
-    def _store(self, name: str) -> ImageStore:
+    def _store(self, name: str) -> tuple[ImageStore, Tensor]:
         array = Table(name, self._sources[name]).numbers()
-        shape = tuple(array.shape)
+        finite = torch.ones(len(array), dtype=torch.bool)
         if array.dtype != torch.uint8 and not array.is_floating_point():
             raise ValueError(
-                f"{name}: dtype {array.dtype}; want uint8 with values 0 … 255 or float with values 0 … 1"
+                f"{name}: dtype {array.dtype}; want uint8 with values 0 … 255 (.astype('uint8')) or float "
+                "with values 0 … 1"
             )
-        if array.is_floating_point() and not all(
-            bool(((part >= 0) & (part <= 1)).all()) for part in array.split(_CHUNK)
-        ):
-            raise ValueError(
-                f"{name}: float values outside [0, 1], or NaN; divide 0 … 255 data by 255, or pass it as uint8"
-            )
-        if array.ndim == 3:
-            return TensorImages(array[:, None])
-        last = _colours_are_last(name, shape, self.channels_last)
-        return TensorImages(array.permute(0, 3, 1, 2) if last else array)
+        if array.is_floating_point():
+            finite = torch.cat([torch.isfinite(part.flatten(1)).all(1) for part in array.split(_CHUNK)])
+            for part, known in zip(array.split(_CHUNK), finite.split(_CHUNK), strict=True):
+                if not bool(((part[known] >= 0) & (part[known] <= 1)).all()):
+                    raise ValueError(
+                        f"{name}: float values outside [0, 1]; divide 0 … 255 data by 255, or pass it as uint8"
+                    )
+        if array.ndim == 4:
+            last = _colours_are_last(name, tuple(array.shape), self.channels_last)
+            return TensorImages(array.permute(0, 3, 1, 2) if last else array), finite
+        return TensorImages(array.reshape(len(array), *self.image_shape)), finite
 
 
 class EmbeddingsDataModule(_TablesDataModule):
@@ -212,7 +270,8 @@ class EmbeddingsDataModule(_TablesDataModule):
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_embeddings: for the final accuracy; none by default.
         test_labels: their classes.
-        num_classes: number of classes, a public constant.
+        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth
+            tell, or, where there are none, the private labels, which is a condition of the guarantee.
         val_embeddings: a validation set, instead of public records with known truth.
         val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``; a column of a table as
@@ -236,7 +295,7 @@ class EmbeddingsDataModule(_TablesDataModule):
         test_embeddings: ArrayOrPath | None = None,
         test_labels: ArrayOrPath | Sequence[int] | None = None,
         *,
-        num_classes: int,
+        num_classes: int | None = None,
         val_embeddings: ArrayOrPath | None = None,
         val_labels: ArrayOrPath | Sequence[int] | None = None,
         private_groups: ArrayOrPath | Sequence[int] | None = None,
@@ -279,7 +338,7 @@ class EmbeddingsDataModule(_TablesDataModule):
             )
         return found
 
-    def _store(self, name: str) -> ImageStore:
+    def _store(self, name: str) -> tuple[ImageStore, Tensor]:
         return rows_of(name, self._sources[name])
 
 
@@ -288,7 +347,7 @@ def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -
 
     Args:
         name: of the argument, for messages.
-        shape: ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)``.
+        shape: ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)``, or ``(n, h * h)``.
         channels_last: where the colours are in four dimensions. None: in the dimension that is 1 or 3.
 
     Raises:
@@ -296,6 +355,8 @@ def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -
     """
     if len(shape) == 3:
         return (1, shape[1], shape[2])
+    if len(shape) == 2 and math.isqrt(shape[1]) ** 2 == shape[1] > 1:
+        return (1, math.isqrt(shape[1]), math.isqrt(shape[1]))
     if _colours_are_last(name, shape, channels_last):
         return (shape[3], shape[1], shape[2])
     return (shape[1], shape[2], shape[3])
@@ -303,7 +364,11 @@ def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -
 
 def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | None) -> bool:
     if len(shape) != 4:
-        table = "; EmbeddingsDataModule takes tables (n, d)" if len(shape) == 2 else ""
+        table = (
+            ": reshape rows of pixels, or take EmbeddingsDataModule for tables (n, d)"
+            if len(shape) == 2
+            else ""
+        )
         raise ValueError(
             f"{name}: shape {shape_text(shape)}; want (n, h, w), (n, c, h, w) or (n, h, w, c){table}"
         )

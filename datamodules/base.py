@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from pl_privknn._checks import check_choice, check_int
 from pl_privknn.config import HasInitArguments
 from pl_privknn.datamodules.datasets import (
     TASKS,
-    ChosenImages,
     ImageShape,
     ImageStore,
     JoinedImages,
@@ -40,10 +39,16 @@ from pl_privknn.privacy.redaction import redacted
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Overlap = Literal["error", "warn", "ignore"]
+Overlap = Literal["leave_out", "error", "warn", "ignore"]
+Unusable = Literal["leave_out", "error"]
 _EVALUATED_AT_ONCE = 256  # images in a batch of validation, test and prediction
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
-_OVERLAP: tuple[Overlap, ...] = ("error", "warn", "ignore")
+_OVERLAP: tuple[Overlap, ...] = ("leave_out", "error", "warn", "ignore")
+#: The condition of a run whose classes no public data, and no argument, name.
+CLASSES_ARE_PUBLIC = (
+    "the names of the classes, which are those of the private records, may be known to anybody"
+)
+_UNUSABLE: tuple[Unusable, ...] = ("leave_out", "error")
 
 
 class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
@@ -82,9 +87,13 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         name: a name that people know, for reports and privacy cards; the class's name by default.
         train_on_truth: label the public images with their truth from the start: the bound without privacy that
             labelers are compared with. Leave the labeler out then.
-        overlap: what to do when an image is both public and in the test set, which would make test accuracy
-            meaningless: ``"error"``, ``"warn"`` or ``"ignore"`` (not even looked for). The private images
+        overlap: what to do when an example is both public and in the test set, which would make test accuracy
+            meaningless: ``"leave_out"`` of the public part, with a warning that counts them, ``"error"``, ``"warn"``
+            or ``"ignore"`` (not even looked for). Only equal examples are found, no similar ones. The private images
             are not compared: what such a message says would depend on private data.
+        unusable: what to do with records of a user's own data that cannot be used, such as an empty text or a file
+            that cannot be decoded: ``"leave_out"``, each because of its own content alone, or ``"error"``. Those of
+            public and test parts are counted in a warning; of private ones no message tells whether there are any.
 
     Attributes:
         num_classes: as given.
@@ -97,6 +106,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             when others come and go, or None; likewise. Private.
         reads_alone: whether reading a private record uses that record alone, which a subclass states for data sets
             that are not this package's; the guarantee of a run has it as a condition otherwise.
+        conditions: what the guarantee of a run on these data rests on, in words; a subclass whose classes are those
+            of the private records says so.
         needs_private: whether an empty private set is refused; a subclass for a first stage on public data alone
             sets it to False.
 
@@ -107,6 +118,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     needs_private: bool = True
     reads_alone: bool = False
     private_in_shards: bool = False  # whether each process of a training loads private records of its own
+    conditions: tuple[str, ...] = ()
+    leaves_out: ClassVar[str] = ""  # which private records ``unusable`` concerns, for people
     _holds_data = True
 
     def __init__(
@@ -123,7 +136,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         public: str = "images",
         name: str | None = None,
         train_on_truth: bool = False,
-        overlap: Overlap = "error",
+        overlap: Overlap = "leave_out",
+        unusable: Unusable = "leave_out",
     ) -> None:
         super().__init__()
         self.num_classes = check_int("num_classes", num_classes, 2, _MOST_CLASSES)
@@ -153,6 +167,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         self.name = name
         self.train_on_truth = train_on_truth
         self.overlap = check_choice("overlap", overlap, _OVERLAP)
+        self.unusable = check_choice("unusable", unusable, _UNUSABLE)
         self._private: LabeledImages | None = None
         self._public: PublicDataset | None = None
         self._test: LabeledImages | None = None
@@ -204,6 +219,11 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """
         compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
+            if self.leaves_out and self.unusable == "leave_out":
+                # Said of all data: said of some, it would tell of a record.
+                pl.rank_zero_info(
+                    f"Private records {self.leaves_out} are left out, if there are any; unusable=error refuses them."
+                )
             private = self.load_private()
             self._private = redacted(self._checked, "private", private, may_be_empty=not self.needs_private)
             for name, numbers in (("groups", self.private_groups), ("ids", self.private_ids)):
@@ -221,12 +241,12 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                 self._public.set_labels(slice(None), self._public.truth)
             validation = self._without_private("load_validation")
             self._validation = None if validation is None else self._checked("validation", validation)
-        if stage in ("fit", "test", "predict", None) and self._test is None:
+        if self._test is None:  # whatever the stage is: public examples are compared with it
             self._test = self._checked("test", self._without_private("load_test"), may_be_empty=True)
         if stage in ("predict", None) and self._predict is None:
             self._predict = self.load_predict()
         if not compared and self._public is not None and self._test is not None:
-            self._check_overlap(self._public, self._test)
+            self._public = self._without_overlap(self._public, self._test)
 
     def hold_out(self, held: Tensor) -> tuple[LabeledImages, Callable[[], None]]:
         """Take records out of the private part, with their persons and numbers.
@@ -242,12 +262,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         whole = self.private
         if self.needs_private and len(stays) == 0:
             raise ValueError("evaluate: no private record is left to learn from; hold a smaller share out")
-        self._private, out = (
-            LabeledImages(
-                ChosenImages(whole.store, rows), whole.labels[rows], self.num_classes, task=self.task
-            )
-            for rows in (stays, held)
-        )
+        self._private, out = whole.chosen(stays), whole.chosen(held)
         self.private_groups, self.private_ids = (None if of is None else of[stays] for of in kept[1:])
 
         def restore() -> None:
@@ -307,17 +322,52 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                 )
         return part
 
-    def _check_overlap(self, public: PublicDataset, test: LabeledImages) -> None:
-        if self.overlap == "ignore" or not (common := common_images(public.store, test.store)):
-            return
+    def _without_overlap(self, public: PublicDataset, test: LabeledImages) -> PublicDataset:
+        ignored = self.overlap == "ignore" or not self.has_public
+        if ignored or not (common := common_images(public.store, test.store)):
+            return public
         message = (
-            f"{len(common)} test images are public images too (test image {common[0][1]} is public image "
-            f"{common[0][0]}): accuracy on them says nothing about unseen images. Take them out of one of "
-            'the two, or set overlap="warn" or overlap="ignore"'
+            f"{len(common)} public examples are test examples too (public example {common[0][0]} is test example "
+            f"{common[0][1]}), and accuracy on them says nothing about unseen examples"
         )
+        if self.overlap == "leave_out":
+            rows = torch.ones(len(public), dtype=torch.bool)
+            rows[[place for place, _ in common]] = False
+            if not bool(rows.any()):
+                raise ValueError(f"{message}; no other public example is left")
+            warnings.warn(f"{message}: they are left out of the public part", stacklevel=3)
+            return public.chosen(torch.nonzero(rows).flatten())
         if self.overlap == "error":
-            raise ValueError(message)
+            raise ValueError(
+                f'{message}. Take them out of one of the two, or set overlap="leave_out" or overlap="ignore"'
+            )
         warnings.warn(message, stacklevel=3)
+        return public
+
+    def _usable(self, part: str, faults: Mapping[str, Tensor]) -> Tensor:
+        """Positions of the records of a part that have no fault, int64; see ``unusable``.
+
+        Args:
+            part: ``"private"``, …
+            faults: for what can be wrong with a record ("no label"), bool ``(n,)``, each entry a function of its
+                record alone.
+        """
+        bad = torch.stack(list(faults.values())).any(0)
+        found = [
+            what
+            if part == "private"
+            else f"{int(rows.sum())} with {what} (the first is record {int(rows.int().argmax()) + 1})"
+            for what, rows in faults.items()
+            if bool(rows.any())
+        ]
+        # Predictions are in the order of the records, so that none may be missing.
+        if found and (self.unusable == "error" or part == "predict"):
+            raise ValueError(
+                f"{part}: some records cannot be used: {', '.join(found)}; mend them, or remove them"
+            )
+        if found and part != "private":
+            warnings.warn(f"{part}: records are left out: {', '.join(found)}", stacklevel=4)
+        return torch.nonzero(~bad).flatten()
 
     @property
     def private(self) -> LabeledImages:
@@ -407,6 +457,25 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     def _loader_options(self) -> dict[str, Any]:
         pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return {"num_workers": self.num_workers, "pin_memory": pin_memory, "collate_fn": take_batch}
+
+
+def check_unlike(names: Iterable[str], argument: str, public: bool = True) -> list[str]:
+    """Return names of classes that were found in data, unless some differ in case or spaces alone.
+
+    Args:
+        names: of the classes.
+        argument: that names them in their place.
+        public: whether the names may be shown.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        if (other := found.setdefault("".join(name.casefold().split()), name)) != name:
+            which = f"the classes {other!r} and {name!r}" if public else "some classes of the private records"
+            raise ValueError(
+                f"{argument}: {which} differ in case or spaces alone; give them one name, or name all classes by "
+                f"{argument}="
+            )
+    return list(found.values())
 
 
 def _present(name: str, stage: str, part: Any) -> Any:

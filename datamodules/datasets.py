@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -218,10 +218,25 @@ def _places(store: Any, rows: Tensor | None = None) -> Iterator[tuple[int, Tenso
 
 
 def common_images(first: ImageStore, second: ImageStore) -> list[tuple[int, int]]:
-    """Positions of images that are in both stores, in the order of the second."""
+    """Positions of images of the first store that are in the second too, each with a position there."""
     of_first, of_second = (store.digests(torch.arange(len(store))) for store in (first, second))
-    places = {digest: position for position, digest in enumerate(of_first)}
-    return [(places[digest], position) for position, digest in enumerate(of_second) if digest in places]
+    places = {digest: position for position, digest in enumerate(of_second)}
+    return [(position, places[digest]) for position, digest in enumerate(of_first) if digest in places]
+
+
+def rows_below(store: ImageStore, rows: Tensor) -> Tensor:
+    """Positions, in the innermost store, of images that :class:`ChosenImages` took from it."""
+    while isinstance(store, ChosenImages):
+        rows, store = store.rows[rows], store.store
+    return rows
+
+
+def first_of_each(keys: Iterable[Any]) -> Tensor:
+    """Positions of the keys that no earlier key equals, int64, in order."""
+    found: dict[Any, int] = {}
+    for position, key in enumerate(keys):
+        found.setdefault(key, position)
+    return torch.tensor(list(found.values()), dtype=torch.int64)
 
 
 def fixed_shuffle(count: int, seed: int) -> Tensor:
@@ -367,6 +382,14 @@ class LabeledImages(_ImageSet):
         labels = torch.empty((0, num_classes) if task == "multilabel" else 0, dtype=torch.int64)
         return cls(TensorImages(torch.empty(0, *image_shape)), labels, num_classes, task=task)
 
+    def chosen(self, rows: Tensor) -> LabeledImages:
+        """The set of these images alone, int64 ``(k,)``."""
+        if torch.equal(rows, torch.arange(len(self))):
+            return self
+        return LabeledImages(
+            ChosenImages(self.store, rows), self.labels[rows], self.num_classes, task=self.task
+        )
+
     def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]:
         label = self.labels[index]
         return self.images([index])[0], label if self.task == "multilabel" else int(label)
@@ -486,6 +509,15 @@ class PublicDataset(_ImageSet):
             truth = check_targets("public_truth", truth, len(store), num_classes, task, unknown_allowed=True)
         self._truth = truth
         self.table = LabelTable(len(store), num_classes, task)
+
+    def chosen(self, rows: Tensor) -> PublicDataset:
+        """The set of these images alone, int64 ``(k,)``, with the hard labels that they have."""
+        if torch.equal(rows, torch.arange(len(self))):
+            return self
+        truth = None if self._truth is None else self._truth[rows]
+        made = PublicDataset(ChosenImages(self.store, rows), self.num_classes, truth, self.task)
+        made.table.labels.copy_(self.labels[rows])
+        return made
 
     def __getitem__(self, index: int) -> Tensor:
         return self.images([index])[0]

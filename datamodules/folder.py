@@ -2,21 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import stat
+import unicodedata
+import warnings
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import ImageShape, ImageStore, LabeledImages, PublicDataset, digest_of
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
+from pl_privknn.datamodules.datasets import (
+    ImageShape,
+    ImageStore,
+    LabeledImages,
+    PublicDataset,
+    digest_of,
+    first_of_each,
+)
+from pl_privknn.privacy.redaction import redacted
 
-#: Endings of the files that are read as images.
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+_PARTS = ("private", "public", "test", "val", "predict")
 _LAYOUT = "want private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
+# What operating systems, file servers and archives leave in folders, besides names that begin with a dot.
+_SYSTEM = {"__macosx", "@eadir", "desktop.ini", "thumbs.db", "$recycle.bin", "system volume information"}
+_THREADS = 4  # decode images at once, each of which may be large
+# Pillow identifies these without decoding them, or calls another program.
+_NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
+
+
+@functools.cache
+def suffixes() -> frozenset[str]:
+    """Endings, in lower case, of the files that the installed Pillow decodes."""
+    from PIL import Image
+
+    Image.init()
+    kinds = Image.registered_extensions().items()
+    return frozenset(ending for ending, kind in kinds if kind in Image.OPEN and kind not in _NOT_DECODED)
+
+
+def files_under(folder: Path) -> list[Path]:
+    """Files of a folder and its subfolders in the order of their paths, without hidden and system entries.
+
+    Links are followed; a file or folder to which several names lead is there once.
+
+    Raises:
+        ValueError: if a subfolder cannot be listed; its name is not in the message.
+    """
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+
+    def is_new(path: str) -> bool:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return True  # a link to nothing: a file that cannot be read
+        known = (key := (status.st_dev, status.st_ino)) in seen
+        seen.add(key)
+        return not known and (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
+
+    def refuse(error: OSError) -> None:
+        raise ValueError(
+            f"{folder}: a folder in it cannot be listed; change its permissions, or remove it"
+        ) from None
+
+    is_new(str(folder))
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        shown = {name for name in (*folders, *files) if name[0] != "." and name.lower() not in _SYSTEM}
+        folders[:] = [name for name in sorted(shown & {*folders}) if is_new(f"{place}/{name}")]
+        found += [Path(place, name) for name in sorted(shown & {*files}) if is_new(f"{place}/{name}")]
+    return sorted(found)
+
+
+def images_under(folder: Path) -> list[Path]:
+    """The :func:`files_under` a folder that Pillow decodes."""
+    return [path for path in files_under(folder) if path.suffix.lower() in suffixes()]
 
 
 class FileImages(ImageStore):
@@ -67,25 +135,55 @@ class FileImages(ImageStore):
             for rows in torch.arange(len(self)).split(1):
                 self.read(rows)
 
+    def readable(self) -> Tensor:
+        """Bool ``(n,)``: which files can be decoded; decoded images stay in memory where they are cached."""
+        suffixes()  # Pillow's plugins are loaded by one thread
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return torch.tensor(
+                list(pool.map(self._is_readable, torch.arange(len(self)).split(1))), dtype=torch.bool
+            )
+
+    def _is_readable(self, row: Tensor) -> bool:
+        try:
+            self.read(row)
+        except ValueError:
+            return False
+        return True
+
     def _decode(self, index: int) -> Tensor:
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         channels, height, width = self.shape
         try:
             with Image.open(self._paths[index]) as file:
-                if file.mode[0] in "IF":
-                    raise ValueError("16 or 32 bits a pixel")
-                upright = ImageOps.exif_transpose(file).convert("L" if channels == 1 else "RGB")
-                resized = upright.resize((width, height), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            hidden = f"file number {index + 1}, in the order of their paths, of {self._folder}"
+                image = _as_seen(file).convert("L" if channels == 1 else "RGB")
+                resized = image.resize((width, height), Image.Resampling.BILINEAR)
+        except Exception:  # decoders of damaged files raise whatever they meet
+            hidden = f"a file of {self._folder}"
             # "from None": Pillow's own message has the path in it.
             raise ValueError(
-                f"{self._paths[index] if self._folder is None else hidden} is not a readable image with 8 bits a "
-                "channel; take it away, or convert it"
+                f"{self._paths[index] if self._folder is None else hidden} is not a readable image; take it away, or "
+                "convert it"
             ) from None
         pixels = torch.from_numpy(np.array(resized, dtype=np.uint8))
         return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+
+
+def _as_seen(image: Any) -> Any:
+    """An image as viewers show it: upright, 8 bits a channel, on white where it is transparent."""
+    from PIL import Image, ImageOps
+
+    with contextlib.suppress(Exception):  # EXIF that cannot be read tells nothing
+        image = ImageOps.exif_transpose(image)
+    if image.mode[0] in "IF":
+        values = np.asarray(image)
+        if values.dtype.kind == "f" or values.min() < 0 or values.max() >= 1 << 16:
+            raise ValueError("values without a known range")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image
 
 
 def image_shape_of(image_size: int | tuple[int, int], channels: int = 3) -> ImageShape:
@@ -100,25 +198,40 @@ class ImageFolderDataModule(PrivatePublicDataModule):
     Under ``root``: ``private/<class>/`` holds the sensitive images by class, ``public/`` public ones (files
     lying in ``public/<class>/`` have a known truth, which is used for evaluation only), ``test/<class>/``
     the test images; optional are ``test/`` itself, ``val/<class>/`` (a validation set) and ``predict/``
-    (images to predict). Sub-folders of a class folder are searched too. Files are ordered by path; what isn't an
-    image (by its suffix) or is hidden is passed over. Images are turned upright (EXIF), made grey or RGB,
-    and stretched to ``image_size`` by bilinear interpolation when they are first read.
+    (images to predict). Sub-folders of a class folder are searched too, and links are followed. Files are ordered by
+    path; hidden and system files are passed over, and so is what the installed Pillow doesn't decode, by its suffix.
+    Private files that are equal and of one class count once.
+
+    A ``root`` without these parts holds the private class folders themselves; ``public`` and ``test`` may then be
+    folders elsewhere, and where there is no public one, nothing is learned from public images.
+
+    Images are turned upright (EXIF), laid on white where they are transparent, cut to 8 bits a channel, made grey or
+    RGB, and stretched to ``image_size`` by bilinear interpolation. All of a part are decoded when it is loaded: files
+    that can't be, and those outside class folders, are left out (``unusable``).
 
     Args:
         root: the folder.
         image_size: side of square images, or (height, width).
         grayscale: one channel instead of three.
         class_names: names of the class folders, in the order of their indices. By default the sub-folders
-            of ``test/``, ``val/`` and ``public/`` in alphabetical order; only where there are none, those of
-            ``private/``, so name the classes here if it is sensitive which of them occur.
+            of ``test/``, ``val/`` and ``public/`` together in alphabetical order; only where there are none, those of
+            ``private/``: a condition of the guarantee, so name the classes here if it is sensitive which of them
+            occur. No part needs them all.
+        public: a folder of public images, in the place of ``public/``; ``"none"`` for none.
+        test: a folder of test images by class, in the place of ``test/``.
         cache: keep decoded images in memory, as uint8.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
+    Attributes:
+        places: the folder of each part that there is.
+
     Raises:
         FileNotFoundError: if ``root``, ``private/`` or ``public/`` is missing.
-        ValueError: if a folder isn't one of the classes, or, when it is read, for a file that is no image.
-            Messages never name a private file.
+        ValueError: if a folder isn't one of the classes, two differ in case or spaces alone, or a link of another
+            part leads to private files. Messages never name a private file.
     """
+
+    leaves_out: ClassVar[str] = "in files that cannot be decoded, or outside class folders,"
 
     def __init__(
         self,
@@ -128,84 +241,123 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         grayscale: bool = False,
         class_names: Sequence[str] | None = None,
         cache: bool = True,
+        public: str | Path | None = None,
+        test: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        self.root = Path(root)
-        self.cache = cache
-        names = self._class_folders() if class_names is None else class_names
+        self.root, self.cache = Path(root), cache
+        own = {part: self.root / part for part in _PARTS if (self.root / part).is_dir()}
+        own = own or {"private": self.root}
+        given = {"test": test, "public": None if public in ("none", "images") else public}
+        self.places = {**own, **{part: Path(place) for part, place in given.items() if place is not None}}
+        if public == "none":
+            self.places.pop("public", None)
+        needed = {
+            "private",
+            *self.places,
+            *([] if public == "none" or self.root in own.values() else ["public"]),
+        }
+        for part in sorted(needed):
+            if not self.places.get(part, self.root / part).is_dir():
+                raise FileNotFoundError(
+                    f"ImageFolderDataModule(root={str(root)!r}): no folder {part!r} there; {_LAYOUT}"
+                )
+        names = self._class_folders() if class_names is None else [_form(name) for name in class_names]
         shape = image_shape_of(image_size, 1 if grayscale else 3)
-        super().__init__(num_classes=len(names), image_shape=shape, class_names=names, **kwargs)
+        has_public = "images" if "public" in self.places else "none"
+        super().__init__(
+            num_classes=len(names), image_shape=shape, class_names=names, public=has_public, **kwargs
+        )
+        if class_names is None and names == sorted(self._folders("private")) and not self._known_folders():
+            self.conditions = (CLASSES_ARE_PUBLIC,)
+        for part in self.places.keys() - {"predict"}:
+            if strange := sorted(self._folders(part) - {*names}):
+                known = "" if part == "private" else f" ({', '.join(strange)})"
+                raise ValueError(
+                    f"{self.places[part]} has folders{known} that aren't among the classes {', '.join(names)}; "
+                    "rename them, or pass class_names"
+                )
 
     def load_private(self) -> LabeledImages:
         """``private/<class>/``."""
-        return self._labeled("private")
+        return redacted(self._labeled, "private")
 
     def load_public(self) -> PublicDataset:
         """``public/`` with and without class folders."""
-        paths, labels = self._files("public")
+        store, labels = self._files("public")
         truth = labels if bool((labels >= 0).any()) else None
-        return PublicDataset(self._store(paths), self.num_classes, truth)
+        rows = self._usable("public", {"an unreadable file": ~store.readable()})
+        return PublicDataset(store, self.num_classes, truth).chosen(rows)
 
     def load_test(self) -> LabeledImages:
         """``test/<class>/``, empty where there is no such folder."""
-        if not (self.root / "test").is_dir():
+        if "test" not in self.places:
             return LabeledImages.none(self.image_shape, self.num_classes)
         return self._labeled("test")
 
     def load_validation(self) -> LabeledImages | None:
         """``val/<class>/``, if there is such a folder."""
-        return self._labeled("val") if (self.root / "val").is_dir() else None
+        return self._labeled("val") if "val" in self.places else None
 
     def load_predict(self) -> ImageStore | None:
         """``predict/``, if there is such a folder."""
-        folder = self.root / "predict"
-        return self._store(_images_under(folder)) if folder.is_dir() else None
+        if "predict" not in self.places:
+            return None
+        store = self._files("predict")[0]
+        self._usable("predict", {"an unreadable file": ~store.readable()})
+        return store
+
+    def _known_folders(self) -> set[str]:
+        """Class folders of the parts that are not private."""
+        return {name for part in self.places.keys() - {"private", "predict"} for name in self._folders(part)}
 
     def _class_folders(self) -> list[str]:
-        private = [folder.name for folder in self._folders("private")]
-        known = [part for part in ("public", "test", "val") if (self.root / part).is_dir()]
-        names = sorted({folder.name for part in known for folder in self._folders(part)} or private)
+        known = self._known_folders()
+        names = sorted(known or self._folders("private"))
         if len(names) < 2:
             raise ValueError(f"{self.root} has {len(names)} class folders, want 2 or more; {_LAYOUT}")
-        return names
+        return check_unlike(names, "class_names", bool(known))
 
     def _labeled(self, part: str) -> LabeledImages:
-        paths, labels = self._files(part)
-        if bool((labels < 0).any()):
-            raise ValueError(f"{self.root / part} holds images outside the class folders; {_LAYOUT}")
-        hidden = self.root / part if part == "private" else None
-        return LabeledImages(self._store(paths, hidden), labels, self.num_classes)
+        store, labels = self._files(part)
+        faults = {"no class folder": labels < 0, "an unreadable file": ~store.readable()}
+        rows = self._usable(part, faults)
+        if part == "private":  # a copy of a record is not another record
+            rows = rows[first_of_each(zip(store.digests(rows), labels[rows].tolist(), strict=True))]
+        return LabeledImages(store, labels.clamp(min=0), self.num_classes).chosen(rows)
 
-    def _store(self, paths: Sequence[Path], folder: Path | None = None) -> FileImages:
-        return FileImages(paths, self.image_shape, folder, self.cache)
+    def _files(self, part: str) -> tuple[FileImages, Tensor]:
+        """The images of a part and their class indices, -1 for files outside class folders."""
+        folder, private = self.places[part], self.places["private"].resolve()
+        files = files_under(folder)
+        paths = [path for path in files if path.suffix.lower() in suffixes()]
+        if part != "private":
+            passed = Counter(path.suffix.lower() or "without suffix" for path in files)
+            if others := [f"{count} {name}" for name, count in passed.items() if name not in suffixes()]:
+                warnings.warn(
+                    f"{folder}: files that are no images are passed over: {', '.join(others)}", stacklevel=4
+                )
+            places = {path.parent for path in paths} | {path for path in paths if path.is_symlink()}
+            if any(private in (place.resolve(), *place.resolve().parents) for place in places):
+                raise ValueError(
+                    f"{folder}: it, or a link in it, leads to private files; keep the parts apart"
+                )
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        tops = [path.relative_to(folder).parts[:-1] for path in paths]
+        labels = [numbers[_form(top[0])] if top and part != "predict" else -1 for top in tops]
+        hidden = folder if part == "private" else None
+        store = FileImages(paths, self.image_shape, hidden, self.cache)
+        return store, torch.tensor(labels, dtype=torch.int64)
 
-    def _files(self, part: str) -> tuple[list[Path], Tensor]:
-        """Paths in order and class indices, -1 for files outside class folders."""
-        folders = self._folders(part)
-        if strange := [folder.name for folder in folders if folder.name not in self.class_names]:
-            names = "" if part == "private" else f" ({', '.join(strange)})"
-            raise ValueError(
-                f"{self.root / part} has {len(strange)} folders{names} that aren't among the classes "
-                f"{', '.join(self.class_names)}; rename them, or pass class_names"
-            )
-        found = [(path, -1) for path in (self.root / part).iterdir() if _is_image(path)]
-        for folder in folders:
-            found += [(path, self.class_names.index(folder.name)) for path in _images_under(folder)]
-        found.sort()
-        return [path for path, _ in found], torch.tensor([label for _, label in found], dtype=torch.int64)
-
-    def _folders(self, part: str) -> list[Path]:
-        folder = self.root / part
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"ImageFolderDataModule(root={str(self.root)!r}): no folder {part!r} there; {_LAYOUT}"
-            )
-        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    def _folders(self, part: str) -> set[str]:
+        """Names of the class folders of a part."""
+        return {
+            _form(entry.name)
+            for entry in self.places[part].iterdir()
+            if entry.is_dir() and entry.name[0] != "." and entry.name.lower() not in _SYSTEM
+        }
 
 
-def _images_under(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if _is_image(path))
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+def _form(name: str) -> str:
+    """A name in the form in which it is compared: systems write letters with accents in several ways."""
+    return unicodedata.normalize("NFC", str(name))

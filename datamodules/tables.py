@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import os
+import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +23,17 @@ from pl_privknn.datamodules.datasets import ImageStore, JoinedImages, TensorImag
 #: An array, or the path of a file of numbers, with ``:member`` or ``:column`` behind it.
 ArrayOrPath = str | Path | np.ndarray | Tensor
 
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _KINDS = (".npy", ".npz", ".parquet", ".faiss")
 # Row groups that were read last stay in memory, up to so many bytes: small tables are read once.
 _KEPT_BYTES = 1 << 28
 # Looked through for values that are not finite: 16 MB at a time.
 _VALUES_AT_A_TIME = 1 << 22
 _LOOKED_AT = 1 << 20  # bytes at each end of a shard
+
+
+class NoMemberError(ValueError):
+    """A file does not hold what is looked for."""
 
 
 class Table:
@@ -102,13 +108,21 @@ class Table:
         Raises:
             ValueError: if the file is damaged or lacks the member, or for anything but numbers.
         """
+        return self._tensor(self.values())
+
+    def values(self) -> Any:
+        """An array or tensor as it is stored: numbers, texts (labels may be), or anything else.
+
+        Raises:
+            ValueError: if the file is damaged or lacks the member.
+        """
         if self.path is None:
-            return self._tensor(self._array)
+            return self._array
         if self._is_parquet:
             values = self.parquet(lambda file: file.read([self.member]))[self.member].combine_chunks()
-            if values.null_count or hasattr(values.type, "value_type"):
-                raise ValueError(f"{self.named}: want a number in each row of {self.member!r}")
-            return self._tensor(values.to_numpy(zero_copy_only=False))
+            if hasattr(values.type, "value_type") and not hasattr(values, "dictionary"):
+                raise ValueError(f"{self.named}: want one value in each row of {self.member!r}")
+            return values.to_numpy(zero_copy_only=False)  # null is NaN, or None among texts
         if self.path.suffix == ".faiss":
             return self._flat_index()
         with self._reading():
@@ -118,9 +132,9 @@ class Table:
             if self.path.suffix == ".npz":
                 with array as members:
                     array = members[self._chosen(members.files)]
-        return self._tensor(array)
+        return array
 
-    def _flat_index(self) -> Tensor:
+    def _flat_index(self) -> Any:
         import faiss
 
         try:
@@ -131,7 +145,7 @@ class Table:
             raise ValueError(
                 f"{self.named}: {type(index).__name__} does not hold the vectors as they are; want a flat index"
             )
-        return self._tensor(index.reconstruct_n(0, index.ntotal))
+        return index.reconstruct_n(0, index.ntotal)
 
     def vectors(self) -> Tensor:
         """Rows of floats, ``(n, d)``; of a Parquet file the lists of its column.
@@ -148,8 +162,8 @@ class Table:
             )
         return table
 
-    def rows(self) -> ImageStore:
-        """Rows of finite floats, each an image of d channels and one pixel.
+    def rows(self) -> tuple[ImageStore, Tensor]:
+        """Rows of floats, each an image of d channels and one pixel, and bool ``(n,)``: whether all are finite.
 
         Raises:
             ValueError: for anything else.
@@ -161,9 +175,7 @@ class Table:
             table = self.vectors()
             store = TensorImages(table[:, :, None, None])
             blocks = table.split(max(1, _VALUES_AT_A_TIME // table.shape[1]))
-        if not all(bool(torch.isfinite(block).all()) for block in blocks):
-            raise ValueError(f"{self.named}: some values are NaN or infinite; leave those records out")
-        return store
+        return store, torch.cat([torch.isfinite(block).all(1) for block in blocks])
 
     def group(self, number: int) -> Tensor:
         """The lists of one row group of a Parquet column, float ``(m, d)``."""
@@ -198,17 +210,20 @@ class Table:
 
     def _tensor(self, values: Any) -> Tensor:
         if isinstance(values, Tensor):
-            return values.detach().cpu()
+            values = values.detach().cpu()
+            return values.to(torch.int64) if values.dtype in _UNSIGNED else values
         array = np.asarray(values)
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise ValueError(f"{self.named}: dtype {array.dtype}; want numbers of at most 64 bits")
+        if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch computes little with them
+            return torch.from_numpy(array.astype(np.int64))
         if not array.dtype.isnative or not array.flags.writeable or any(step < 0 for step in array.strides):
             array = array.astype(array.dtype.newbyteorder("="), order="C")
         return torch.from_numpy(array)
 
     def _chosen(self, members: list[str]) -> str:
         if self.member not in members and len(members) != 1:
-            raise ValueError(
+            raise NoMemberError(
                 f"it holds {', '.join(members) or 'nothing'} and no array called {self.member!r}"
             )
         return self.member if self.member in members else members[0]
@@ -218,9 +233,10 @@ class Table:
         try:
             yield
         except Exception as error:  # of a damaged header numpy raises whatever its tokenizer does
-            reason = str(error).partition("\n")[0]
+            # The texts of others may quote what is in the file.
+            reason = f": {error}" if isinstance(error, NoMemberError) else ""
             raise ValueError(
-                f"{self.named} can't be read ({type(error).__name__}: {reason}); write it anew, plain numbers only"
+                f"{self.named} can't be read ({type(error).__name__}{reason}); write it anew, plain numbers only"
             ) from None
 
 
@@ -310,15 +326,65 @@ def dimension_of(name: str, source: Any) -> int:
     return lengths.pop()
 
 
-def rows_of(name: str, source: Any) -> ImageStore:
-    """Rows of finite floats, each an image of d channels and one pixel, see :func:`tables_of`."""
-    stores = [table.rows() for table in tables_of(name, source)]
-    return stores[0] if len(stores) == 1 else JoinedImages(stores)
+def rows_of(name: str, source: Any) -> tuple[ImageStore, Tensor]:
+    """Rows of floats and which of them are finite, see :meth:`Table.rows` and :func:`tables_of`."""
+    stores, finite = zip(*(table.rows() for table in tables_of(name, source)), strict=True)
+    return stores[0] if len(stores) == 1 else JoinedImages(stores), torch.cat(finite)
 
 
 def numbers_of(name: str, source: Any) -> Tensor:
-    """A number for each row, such as labels, or a row of them, in memory, see :func:`tables_of`."""
-    parts = [table.numbers() for table in tables_of(name, source)]
+    """A number for each row, such as a person, or a row of them, in memory, see :func:`tables_of`."""
+    return _joined(name, source, [table.numbers() for table in tables_of(name, source)])
+
+
+def labels_of(name: str, source: Any, width: int | None = None) -> Tensor | list[str]:
+    """Labels as int64 ``(n,)``, -1 where a float is NaN, or as text, empty where there is none.
+
+    Args:
+        name: of the argument.
+        source: see :func:`tables_of`; whole numbers of any type, truth values, texts, or one-hot rows of them.
+        width: of rows that are attributes and no one-hot rows.
+
+    Raises:
+        ValueError: for fractions, or values of another kind.
+    """
+    tables = tables_of(name, source)
+    found = [
+        values if isinstance(values := table.values(), Tensor) else np.asarray(values) for table in tables
+    ]
+    if all(isinstance(values, np.ndarray) and values.dtype.kind in "USO" for values in found):
+        return [word_of(value) for values in found for value in values.reshape(len(values)).tolist()]
+    labels = _joined(
+        name, source, [table._tensor(values) for table, values in zip(tables, found, strict=True)]
+    )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.is_floating_point():
+        missing = labels.isnan()
+        if bool((labels[~missing] != labels[~missing].floor()).any() | labels.isinf().any()):
+            raise ValueError(f"{name}: shape {shape_text(labels.shape)}, fractions; want whole numbers")
+        labels = labels.nan_to_num(nan=-1.0)
+    labels = labels.to(torch.int64)
+    if (
+        width is None
+        and labels.ndim == 2
+        and bool(((labels >= 0) & (labels <= 1)).all() & (labels.sum(1) <= 1).all())
+    ):
+        return torch.where(labels.any(1), labels.argmax(1), -1)
+    return labels
+
+
+def word_of(value: Any) -> str:
+    """A label or name as text, the same for the types that files give it; empty where it is not known."""
+    if value is None or value != value:
+        return ""
+    word = value.decode() if isinstance(value, bytes) else str(value)
+    if (whole := re.fullmatch(r"(-?\d+)\.0+", word)) is not None:
+        return whole[1]
+    return "" if word.isspace() or word in ("nan", "NaN") else word
+
+
+def _joined(name: str, source: Any, parts: list[Tensor]) -> Tensor:
     if len({part.shape[1:] for part in parts}) > 1:
         raise ValueError(f"{name}={str(source)!r}: want files of one number a row, or of as many in each")
     return parts[0] if len(parts) == 1 else torch.cat(parts)

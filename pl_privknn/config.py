@@ -73,16 +73,17 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         super().flatten_mapping(node)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
-    list("-+.0123456789"),
-)  # fmt: skip
-
-
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+for _side in (_Loader, _Dumper):  # what is read as a number is quoted where it is a word
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+        list("-+.0123456789"),
+    )  # fmt: skip
 
 
 def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None) -> Any:
@@ -407,7 +408,12 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
             if not (field.repr or inner is None or isinstance(inner, str | Path)):  # without repr: data
                 raise _NotPlain
             if field.default is dataclasses.MISSING or inner != field.default:
-                fields[field.name] = _plain(inner, f"{path}.{field.name}", left_out, lists)
+                try:
+                    fields[field.name] = _plain(inner, f"{path}.{field.name}", left_out, lists)
+                except _NotPlain:
+                    if field.default is dataclasses.MISSING or not is_group(value):
+                        raise
+                    left_out.append(f"{path}.{field.name}")
         if is_group(value):
             return fields
         return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": fields}

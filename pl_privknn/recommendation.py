@@ -36,10 +36,12 @@ from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_b
 from pl_privknn.config import as_section, instantiate, write_yaml
 from pl_privknn.datamodules import PrivatePublicDataModule
 from pl_privknn.datamodules.at import data_at
+from pl_privknn.features import HOG, Pixels, TimmFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.kernel_pca import PublicKernelPCA
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
+from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
@@ -379,6 +381,8 @@ def recommend(
     num_classes: int | None = None,
     columns: Mapping[str, Any] | None = None,
     public_kind: str = "same",
+    public: str | None = None,
+    test: str | None = None,
     progress: bool = False,
 ) -> Recommendation:
     """Recommend features, teacher, student and released model for one's data, as a full configuration.
@@ -394,6 +398,9 @@ def recommend(
         columns: of tables, see :func:`~pl_privknn.datamodules.at.data_at`.
         public_kind: ``"other"`` where public examples are of another kind than private ones: of another source,
             camera or hand.
+        public: where public data are, if elsewhere; likewise. Without any, nothing is learned from public data.
+        test: where test data are, if elsewhere; likewise. Without public and test data the accuracy on held-out
+            private records is released, at the ε of the labels.
         progress: show a progress bar.
 
     Raises:
@@ -410,7 +417,7 @@ def recommend(
             "teacher='ReverseKNN' with public_kind='other': votes have no centre; leave one of them out"
         )
     if not isinstance(data, PrivatePublicDataModule):
-        data = data_at(data, num_classes, columns, batch_size=_BATCH)
+        data = data_at(data, num_classes, columns, public, test, batch_size=_BATCH)
     section, left_out = as_section(data)
     if data.task != "multiclass":
         raise ValueError(
@@ -421,6 +428,15 @@ def recommend(
             f"expected_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can tell "
             "them apart"
         )
+    config: dict[str, Any] = {} if left_out else {"data": _with_batch(section)}
+    if not data.has_public:
+        data.setup("test")
+        setting, sizes = (
+            Setting("SufficientStatistics", 0),
+            Sizes(records, epsilon, delta, data.num_classes, 0),
+        )
+        reasons, alone = _alone(data, sizes)
+        return Recommendation(setting, sizes, reasons, config | alone, None, data)
     with _progress(progress) as tell:
         data.setup("validate")
         images = _public_images(data, tell)
@@ -438,7 +454,6 @@ def recommend(
         teachers = tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, images, sizes, rule, teachers, tell)
     reasons = _reasons(sizes, setting, data, compared)
-    config: dict[str, Any] = {} if left_out else {"data": _with_batch(section)}
     return Recommendation(setting, sizes, reasons, config | _config(setting, sizes), expected, data)
 
 
@@ -537,6 +552,37 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
         )
     )
     return tuple(lines)
+
+
+def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Reasons and configuration of a teacher that learns nothing from public data; its model is the result."""
+    table, pretrained = data.image_shape[1:] == (1, 1), _takes_pretrained(data)
+    features = as_section(Pixels() if table else TimmFeatures() if pretrained else HOG())[0]
+    named = "embeddings" if table else "a network with ImageNet weights" if pretrained else "HOG"
+    labeling: dict[str, Any] = {"rounds": 1, "features": [features], "selection": "all", "released": "head"}
+    records, accuracy = sizes.records, "Accuracy: that on the public test set."
+    if not len(data.test):
+        labeling["evaluate"], records = "paid", round((1 - PaidEvaluation().share) * records)
+        accuracy = (
+            f"Accuracy: a secret coin holds out a share of {PaidEvaluation().share:g}; a noisy count of hits on it "
+            f"is released at ε {sizes.epsilon:g} too; no record is in both parts."
+        )
+    arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "expected_records": records}
+    labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
+    labeling["budget"] = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
+    reasons = (
+        f"No public examples, {sizes.num_classes} classes; {sizes.records} private records, as you state; ε "
+        f"{sizes.epsilon:g} at δ {sizes.delta:g}.",
+        "Teacher: noisy sums of the features of each class make a linear model: the result.",
+        f"Features: {named}; nothing is learned from public examples.",
+        *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
+        accuracy,
+    )
+    model = {"network": "linear_probe", "extractor": features}
+    trainer = {"max_epochs": 1, "accelerator": "auto", "devices": 1}
+    return reasons, {
+        "model": {"class_path": "SupervisedStudent", "init_args": model}, "labeling": labeling, "trainer": trainer
+    }  # fmt: skip
 
 
 def _config(setting: Setting, sizes: Sizes) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def knn(name="knn", class_path="PrivateKNN"):
                 "init_args": {"k": 30, "sampling_rate": 0.5, "noise": {"class_path": "Gaussian"}},
             },
             "queries_per_round": 30,
-            "query_batch_size": 10,
+            "options": {"query_batch_size": 10},
         },
         "find": SIGMA,
     }
@@ -67,7 +67,7 @@ def sgd():
                 "expected_batch_size": 200,
                 "expected_records": 1000,
                 "feature_head": {"components": 10},
-                "steps_per_charge": 1,
+                "options": {"steps_per_charge": 1},
             },
         },
         "trainer": {"max_epochs": 2, "limit_train_batches": 1.0},

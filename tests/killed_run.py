@@ -68,8 +68,8 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
     data = make_data(batch_size=8)
     teacher = PrivateKNN(9, 0.5, Screening(4, 1.0), Gaussian(sigma=6.0), DyingNoise(1))
     labeling = PrivateLabeler(
-        teacher, rounds=2, epochs_per_round=1, queries_per_round=15, max_answers=25, query_batch_size=5,
-        features=torch.nn.Flatten(), progress=False, files={"run_dir": folder}, budget={"delta": 1e-3},
+        teacher, rounds=2, epochs_per_round=1, queries_per_round=15, max_answers=25, features=torch.nn.Flatten(),
+        budget={"delta": 1e-3}, run_dir=folder, options={"query_batch_size": 5, "progress": False},
     )  # fmt: skip
     trainer = quiet_trainer(folder, 2, callbacks=[labeling, RunReport(folder)])
     trainer.fit(small_student(2), data)

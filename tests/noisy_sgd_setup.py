@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from forked import in_child
+from grouped import grouped
 from pytorch_lightning.callbacks import ModelCheckpoint
 from small_fit import quiet_trainer
 from torch import nn
@@ -55,7 +56,7 @@ def make(extractor=True, lr=1.0, **kwargs):
         options["extractor"] = Flat()
     else:
         options["network"] = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 2))
-    return NoisySGD(**{**options, **kwargs})
+    return NoisySGD(**grouped(NoisySGD, **{**options, **kwargs}))
 
 
 def make_trainer(folder, epochs=2, **given):

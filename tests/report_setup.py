@@ -10,7 +10,6 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.students import SupervisedStudent
 
 CLASSES, SIDE, QUERIES = 3, 6, 8
@@ -26,7 +25,7 @@ def small_run(folder, noise=None, rounds=2, loggers=(), **labeling):
     data = small_data()
     callback = PrivateLabeler(
         PrivateKNN(5, 0.8, None, Gaussian(4.0), noise or SeededNoise(1)), rounds=rounds, epochs_per_round=1,
-        queries_per_round=QUERIES, features=torch.nn.Flatten(), files=RunFiles(run_dir=folder), progress=False,
+        queries_per_round=QUERIES, features=torch.nn.Flatten(), run_dir=folder, options={"progress": False},
         **labeling,
     )  # fmt: skip
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES))

@@ -47,6 +47,6 @@ def fit_student(folder, teacher, noise, private=300, public=60, owners=None, **l
 
     data = Owned(*easy_images(private, public, 30, noise=noise), num_classes=3, batch_size=16)
     given = {"epochs_per_round": 1, "features": torch.nn.Flatten(), "progress": False, **labeling}
-    callback = PrivateLabeler(teacher, **grouped(PrivateLabeler, **given, files={"run_dir": folder / "run"}))
+    callback = PrivateLabeler(teacher, **grouped(PrivateLabeler, **given, run_dir=folder / "run"))
     quiet_trainer(folder, callbacks=[callback]).fit(small_student(), data)
     return callback, data

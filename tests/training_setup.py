@@ -2,6 +2,7 @@
 
 import pytorch_lightning as pl
 import torch
+from grouped import grouped
 from noisy_sgd_setup import PRIVATE, make_data, make_trainer
 from torch import nn
 from torch.nn import functional as F
@@ -64,7 +65,7 @@ def training(**kwargs):
     options = {"expected_batch_size": 30, "expected_records": PRIVATE, "noise_source": SeededNoise(1)}
     if "epsilon" not in kwargs:
         options["noise_multiplier"] = 1.0
-    return PrivateTraining(**{**options, **kwargs})
+    return PrivateTraining(**grouped(PrivateTraining, **{**options, **kwargs}))
 
 
 def fit(module, folder, callback=None, epochs=2, data=None, ckpt_path=None, callbacks=(), **kwargs):

@@ -504,5 +504,5 @@ def _queries(labeling: Any, public: Tensor, asking: list[int]) -> Tensor:
     count = sum(asking) if labeling.labeler.asks_in_batches else asking[0]
     nobody = torch.full((len(public),), -1)
     pool = PublicPool(nobody, torch.zeros(len(public), dtype=torch.bool), lambda: public)
-    generator = torch.Generator().manual_seed(labeling.seed)
+    generator = torch.Generator().manual_seed(labeling.options.seed)
     return labeling.select(pool, min(count, len(public)), generator).query_features(public)

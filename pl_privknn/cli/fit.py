@@ -22,7 +22,7 @@ COMMANDS = {
     "predict": "class probabilities for the test images",
 }
 #: Columns of tables: arguments of TextDataModule.
-_COLUMNS = ("text", "label", "person", "classes")
+_COLUMNS = ("text", "label", "person", "classes", "encoding")
 _SECTIONS = """sections of the configuration, each also an option with dots:
   --data CLASS            as FashionMNISTDataModule
   --model CLASS           student, as VATStudent; NoisySGD has no teacher
@@ -134,7 +134,13 @@ def _add_recommended(parser: argparse._ActionsContainer, required: bool) -> None
         "--data",
         required=required,
         metavar="PATH",
-        help="folder of images, tables or arrays, or an .npz file",
+        help="a table, a folder of images, tables or arrays, or an .npz file",
+    )
+    parser.add_argument(
+        "--public", metavar="PATH", help="public data elsewhere; without any, none are needed"
+    )
+    parser.add_argument(
+        "--test", metavar="PATH", help="test data elsewhere; without any, accuracy is paid for"
     )
     parser.add_argument("--name", help="of the data in report and privacy card (the folder's name)")
     for column, what in (
@@ -146,6 +152,7 @@ def _add_recommended(parser: argparse._ActionsContainer, required: bool) -> None
     parser.add_argument(
         "--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them"
     )
+    parser.add_argument("--encoding", metavar="NAME", help="of tables in text files, as latin-1 (UTF-8)")
     parser.add_argument(
         "--unit", choices=("record", "person"), help="of privacy; a person where --person names the owners"
     )
@@ -199,6 +206,8 @@ def _recommended(parsed: argparse.Namespace) -> Recommendation:
         num_classes=parsed.num_classes,
         columns={name: value for name in _COLUMNS if (value := getattr(parsed, name)) is not None},
         public_kind=parsed.public_kind,
+        public=parsed.public,
+        test=parsed.test,
         progress=sys.stderr.isatty(),
     )
     found.config["data"]["init_args"]["name"] = found.data.name = name

@@ -71,7 +71,7 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
     from pl_privknn.privacy.folders import new_number
 
     epochs, folder = check_int("epochs", parsed.epochs, minimum=1), new_number(Path(parsed.output))
-    quiet = ["--trainer.enable_progress_bar", "false", "--labeling.progress", "false"]
+    quiet = ["--trainer.enable_progress_bar", "false", "--labeling.options.progress", "false"]
     for place, (title, config) in enumerate(_DEMO.items(), 1):
         print(f"\n{place} of {len(_DEMO)}: {title}, configs/{config}.yaml", flush=True)
         own = Path(__file__).parents[1] / "configs" / f"{config}.yaml"

@@ -125,8 +125,8 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
             "budget.delta": comparison.delta,
             "budget.adjacency": comparison.adjacency,
             "budget.unit": comparison.unit,
-            "seed": seed,
-            "progress": False,
+            "options.seed": seed,
+            "options.progress": False,
         }
         if epsilon < math.inf:
             values["budget.max_epsilon"] = epsilon
@@ -290,7 +290,7 @@ def _without_seed(document: dict[str, Any]) -> dict[str, Any]:
     plain = merged(document, None)
     plain.pop("seed_everything")
     if get(plain, "labeling"):
-        plain["labeling"].pop("seed", None)
+        plain["labeling"]["options"].pop("seed")
         plain["labeling"]["labeler"].get("init_args", {}).pop("noise_source", None)
     return plain
 

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import sysconfig
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,9 @@ SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
 _PACKAGE = __name__.split(".")[0]
 _RAISE = dis.opmap["RAISE_VARARGS"]
 #: Raise with public values alone, whoever calls them.
-_PUBLIC_VALUES = tuple(f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "store", "private_store"))
+_PUBLIC_VALUES = tuple(
+    f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "store", "private_store", "run", "sqlite_file")
+)
 #: Stand between two functions of this package without giving arguments of their own.
 _PASS_ON = (_PACKAGE, "torch", "contextlib", "functools")
 _FILES = (1, 2)
@@ -89,12 +92,30 @@ def _clocked() -> Iterator[None]:
 def silenced() -> Iterator[None]:
     """Drop what runs inside prints (child processes and C code too), logs or warns of.
 
-    For the whole process, so briefly. A block within a block changes nothing.
+    For the whole process, so briefly: from the first block of any thread that begins to the last one that ends.
     """
-    global _muted
-    if _muted or shows_private_errors():
+    global _blocks, _undo
+    if shows_private_errors():
         yield
         return
+    with _turn:
+        if not _blocks:
+            _undo = _silence()
+        _blocks += 1
+    try:
+        yield
+    finally:
+        with _turn:
+            _blocks -= 1
+            if not _blocks:
+                _undo.close()
+
+
+# Blocks of :func:`silenced` that are open, in all threads, and what ends the silence.
+_turn, _blocks, _undo = threading.Lock(), 0, contextlib.ExitStack()
+
+
+def _silence() -> contextlib.ExitStack:
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(record=True))  # not shown, whoever lets them pass inside
         warnings.simplefilter("ignore")
@@ -104,11 +125,7 @@ def silenced() -> Iterator[None]:
         stack.enter_context(descriptors_led_to(null))
         stack.enter_context(contextlib.redirect_stdout(null))
         stack.enter_context(contextlib.redirect_stderr(null))
-        _muted = True
-        try:
-            yield
-        finally:
-            _muted = False
+        return stack.pop_all()
 
 
 @contextlib.contextmanager
@@ -121,9 +138,6 @@ def terminal() -> Iterator[TextIO]:
         return
     with open(handle, "w", encoding=sys.stdout.encoding, errors="replace") as stream:
         yield stream
-
-
-_muted = False
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Groups of arguments that private trainings and labelling share: the budget, and where a run's files are."""
+"""Groups of arguments that private trainings and labelling share: the budget and the ledger's files."""
 
 from __future__ import annotations
 
@@ -36,44 +36,23 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunFiles:
-    """Where a run keeps its files.
+class LedgerFiles:
+    """Files of a run's ledger outside its folder.
 
     Args:
-        run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
-            Repeating a run in the folder of an interrupted one continues it.
         ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
             run's folder.
         ledger_head_path: a file, best in another place than the ledger, in which the ledger's head is noted after
             each charge; a ledger that was put back or rewritten is then refused.
+
+    Raises:
+        ValueError: for a value that is no path.
     """
 
-    run_dir: str | Path | None = None
     ledger_path: str | Path | None = None
     ledger_head_path: str | Path | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # checkpoints hold plain types alone
-            if (value := getattr(self, field.name)) is not None:
-                object.__setattr__(self, field.name, check_path(field.name, value))
-
-    def within(self, run_dir: str | Path | None) -> RunFiles:
-        """These files, with the run's folder where it is given apart from them.
-
-        Raises:
-            ValueError: where both name one.
-        """
-        if run_dir is None:
-            return self
-        if self.run_dir is not None:
-            raise ValueError(f"run_dir={str(run_dir)!r} and files.run_dir={self.run_dir!r}: give one of them")
-        return dataclasses.replace(self, run_dir=run_dir)
-
-    @property
-    def paths(self) -> tuple[Path | None, Path | None, Path | None]:
-        """The three of them."""
-        run, ledger, head = (
-            None if path is None else Path(path)
-            for path in (self.run_dir, self.ledger_path, self.ledger_head_path)
-        )
-        return run, ledger, head
+        for name in ("ledger_path", "ledger_head_path"):  # checkpoints hold plain types alone
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_path(name, value))

@@ -3,5 +3,14 @@
 from pl_privknn.training.noisy_sgd import FeatureHead, NoisyOptimization, NoisySGD, tanh_cnn
 from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.private_training import PrivateTraining
+from pl_privknn.training.session import TrainingOptions
 
-__all__ = ["FeatureHead", "NoisyOptimization", "NoisySGD", "PrivacyGroups", "PrivateTraining", "tanh_cnn"]
+__all__ = [
+    "FeatureHead",
+    "NoisyOptimization",
+    "NoisySGD",
+    "PrivacyGroups",
+    "PrivateTraining",
+    "TrainingOptions",
+    "tanh_cnn",
+]

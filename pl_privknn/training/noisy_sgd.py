@@ -20,11 +20,11 @@ from pl_privknn.networks import FeatureNetwork, Normalization, build_network, re
 from pl_privknn.networks.base import Optimization, image_shape, output_size
 from pl_privknn.privacy.noisy_steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.gradients import replace_batch_norms
 from pl_privknn.training.layer_gradients import losses_of, separable
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.private_training import PrivateTraining
+from pl_privknn.training.session import TrainingOptions
 
 HEADS = ("linear", "mlp")
 
@@ -182,7 +182,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         expected_batch_size: what the noisy sum of gradients is divided by.
         optimization: what noisy gradients do to the weights.
         normalization: public constants, applied to images before ``network``.
-        files: the run's folder and its ledger.
+        options: rarely used settings of the training.
         **training: arguments of :class:`~pl_privknn.training.private_training.PrivateTraining`, such as
             ``epsilon`` and ``expected_records``.
 
@@ -219,7 +219,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         expected_batch_size: int = 1024,
         optimization: NoisyOptimization = NoisyOptimization(),
         normalization: Normalization = Normalization(),
-        files: RunFiles = RunFiles(),
+        options: TrainingOptions = TrainingOptions(),
         **training: Any,
     ) -> None:
         super().__init__()
@@ -231,16 +231,13 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
         feature_head = as_group("feature_head", feature_head, FeatureHead())
         self.optimization = optimization = as_group("optimization", optimization, NoisyOptimization())
-        files = as_group("files", files, RunFiles())
+        options = as_group("options", options, TrainingOptions())
         groups: dict[str, Any] = {
             "feature_head": feature_head, "optimization": optimization, "normalization": normalization
         }  # fmt: skip
         whole = ["network"] if isinstance(network, nn.Module) else []
-        objects = ["extractor", "noise_source", "groups", "augment", *whole]  # hold more than plain types
-        self.save_hyperparameters(ignore=[*objects, "files", *groups])
-        self.save_hyperparameters(
-            {name: dataclasses.asdict(group) for name, group in {**groups, "files": files}.items()}
-        )
+        objects = ["extractor", "groups", *whole]  # hold more than plain types
+        self.save_hyperparameters(ignore=[*objects, "options", "run_dir", *groups])
         if extractor is not None:
             components, whitening = feature_head.components, feature_head.whitening
             width = self.stand_on(extractor, in_channels, image_size, components, whitening)
@@ -249,9 +246,14 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
             network = build_network(network, num_classes, in_channels, image_size)
         self.network = network
         self.private_training = _OfClassifier(
-            expected_batch_size=expected_batch_size, files=files, **training
+            expected_batch_size=expected_batch_size, options=options, **training
         )
-        if extractor is not None and self.private_training.augment is not None:
+        plain = dataclasses.replace(options, augment=None, views=1, noise_source=None)
+        self.save_hyperparameters(
+            {name: dataclasses.asdict(group) for name, group in {**groups, "options": plain}.items()}
+            | {"run_dir": self.private_training.run_dir}
+        )
+        if extractor is not None and options.augment is not None:
             raise ValueError(
                 "augment: features are computed once, of images as they are; leave augment or extractor out"
             )

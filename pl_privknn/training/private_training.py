@@ -15,21 +15,18 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
+from pl_privknn._checks import check_int, check_open_unit, check_path, check_positive, check_switch
 from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, check_unit, guarantee_rank
-from pl_privknn.privacy.noise import NoiseSource, default_noise
+from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.records import shares_records
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.training.gradients import (
-    CLIPPING,
-    STEPS,
     RecordGradients,
     check_layers,
     replace_batch_norms,
@@ -44,7 +41,7 @@ from pl_privknn.training.requirements import (
     check_resumable,
     check_trainer,
 )
-from pl_privknn.training.session import PrivateSession
+from pl_privknn.training.session import PrivateSession, TrainingOptions
 from pl_privknn.training.traced_step import TRANSFERS, hook_owner, replace_method
 from pl_privknn.training.training_run import TrainingRun
 
@@ -85,34 +82,18 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         expected_records: about how many private records there are, a public constant that takes the place of their
             number, which is private.
         noise_multiplier: deviation of the noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
-        step: ``"auto"``; or ``"traced"``, which refuses a module whose step can't be traced. With ``"auto"`` such a
-            step runs on one record after another, each with a fresh copy of the module, and the guarantee is
-            conditional: the step must keep nothing of a record outside of the module.
-        clipping: ``"flat"``, or ``"ghost"``: ``training_step`` runs on batches and norms come without gradients,
-            which needs less memory. The guarantee is then conditional: you declare that losses are means of examples.
-        augment: makes views of one image, given as ``views`` copies ``(views, channels, height, width)``, at random
-            as it likes. An example's gradient is then the mean over its views, clipped as one, which costs no more
-            privacy (augmentation multiplicity: De et al. 2022).
-        views: number of views of an example in a step.
-        physical_batch_size: records at once; bounds memory and changes nothing else.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
         groups: of records that have an ε of their own, in the place of ``epsilon``.
         evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
             records, or persons, and release the accuracy on them after the last step, at the ε of the training. For
             batches ``(x, y)`` of one class each, and modules that return logits.
-        reads_alone: state that reading a record uses that record alone, for data sets and collate functions that are
-            not this package's: a data set that mixes records (mixup) or remembers some does not. Without it the
-            guarantee has this as a condition.
         unit: unit of privacy: ``"record"``, or ``"person"`` with all records that the data module's
             ``private_groups`` (int64, the person of each record) ascribe to them. Coins are persons' then, the mean
             gradient of a drawn person's records is clipped, and ``expected_batch_size`` and ``expected_records`` are
             numbers of persons.
-        records_per_person: most records of a drawn person that take part in a step, drawn by private coins.
-        run_dir: the run's folder, in the place of ``files.run_dir``.
-        files: the run's folder and its ledger.
-        steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
-        noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
-            benchmarks and protect nothing.
+        run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
+            Repeating a run in the folder of an interrupted one continues it.
+        options: rarely used settings.
 
     Raises:
         ValueError: for arguments out of range.
@@ -141,21 +122,12 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         expected_batch_size: int,
         expected_records: int,
         noise_multiplier: float | None = None,
-        step: str = "auto",
-        clipping: str = "flat",
-        augment: Callable[[Tensor], Tensor] | None = None,
-        views: int = 1,
-        physical_batch_size: int | None = None,
+        unit: str = "record",
+        groups: PrivacyGroups | None = None,
         replace_batch_norm: bool = False,
         evaluate: PaidEvaluation | str | None = None,
-        reads_alone: bool = False,
-        groups: PrivacyGroups | None = None,
-        unit: str = "record",
-        records_per_person: int = 1,
         run_dir: str | Path | None = None,
-        files: RunFiles = RunFiles(),
-        steps_per_charge: int = 20,
-        noise_source: NoiseSource | None = None,
+        options: TrainingOptions = TrainingOptions(),
     ) -> None:
         super().__init__()
         if groups is not None:
@@ -178,54 +150,28 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 f"expected_batch_size={expected_batch_size} is more than expected_records={expected_records}; "
                 "lower it"
             )
-        self.step = check_choice("step", step, STEPS)
-        self.clipping = check_choice("clipping", clipping, CLIPPING)
-        self.augment, self.views = augment, check_int("views", views)
-        if step == "traced" and clipping == "ghost":
-            raise ValueError(
-                'step="traced": clipping="ghost" runs the module on batches; use clipping="flat"'
-            )
-        if views > 1 and augment is None:
-            raise ValueError(
-                f"views={views}: without augment they would all be the same; give augment, or views=1"
-            )
-        if augment is not None and clipping == "ghost":
-            raise ValueError(
-                'augment: clipping="ghost" has norms of views and not of examples; use clipping="flat"'
-            )
-        if records_per_person > 1 and clipping == "ghost":
-            raise ValueError(
-                f'records_per_person={records_per_person}: clipping="ghost" has norms of records and not of persons; '
-                'use clipping="flat", or records_per_person=1'
-            )
-        if physical_batch_size is not None:
-            check_int("physical_batch_size", physical_batch_size)
-        self.physical_batch_size = physical_batch_size
+        self.options = options = as_group("options", options, TrainingOptions())
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
         self.evaluate = PaidEvaluation.of(evaluate)
-        self.reads_alone = check_switch("reads_alone", reads_alone)
         self.unit, self.groups = check_unit(unit), groups
         if self.unit == "person" and groups is not None:
             raise ValueError(
                 "unit='person': groups give records an ε of their own; leave groups out, or use unit='record'"
             )
-        self.records_per_person = check_int("records_per_person", records_per_person)
         self.kind = type(self).__name__ if type(self).__module__ != __name__ else "PrivateTraining"
         self.epsilon_asked, self.noise_multiplier = epsilon, noise_multiplier
         self.delta = check_open_unit("delta", delta)
         self.max_grad_norm = check_positive("max_grad_norm", max_grad_norm)
         self.expected_batch_size = expected_batch_size
         self.sampling_rate = expected_batch_size / expected_records
-        self.steps_per_charge = check_int("steps_per_charge", steps_per_charge)
-        self.noise_source = noise_source if noise_source is not None else default_noise()
-        self.files = as_group("files", files, RunFiles()).within(run_dir)
-        self.run_dir = self.files.paths[0]
+        self.noise_source = options.noise_source if options.noise_source is not None else default_noise()
+        self.run_dir = None if run_dir is None else check_path("run_dir", run_dir)
         if self.evaluate is not None and (
-            groups is not None or epsilon == math.inf or self.files.ledger_path is not None
+            groups is not None or epsilon == math.inf or options.ledger_path is not None
         ):
             raise ValueError(
                 "evaluate: the hold-out pays in parallel with one training of one finite ε; leave groups, "
-                "epsilon=inf and files.ledger_path out, or evaluate=None"
+                "epsilon=inf and options.ledger_path out, or evaluate=None"
             )
         self._constants: dict[str, list[int]] = {}
         #: Accuracy on the hold-out, its deviation and its ε, once released.
@@ -354,19 +300,19 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         check_layers(pl_module, _REMEDY)
         data = self.private if self.private is not None else self._made_up
         assert data is not None
-        conditions = self._before_gradients(trainer, pl_module, data)
+        conditions, options = self._before_gradients(trainer, pl_module, data), self.options
         gradients = redacted(
             lambda: RecordGradients(
                 pl_module,
                 data,
                 self.max_grad_norm,
-                step=self.step,
-                clipping=self.clipping,
+                step=options.step,
+                clipping=options.clipping,
                 layers=self.layers_of(pl_module),
-                physical_batch_size=self.physical_batch_size,
+                physical_batch_size=options.physical_batch_size,
                 expected_batch_size=self.expected_batch_size,
-                augment=self.augment,
-                views=self.views,
+                augment=options.augment,
+                views=options.views,
                 trainer=trainer,
                 datamodule=trainer.datamodule,
             )
@@ -376,8 +322,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             redacted(gradients.try_predictions)
         check_readers(trainer, gradients.logged)
         pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
+        of_data = getattr(trainer.datamodule, "conditions", ())
         self.conditions = tuple(
-            filter(None, (*conditions, gradients.condition, self._reading(data, trainer)))
+            filter(None, (*conditions, *of_data, gradients.condition, self._reading(data, trainer)))
         )
         self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)
@@ -460,7 +407,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
 
     def _reading(self, data: PrivateData, trainer: Any) -> str | None:
         """The condition on how records are read; None where nothing but this package reads them."""
-        alone = self.reads_alone or getattr(trainer.datamodule, "reads_alone", False)
+        alone = self.options.reads_alone or getattr(trainer.datamodule, "reads_alone", False)
         return None if alone or data.reader is None else READS_ALONE.format(data.reader)
 
     def _check_evaluation(self, name: str, loaders: Any) -> None:
@@ -495,13 +442,13 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         known = getattr(module, _MARK, None)
         if known is None or self.private is None:
             return
-        path = self.files.ledger_path
+        path = self.options.ledger_path
         same = path is not None and str(Path(path).resolve()) == known[1]
         resumed = (self.loaded or {}).get("run_id") if trainer.ckpt_path is not None else None
         if not same and resumed != known[0]:
             raise ValueError(
                 f"{type(module).__name__}: was trained privately before, and ε of both trainings must compose; pass "
-                f"files=RunFiles(ledger_path={known[1]!r}), or train a new module"
+                f"options=TrainingOptions(ledger_path={known[1]!r}), or train a new module"
             )
 
     def _replace_step(self, trainer: Any, module: Any) -> None:

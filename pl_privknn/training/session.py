@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.folders import trainers_folder
@@ -25,7 +27,8 @@ from pl_privknn.privacy.noisy_steps import (
 )
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.privacy.settings import LedgerFiles
+from pl_privknn.training.gradients import CLIPPING, STEPS
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.processes import FollowedRun, Processes
@@ -33,6 +36,81 @@ from pl_privknn.training.training_run import TrainingPlan, TrainingRun, guarante
 
 # Of a fit alone: a copy holds none of them.
 _OF_A_FIT = dict.fromkeys(("run", "private", "_processes", "_groups", "_owners"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions(LedgerFiles):
+    """Rarely used settings of a private training.
+
+    Args:
+        ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
+            run's folder.
+        ledger_head_path: see :class:`~pl_privknn.privacy.settings.LedgerFiles`.
+        step: ``"auto"``; or ``"traced"``, which refuses a module whose step can't be traced. With ``"auto"`` such a
+            step runs on one record after another, each with a fresh copy of the module, and the guarantee is
+            conditional: the step must keep nothing of a record outside of the module.
+        clipping: ``"flat"``, or ``"ghost"``: ``training_step`` runs on batches and norms come without gradients,
+            which needs less memory. The guarantee is then conditional: you declare that losses are means of examples.
+        augment: makes views of one image, given as ``views`` copies ``(views, channels, height, width)``, at random
+            as it likes. An example's gradient is then the mean over its views, clipped as one, which costs no more
+            privacy (augmentation multiplicity: De et al. 2022).
+        views: number of views of an example in a step.
+        physical_batch_size: records at once; bounds memory and changes nothing else.
+        reads_alone: state that reading a record uses that record alone, for data sets and collate functions that are
+            not this package's: a data set that mixes records (mixup) or remembers some does not. Without it the
+            guarantee has this as a condition.
+        records_per_person: most records of a drawn person that take part in a step, drawn by private coins.
+        steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
+        noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
+            benchmarks and protect nothing.
+
+    Raises:
+        ValueError: for an argument out of its range, and for arguments that exclude each other.
+
+    Example:
+        >>> from pl_privknn.training import TrainingOptions
+        >>> TrainingOptions(clipping="ghost", physical_batch_size=4096).clipping
+        'ghost'
+    """
+
+    step: str = "auto"
+    clipping: str = "flat"
+    augment: Callable[[Tensor], Tensor] | None = None
+    views: int = 1
+    physical_batch_size: int | None = None
+    reads_alone: bool = False
+    records_per_person: int = 1
+    steps_per_charge: int = 20
+    noise_source: NoiseSource | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("step", self.step, STEPS)
+        check_choice("clipping", self.clipping, CLIPPING)
+        for name in ("views", "records_per_person", "steps_per_charge"):
+            check_int(name, getattr(self, name))
+        if self.physical_batch_size is not None:
+            check_int("physical_batch_size", self.physical_batch_size)
+        check_switch("reads_alone", self.reads_alone)
+        if self.views > 1 and self.augment is None:
+            raise ValueError(
+                f"views={self.views}: without augment they would all be the same; give augment, or views=1"
+            )
+        if self.clipping != "ghost":
+            return
+        if self.step == "traced":
+            raise ValueError(
+                'step="traced": clipping="ghost" runs the module on batches; use clipping="flat"'
+            )
+        if self.augment is not None:
+            raise ValueError(
+                'augment: clipping="ghost" has norms of views and not of examples; use clipping="flat"'
+            )
+        if self.records_per_person > 1:
+            raise ValueError(
+                f'records_per_person={self.records_per_person}: clipping="ghost" has norms of records and not of '
+                'persons; use clipping="flat", or records_per_person=1'
+            )
 
 
 class PrivateSession:
@@ -50,11 +128,9 @@ class PrivateSession:
         expected_batch_size: what the noisy sum of gradients is divided by.
         sampling_rate: Poisson rate of a step.
         groups: of records, each with an ε of its own, or None.
-        files: the run's folder and its ledger.
-        steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
+        options: rarely used settings.
         noise_source: of coins and noise.
         unit: unit of privacy, ``"record"`` or ``"person"``.
-        records_per_person: most records of a person in a step, where the unit is a person.
         run_dir: the run's folder, as it was asked for; may be set until the fit.
         run: the training in its folder, once the fit has started; in all processes but the first, what they are told.
         private: the records, during the fit; None in a ``fast_dev_run``.
@@ -71,11 +147,9 @@ class PrivateSession:
     expected_batch_size: int
     sampling_rate: float
     groups: PrivacyGroups | None
-    files: RunFiles
-    steps_per_charge: int
+    options: TrainingOptions
     noise_source: NoiseSource
     unit: Unit
-    records_per_person: int
     run_dir: str | Path | None
 
     def __init__(self) -> None:
@@ -154,10 +228,10 @@ class PrivateSession:
                 plan,
                 resumed,
                 kind=self.kind,
-                files=self.files,
+                files=self.options,
                 limit=self.limit,
                 noise=self.noise_source,
-                steps_per_charge=self.steps_per_charge,
+                steps_per_charge=self.options.steps_per_charge,
             )
             opened.append(run)
             rank_zero_info(f"run: {run.folder}")
@@ -253,12 +327,13 @@ class PrivateSession:
         if self._groups is not None:
             return poisson_sample_by_group(*self._groups, coins)
         if self._owners is not None:
-            return poisson_persons(self._owners, self.sampling_rate, self.records_per_person, coins)
+            most = self.options.records_per_person
+            return poisson_persons(self._owners, self.sampling_rate, most, coins)
         return poisson_sample(len(self.private), self.sampling_rate, coins)
 
     def persons(self, places: Tensor) -> Tensor | None:
         """The person of each drawn record; None where no drawn person has several. **Private**."""
-        return None if self._owners is None or self.records_per_person == 1 else self._owners[places]
+        return None if self._owners is None or self.options.records_per_person == 1 else self._owners[places]
 
     def release(self, total: Tensor) -> Tensor:
         """Pay for a step where that was not done, and draw its noise, once for all processes.
@@ -328,5 +403,5 @@ class PrivateSession:
             step=self.way,
             conditions=list(self.conditions) or None,
             unit=self.unit,
-            records_per_person=self.records_per_person if self.unit == "person" else None,
+            records_per_person=self.options.records_per_person if self.unit == "person" else None,
         )

@@ -22,7 +22,7 @@ from pl_privknn.privacy.noisy_steps import (
 )
 from pl_privknn.privacy.record_groups import group_costs
 from pl_privknn.privacy.run import FactsFile, Run, noted_run_id
-from pl_privknn.privacy.settings import RunFiles
+from pl_privknn.privacy.settings import LedgerFiles
 from pl_privknn.training.processes import FollowedRun, FollowedSteps
 
 _FILE = "private_training.json"
@@ -114,7 +114,7 @@ class TrainingRun(Run):
         checkpoint: dict[str, Any] | None,
         *,
         kind: str,
-        files: RunFiles,
+        files: LedgerFiles,
         limit: float | None,
         noise: NoiseSource,
         steps_per_charge: int,

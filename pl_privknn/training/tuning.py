@@ -36,8 +36,8 @@ _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
 #: What the cost of a candidate depends on, and the places of its files.
 _FIXED = (
-    "epsilon", "delta", "noise_multiplier", "expected_batch_size", "expected_records", "files",
-    "steps_per_charge", "noise_source",
+    "epsilon", "delta", "noise_multiplier", "expected_batch_size", "expected_records", "run_dir",
+    "options.ledger_path", "options.ledger_head_path", "options.steps_per_charge", "options.noise_source",
 )  # fmt: skip
 #: What changes what the steps cost.
 _UNPAID = ("groups",)
@@ -113,9 +113,12 @@ def tuning_of(
     """
     place = _place_of_training(document)
     arguments = get(document, place) or {}
-    if arguments.get("noise_source") is not None:
+    options = arguments.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"{place}.options={shown(options)} must be a section of arguments")
+    if options.get("noise_source") is not None:
         raise ConfigurationError(
-            f"{place}.noise_source: a search draws from the operating system's generator; leave it out"
+            f"{place}.options.noise_source: a search draws from the operating system's generator; leave it out"
         )
     for path in values:
         _check_path(path, place)
@@ -160,7 +163,10 @@ def tuning_of(
         "devices": 1,
         **{name: given for name, given in trainer.items() if given},
     }
-    kept = {name: value for name, value in arguments.items() if name not in ("epsilon", "files")}
+    kept = {name: value for name, value in arguments.items() if name not in ("epsilon", "run_dir")}
+    kept["options"] = {
+        name: value for name, value in options.items() if name not in ("ledger_path", "ledger_head_path")
+    }
     settled = {**kept, "noise_multiplier": noise, "delta": delta}
     if place == _MODEL:
         put(base, place, settled)
@@ -203,7 +209,9 @@ def _check_path(path: str, place: str) -> None:
     for where in (_CALLBACK, _MODEL):
         if where in (_MODEL, place) and path.startswith(f"{where}."):
             # The module that a callback trains has no say in what a candidate costs.
-            if where == place and path.removeprefix(f"{where}.").split(".")[0] in (*_FIXED, *_UNPAID):
+            first, *rest = path.removeprefix(f"{where}.").split(".")
+            stated = {first, ".".join([first, *rest[:1]])}
+            if where == place and (stated & {*_FIXED, *_UNPAID} or stated == {"options"}):
                 break
             return
     below = _MODEL if place == _MODEL else f"{_MODEL} or {_CALLBACK}"

@@ -23,8 +23,8 @@ def answered(folder, teacher, class_prior, **more):
         parts += [torch.eye(3)[labels] + 0.5 * torch.randn(count, 3, generator=generator), labels]
     data = EmbeddingsDataModule(*parts, num_classes=3, batch_size=16)
     labeling = PrivateLabeler(
-        teacher, features=torch.nn.Flatten(), budget=LabelingBudget(delta=1e-4), progress=False, run_dir=folder,
-        class_prior=class_prior, **more,
+        teacher, features=torch.nn.Flatten(), budget=LabelingBudget(delta=1e-4), run_dir=folder,
+        options={"progress": False, "class_prior": class_prior}, **more,
     )  # fmt: skip
     student = SupervisedStudent(network="linear_probe", num_classes=3, in_channels=3, image_size=1)
     quiet_trainer(folder, callbacks=[labeling]).fit(student, data)
@@ -63,7 +63,7 @@ def test_labels_move_with_the_shares_in_use(kind, tmp_path):
 def test_bad_priors_are_refused_in_one_line(tmp_path):
     for prior in ([1.0], [0.5, 0.6], [0.0, 1.0]):
         with pytest.raises(ValueError, match="class_prior"):
-            PrivateLabeler(class_prior=prior)
+            PrivateLabeler(options={"class_prior": prior})
     with pytest.raises(ValueError, match="class_prior: 2 shares, the data has 3 classes"):
         answered(tmp_path / "a", ReverseKNN(epsilon=1.0), [0.5, 0.5])
     votes = PrivateKNN(3, sampling_rate=1.0, noise=Gaussian(1.0))

@@ -5,6 +5,7 @@ import json
 import pytest
 import pytorch_lightning as pl
 import torch
+from grouped import grouped
 from small_fit import easy_images, quiet_trainer, small_student
 
 from pl_privknn import PrivateLabeler
@@ -14,7 +15,6 @@ from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy import Gaussian, Ledger
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out
 from pl_privknn.privacy.noise import SeededNoise, default_noise
-from pl_privknn.privacy.settings import RunFiles
 
 HALF, PRIVATE = PaidEvaluation(0.5), 300
 
@@ -33,10 +33,8 @@ def fit(folder, noise=None, student=None, **given):
     data = ArraysDataModule(*easy_images(PRIVATE, 60, 30), num_classes=3, batch_size=16)
     kind = Watched if noise is None else PrivateKNN
     teacher = kind(5, 1.0, noise=Gaussian(4.0), noise_source=noise or SeededNoise(0))
-    labeling = PrivateLabeler(
-        teacher, **{"queries_per_round": 40, "features": Pixels(), "run_dir": folder, "evaluate": HALF, **given},
-        progress=False,
-    )  # fmt: skip
+    given = {"queries_per_round": 40, "features": Pixels(), "evaluate": HALF, "progress": False, **given}
+    labeling = PrivateLabeler(teacher, run_dir=folder, **grouped(PrivateLabeler, **given))
     student = student or small_student()
     quiet_trainer(folder, 3, callbacks=[labeling]).fit(student, data)
     return labeling, student, data
@@ -96,4 +94,4 @@ def test_a_student_of_others_is_a_condition(tmp_path, student, level):
 
 def test_a_shared_ledger_is_refused():
     with pytest.raises(ValueError, match="evaluate: the hold-out pays in parallel with one run"):
-        PrivateLabeler(PrivateKNN(5), evaluate="paid", files=RunFiles(ledger_path="shared.sqlite"))
+        PrivateLabeler(PrivateKNN(5), evaluate="paid", options={"ledger_path": "shared.sqlite"})

@@ -10,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
+from grouped import grouped
 from noisy_sgd_setup import Flat
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
@@ -120,8 +121,8 @@ def fit_teacher(make, multilabel=False, rounds=1, adjacency="add_remove", **labe
 
         labeler.label = label
         callback = PrivateLabeler(
-            labeler, rounds=rounds, epochs_per_round=1, queries_per_round=8, query_batch_size=4, features=Flat(),
-            budget={"adjacency": adjacency}, **labeling, files={"run_dir": folder},
+            labeler, rounds=rounds, epochs_per_round=1, queries_per_round=8, features=Flat(), run_dir=folder,
+            budget={"adjacency": adjacency}, **grouped(PrivateLabeler, query_batch_size=4, **labeling),
         )  # fmt: skip
         outputs = 4 if multilabel else CLASSES
         network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, outputs))
@@ -140,9 +141,9 @@ def fit_noisy_sgd(**options):
 
     def run(folder, kind):
         module = NoisySGD(
-            num_classes=CLASSES, image_size=SIDE, noise_source=SeededNoise(1), expected_batch_size=10,
-            expected_records=RECORDS, noise_multiplier=1.0, optimization={"lr": 1.0}, files={"run_dir": folder},
-            **copy.deepcopy(options),
+            num_classes=CLASSES, image_size=SIDE, expected_batch_size=10, expected_records=RECORDS,
+            noise_multiplier=1.0, optimization={"lr": 1.0}, run_dir=folder,
+            **grouped(NoisySGD, noise_source=SeededNoise(1), **copy.deepcopy(options)),
         )  # fmt: skip
         fit(folder, module, [], data_module(kind), 2)
 
@@ -163,7 +164,7 @@ class Own(Lit):
 def fit_own(folder, kind):
     module = Own(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES)))
     module.accuracy = MulticlassAccuracy(CLASSES)
-    made = training(expected_batch_size=10, expected_records=RECORDS, files={"run_dir": folder})
+    made = training(expected_batch_size=10, expected_records=RECORDS, run_dir=folder)
     fit(folder, module, [made], data_module(kind), 2)
 
 

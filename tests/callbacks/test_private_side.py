@@ -73,7 +73,7 @@ class Pixels(nn.Module):
 
 def fit_student(folder, place):
     labeling = PrivateLabeler(
-        Careless(place), rounds=2, epochs_per_round=2, queries_per_round=10, files={"run_dir": folder},
+        Careless(place), rounds=2, epochs_per_round=2, queries_per_round=10, run_dir=folder,
         features=Pixels() if place == "extractor" else nn.Flatten(),
     )  # fmt: skip
     kept = {"enable_checkpointing": True, "enable_progress_bar": True, "logger": CSVLogger(folder, "", "")}

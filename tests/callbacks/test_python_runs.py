@@ -19,9 +19,8 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import Gaussian
-from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.report import write_report
-from pl_privknn.training import PrivateTraining
+from pl_privknn.training import PrivateTraining, TrainingOptions
 
 
 def student():
@@ -34,10 +33,10 @@ def run(root, module, data, *callbacks):
     return made
 
 
-def labeling(**files):
+def labeling(run_dir=None):
     return PrivateLabeler(
         ReverseKNN(k=1, epsilon=2.0), queries_per_round=6, epochs_per_round=1, features=torch.nn.Flatten(),
-        budget=LabelingBudget(delta=1e-4), files=RunFiles(**files), progress=False,
+        budget=LabelingBudget(delta=1e-4), run_dir=run_dir, options={"progress": False},
     )  # fmt: skip
 
 
@@ -93,11 +92,11 @@ def test_what_can_be_written_is_a_configuration_that_the_shell_runs(tmp_path, mo
     data = ArraysDataModule(**files, num_classes=CLASSES, batch_size=8)
     teaching = PrivateLabeler(
         PrivateKNN(5, 0.8, None, Gaussian(sigma=4.0)), queries_per_round=6, features=HOG(pixels_per_cell=(3, 3)),
-        budget=LabelingBudget(delta=1e-4), files=RunFiles(run_dir=tmp_path / "run"), progress=False,
+        budget=LabelingBudget(delta=1e-4), run_dir=tmp_path / "run", options={"progress": False},
     )  # fmt: skip
     run(tmp_path, student(), data, teaching)
     shell = ["fit", "--config", str(tmp_path / "run" / "config.yaml"), "--run_dir", str(tmp_path / "shell")]
-    assert main([*shell, "--labeling.files.run_dir", str(tmp_path / "shell")]) == 0, capsys.readouterr().err
+    assert main([*shell, "--labeling.run_dir", str(tmp_path / "shell")]) == 0, capsys.readouterr().err
     first, again = summary_of(tmp_path / "run"), summary_of(tmp_path / "shell")
     assert (again["epsilon"], again["queried"]) == (first["epsilon"], first["queried"])
     # The folder of a command keeps the command's own configuration.
@@ -137,6 +136,10 @@ def test_groups_and_parts_are_written_as_yaml_says_them():
     section, left_out = as_section(made)
     assert section["init_args"] == {"budget": {"delta": 1e-4}, "scale": 0.5}
     assert left_out == ["holder"]
+    options = TrainingOptions(augment=torch.flip, views=2)
+    training = PrivateTraining(1.0, expected_batch_size=4, expected_records=40, options=options)
+    assert as_section(training)[0]["init_args"]["options"] == {"views": 2}
+    assert as_section(training)[1] == ["options.augment"]
 
 
 def test_runs_without_a_logger_get_folders_of_their_own_and_say_where(tmp_path, monkeypatch, caplog):
@@ -151,9 +154,7 @@ def test_runs_without_a_logger_get_folders_of_their_own_and_say_where(tmp_path, 
     mine = PrivateLabeler(ReverseKNN(k=1, epsilon=2.0), run_dir=tmp_path / "mine")
     assert mine.run_dir == tmp_path / "mine"
     training = PrivateTraining(1.0, expected_batch_size=4, expected_records=40, run_dir=tmp_path / "mine")
-    assert training.run_dir == tmp_path / "mine"
-    with pytest.raises(ValueError, match="give one of them"):
-        PrivateLabeler(run_dir="a", files=RunFiles(run_dir="b"))
+    assert training.run_dir == str(tmp_path / "mine")
 
 
 def test_a_poor_result_names_the_features_and_better_ones(tmp_path, capsys):

@@ -12,7 +12,6 @@ from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
-from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.report import write_report
 
 
@@ -20,8 +19,8 @@ def run(folder, labeler, features, released="student", data=None, **student):
     """A short run and its test; the student, the data module and the summary."""
     pl.seed_everything(0)
     labeling = PrivateLabeler(
-        labeler, queries_per_round=20, epochs_per_round=2, features=features, files=RunFiles(run_dir=folder),
-        progress=False, released=released,
+        labeler, queries_per_round=20, epochs_per_round=2, features=features, released=released,
+        run_dir=folder, options={"progress": False},
     )  # fmt: skip
     trainer = quiet_trainer(folder, 2, callbacks=[labeling, RunReport(folder)])
     student = small_student(2, **student)

@@ -69,8 +69,8 @@ def fit(folder, name, devices):
     teacher = TEACHERS[name]()
     teacher.noise_source = SeededNoise(4)
     labeling = PrivateLabeler(
-        teacher, rounds=2, epochs_per_round=1, queries_per_round=12, query_batch_size=5, features=torch.nn.Flatten(),
-        progress=False, sharded=True, files={"run_dir": folder},
+        teacher, rounds=2, epochs_per_round=1, queries_per_round=12, features=torch.nn.Flatten(),
+        run_dir=folder, options={"query_batch_size": 5, "progress": False, "sharded": True},
     )  # fmt: skip
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, 3))
     strategy = "ddp" if devices > 1 else "auto"

@@ -26,9 +26,10 @@ class _CountingKNN(ReverseKNN):
 
 def _fit(folder, labeler, epochs=2, ckpt_path=None):
     callback = PrivateLabeler(
-        labeler, rounds=2, epochs_per_round=1, queries_per_round=[12, 0], progress=False,
+        labeler, rounds=2, epochs_per_round=1, queries_per_round=[12, 0],
+        run_dir=folder / "run", options={"progress": False},
         selection=ClusterSelection(components=8, ask="means", spread="kernel"),
-        features=[torch.nn.Flatten(), [torch.nn.Flatten(), "student"]], files={"run_dir": folder / "run"},
+        features=[torch.nn.Flatten(), [torch.nn.Flatten(), "student"]],
     )  # fmt: skip
     trainer = quiet_trainer(folder, epochs, callbacks=[callback])
     data = ArraysDataModule(*easy_images(300, 60, 30), num_classes=3, batch_size=16)

@@ -50,8 +50,8 @@ def train(folder, rank, then):
     processes._BEAT = 0.1
     data = DigitsDataModule(num_private=300, num_public=100, batch_size=32)
     labeling = PrivateLabeler(
-        SlowTeacher(then), rounds=2, epochs_per_round=1, queries_per_round=40, query_batch_size=10, progress=False,
-        budget={"delta": 1e-4}, files={"run_dir": folder},
+        SlowTeacher(then), rounds=2, epochs_per_round=1, queries_per_round=40, budget={"delta": 1e-4},
+        run_dir=folder, options={"query_batch_size": 10, "progress": False},
     )  # fmt: skip
     student = SupervisedStudent(network="small_cnn", in_channels=1, image_size=20, ema_decay=0.9)
     trainer = quiet_trainer(folder, 2, callbacks=[ImpatientAtFirst(), labeling], devices=2, strategy="ddp")

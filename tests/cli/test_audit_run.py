@@ -18,7 +18,7 @@ from pl_privknn.cli.main import main
 from pl_privknn.privacy import Ledger
 from pl_privknn.privacy.store import canonical, seal
 
-QUIET = ["--trainer.enable_progress_bar", "false", "--labeling.progress", "false"]
+QUIET = ["--trainer.enable_progress_bar", "false", "--labeling.options.progress", "false"]
 FIT = [
     *("fit", "--config", "configs/digits_reverse_knn.yaml", "--trainer.max_epochs", "1", *QUIET),
     *("--labeling.rounds", "1", "--labeling.queries_per_round", "20"),

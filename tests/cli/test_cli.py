@@ -13,7 +13,7 @@ from pl_privknn.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
     "--trainer.max_epochs", "2", "--labeling.epochs_per_round", "1", "--labeling.queries_per_round", "40",
-    "--labeling.max_answers", "60", "--labeling.progress", "false", "--trainer.accelerator", "cpu",
+    "--labeling.max_answers", "60", "--labeling.options.progress", "false", "--trainer.accelerator", "cpu",
     "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
     "--trainer.limit_train_batches", "2", "--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1",
 ]  # fmt: skip

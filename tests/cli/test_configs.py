@@ -16,7 +16,7 @@ CONFIGS = sorted(
 )
 SMALL = [
     "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--labeling.rounds", "1",
-    "--labeling.queries_per_round", "20", "--labeling.progress", "false", "--trainer.accelerator", "cpu",
+    "--labeling.queries_per_round", "20", "--labeling.options.progress", "false", "--trainer.accelerator", "cpu",
     "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
 ]  # fmt: skip
 

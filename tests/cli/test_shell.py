@@ -16,7 +16,7 @@ CONFIG = ["--config", "configs/digits_reverse_knn.yaml"]
 SHORT = [
     "--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--trainer.accelerator", "cpu",
     "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false",
-    "--labeling.epochs_per_round", "1", "--labeling.progress", "false",
+    "--labeling.epochs_per_round", "1", "--labeling.options.progress", "false",
 ]  # fmt: skip
 
 

@@ -102,18 +102,21 @@ NOT_NUMBERS[3, 2, 1] = np.nan
     ("changes", "words"),
     [
         (
-            {"public_images": np.zeros((7, 4), np.uint8)},
-            r"public_images: shape \(n, 4\).*EmbeddingsDataModule",
+            {"public_images": np.zeros((7, 5), np.uint8)},
+            r"public_images: shape \(n, 5\).*EmbeddingsDataModule",
         ),
         ({"public_images": np.zeros((7, 4, 4, 4), np.uint8)}, "channels_last=True"),
         ({"private_images": np.zeros((9, 5, 4), np.uint8)}, r"private_images: images of shape \(1, 5, 4\)"),
         ({"private_images": np.zeros((9, 4, 5), np.int64)}, "private_images: dtype torch.int64; want uint8"),
         ({"private_images": np.full((9, 4, 5), "7.125")}, "private_images: dtype .*; want numbers"),
         ({"private_images": BAD_FLOATS}, "private_images: float values outside"),
-        ({"private_images": NOT_NUMBERS}, "private_images: float values outside"),
+        (
+            {"private_images": NOT_NUMBERS, "unusable": "error"},
+            "private: .* cannot be used: NaN or infinite values",
+        ),
         ({"private_labels": np.arange(9)}, "private_labels: some labels lie outside"),
         ({"private_labels": np.arange(9) / 8}, "private_labels: .* whole numbers"),
-        ({"private_labels": np.zeros((9, 1), int)}, r"private_labels: shape \(n, 1\)"),
+        ({"private_labels": np.full((9, 2), 2)}, r"private_labels: shape \(n, 2\)"),
         ({"private_labels": np.zeros(8, int)}, "private_labels: not as many labels as images"),
         ({"private_images": np.zeros((0, 4, 5)), "private_labels": np.zeros(0, int)}, "private set is empty"),
         ({"public_truth": np.arange(7) - 2}, "public_truth: .* -1 where it isn't known"),
@@ -236,15 +239,15 @@ def test_bad_parquet_files_are_named(tmp_path, table):
     whole = (tmp_path / "nan.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[:200])
     (tmp_path / "broken.parquet").write_bytes(whole[:4] + bytes(596) + whole[600:])
+    assert rows_of("x", tmp_path / "nan.parquet")[1].tolist() == [row != 5 for row in range(COUNT)]
     for name, words in [
-        ("nan.parquet", r"x='.*nan\.parquet': some values are NaN"),
         ("nan.parquet:y", r"x='.*nan\.parquet:y': 'y' holds int64; want lists of floats"),
         ("nan.parquet:z", r"nan\.parquet:z': it holds x, y and no column 'z'"),
         ("whole.parquet", r"'x' holds torch\.int64; want lists of floats"),
         ("none.parquet", r"none\.parquet': it is empty"),
         ("ragged.parquet", r"the lists of 'x' differ in length"),
         ("gaps.parquet", r"some rows of 'x' are empty"),
-        ("cut.parquet", r"cut\.parquet' can't be read \(\w+: "),
+        ("cut.parquet", r"cut\.parquet' can't be read \(\w+\)"),
         ("broken.parquet", r"broken\.parquet' can't be read"),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -54,18 +54,23 @@ def test_private_images_come_in_batches_and_in_order():
 
 def test_overlap_of_public_and_test_images():
     both = torch.cat([numbered(2000, TEST - 1), numbered(17, 1)])
-    with pytest.raises(ValueError, match="test image 11 is public image 17"):
-        make_data(test_images=both).setup("fit")
-    late = make_data(test_images=both)
-    late.setup("test")
-    with pytest.raises(ValueError, match="1 test images are public"):
-        late.setup("fit")
-    # The same pixels as floats are the same image.
-    with pytest.raises(ValueError, match="overlap="):
-        make_data(test_images=both / 255).setup("fit")
-    with pytest.warns(UserWarning, match="1 test images are public"):
-        make_data(test_images=both, overlap="warn").setup("fit")
-    make_data(test_images=both, overlap="ignore").setup("fit")
+    for images in (both, both / 255):  # the same pixels as floats are the same image
+        with pytest.raises(ValueError, match=r"public example 17 is test example 11.*overlap="):
+            make_data(test_images=images, overlap="error").setup("fit")
+    for stages in (["fit"], ["test", "fit"], ["validate", "fit"]):
+        data = make_data(test_images=both)
+        with pytest.warns(
+            UserWarning, match="1 public examples are test examples too .* left out of the public"
+        ):
+            list(map(data.setup, stages))
+        assert number_of(data.public.images()).tolist() == [n for n in range(PUBLIC) if n != 17]
+        assert torch.equal(data.public.truth, loaded().public.truth[number_of(data.public.images())])
+    with pytest.raises(ValueError, match="no other public example is left"):
+        make_data(test_images=numbered(0, PUBLIC), test_labels=torch.zeros(PUBLIC).long()).setup("fit")
+    for overlap in ("warn", "ignore"):
+        data = make_data(test_images=both, overlap=overlap)
+        data.setup("fit")
+        assert len(data.public) == PUBLIC
 
 
 @pytest.mark.parametrize(

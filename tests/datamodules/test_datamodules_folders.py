@@ -1,6 +1,5 @@
 """Data modules of folders of images."""
 
-import re
 import shutil
 
 import numpy as np
@@ -113,17 +112,16 @@ def test_folder_mistakes_say_what_to_do(folders, tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder 'private' there; want private/<class>"):
         ImageFolderDataModule(tmp_path / "nowhere")
     draw(root / "test" / "bird" / "b.png", 80)
-    refused(r"1 folders \(bird\) that aren't among the classes cat, dog", class_names=["cat", "dog"])
+    refused(r"has folders \(bird\) that aren't among the classes cat, dog", class_names=["cat", "dog"])
     shutil.rmtree(root / "test" / "bird")
     draw(root / "test" / "stray.png", 81)
-    refused("outside the class folders")
+    refused(r"test: some records cannot be used: 1 with no class folder", unusable="error")
     (root / "test" / "stray.png").unlink()
     shutil.rmtree(root / "test" / "dog")
     draw(root / "test" / "bird" / "b.png", 82)
     # The names of private folders stay private: classes are those of the other parts.
-    assert ImageFolderDataModule(root).class_names == ("bird", "cat")
     for named in ({}, {"class_names": ["cat", "bird"]}):
-        assert "dog" not in refused("has 1 folders that aren't", **named)
+        assert "dog" not in refused("has folders that aren't", **named)
     shutil.rmtree(root / "test")
     assert ImageFolderDataModule(root).class_names == ("cat", "dog")
     shutil.rmtree(root / "private" / "dog")
@@ -134,18 +132,21 @@ def test_folder_mistakes_say_what_to_do(folders, tmp_path):
     refused("image_size=0", 0, class_names=["dog", "cat"])
 
 
-def test_broken_images_are_named_unless_they_are_private(folders):
+def test_unreadable_images_are_left_out_and_counted_where_they_are_public(folders, recwarn):
     root, _ = folders
     for path in (root / "public" / "v.png", root / "private" / "dog" / "d.png"):
         path.write_bytes(path.read_bytes()[:60])
-    Image.fromarray(np.zeros((6, 8), np.uint16)).save(root / "public" / "deep.png")
     data = ImageFolderDataModule(root, (6, 8))
     data.setup("fit")
-    for index, name in ((0, "deep.png"), (2, "v.png")):
-        with pytest.raises(ValueError, match=f"{name} is not a readable image with 8 bits"):
-            data.public.images([index])
-    named = f"file number 4, .* of {re.escape(str(root / 'private'))} "
-    with pytest.raises(ValueError, match=named) as caught:
-        list(data.private_batches())
-    assert caught.value.__suppress_context__
-    assert not [secret for secret in ("dog", "d.png") if secret in str(caught.value)]
+    assert (len(data.private), len(data.public)) == (4, 2)
+    assert data.private.labels.tolist() == [0, 0, 1, 1]
+    told = " ".join(str(warning.message) for warning in recwarn)
+    assert "public: records are left out: 1 with an unreadable file" in told
+    assert "private" not in told
+    with pytest.raises(ValueError, match=r"private: some records .* used: an unreadable file") as caught:
+        ImageFolderDataModule(root, (6, 8), unusable="error").setup("fit")
+    assert "dog" not in str(caught.value)
+    assert "d.png" not in str(caught.value)
+    (root / "private" / "dog" / "d.png").unlink()
+    with pytest.raises(ValueError, match=r"public: some records .*: 1 with an unreadable file"):
+        ImageFolderDataModule(root, (6, 8), unusable="error").setup("fit")

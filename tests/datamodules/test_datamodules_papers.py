@@ -13,7 +13,7 @@ from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMALL = [
     "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.accelerator", "cpu",
-    "--trainer.enable_progress_bar", "false", "--labeling.progress", "false",
+    "--trainer.enable_progress_bar", "false", "--labeling.options.progress", "false",
 ]  # fmt: skip
 LABELER = "--labeling.labeler.init_args"
 QUERIES = ["--labeling.queries_per_round", "20"]

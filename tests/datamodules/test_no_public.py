@@ -52,12 +52,12 @@ def test_the_public_part_is_one_blank_image():
 
 def test_private_training_and_its_baseline_need_no_public_image(tmp_path):
     stated = {"epsilon": 8.0, "delta": 1e-4, "expected_batch_size": 500, "expected_records": 1000}
-    training = PrivateTraining(**stated, files={"run_dir": tmp_path / "own"})
+    training = PrivateTraining(**stated, run_dir=tmp_path / "own")
     trainer(tmp_path, training).fit(Linear(), datamodule=digits())
     assert json.loads((tmp_path / "own" / "summary.json").read_text())["epsilon"] <= 8
     baseline = NoisySGD(
         network="linear", extractor=HOG(), image_size=20, **stated, optimization=NoisyOptimization(lr=4.0),
-        files={"run_dir": tmp_path / "baseline"},
+        run_dir=tmp_path / "baseline",
     )  # fmt: skip
     fitted = trainer(tmp_path, epochs=8)
     fitted.fit(baseline, datamodule=digits())
@@ -69,7 +69,7 @@ def test_a_released_head_needs_no_public_image(tmp_path):
     labeler = PrivateLabeler(
         SufficientStatistics(epsilon=2.0, delta=1e-4, expected_records=1000),
         features=HOG(), selection="all", released="head",
-        budget={"max_epsilon": 2.0, "delta": 1e-4}, files={"run_dir": tmp_path / "run"},
+        budget={"max_epsilon": 2.0, "delta": 1e-4}, run_dir=tmp_path / "run",
     )  # fmt: skip
     student = SupervisedStudent(network="small_cnn", num_classes=10, in_channels=1)
     fitted = trainer(tmp_path, labeler)

@@ -61,8 +61,8 @@ def test_a_run_counts_each_person_once(tmp_path, unit):
     data = embeddings(tmp_path, OWNERS)
     teacher = SufficientStatistics(noise_multiplier=1.0, expected_records=4)
     labeling = PrivateLabeler(
-        teacher, queries_per_round=4, features=torch.nn.Flatten(), progress=False,
-        budget={"unit": unit}, files={"run_dir": tmp_path / unit},
+        teacher, queries_per_round=4, features=torch.nn.Flatten(), budget={"unit": unit},
+        run_dir=tmp_path / unit, options={"progress": False},
     )  # fmt: skip
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
     trainer = pl.Trainer(

@@ -156,16 +156,19 @@ def test_long_texts_are_read_up_to_the_limit(tmp_path):
             module(root).setup("fit")
 
 
+STRICT = {"unusable": "error"}
+
+
 @pytest.mark.parametrize(
     ("changes", "arguments", "message"),
     [
         ({}, {"text": "body"}, r"has no column 'body'; it has text, label, who, key, more: name .* by text="),
-        ({"private": {"who": None}}, {}, r"private=.* has no column 'who'; .* by person="),
-        ({"private": {"text": ["a", " ", "b", "c", "d", "e"]}}, {}, "private: some texts are empty; leave those"),
-        ({"public": {"text": ["a", None, "b", "c", "d", "e"]}}, {}, "public: some texts are empty"),
-        ({"private": {"label": ["spam", "x"] * 3}}, {}, "private: some labels are empty or none of the classes ham"),
+        ({"private": {"who": None}}, {}, r"private=.* has no column 'who': .* by person="),
+        ({"private": {"text": ["a", " ", "b", "c", "d", "e"]}}, STRICT, "private: some records .* used: no text"),
+        ({"public": {"text": ["a", None, "b", "c", "d", "e"]}}, STRICT, r": 1 with no text \(.* record 2\)"),
+        ({"private": {"label": ["spam", "x"] * 3}}, {}, "private: some labels are none of the classes ham"),
         ({"public": {"label": None}, "test": {"label": ["spam"] * 6}}, {}, "tell 1 classes in the column 'label'"),
-        ({"private": {"who": ["Ann", None] * 3}}, {}, "private: some records have no person; give it to them"),
+        ({"private": {"who": ["Ann", None] * 3}}, STRICT, "private: some records cannot be used: no person; mend"),
         ({"private": {"key": ["1"] * 6}}, {}, "private: some ids occur more than once"),
         ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; want texts"),
         ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {"features": None}, ": want a list of equally many floats"),
@@ -221,7 +224,7 @@ def test_parts_must_be_different_tables(tmp_path):
     with pytest.raises(ValueError, match=r"private\.csv and private\.parquet; keep one of them"):
         module(root)
     with pytest.raises(ValueError, match=r"public can't be read \(TypeError\)"):
-        TextDataModule(private=pa.table(rows("private")), public={"text": ["a"]}, features=vector)
+        TextDataModule(private=pa.table(rows("private")), public=7, features=vector)
 
 
 def test_what_a_function_says_of_private_texts_is_left_out(tmp_path, capfd):

@@ -39,7 +39,7 @@ def commands(text):
 
 def test_a_first_model_takes_five_commands_those_of_the_guide():
     script = commands((JOURNEYS / "first_model.sh").read_text(encoding="utf-8"))
-    shown = commands(blocks("own_data.md", "bash")[0])
+    shown = commands(next(block for block in blocks("own_data.md", "bash") if "my_arrays" in block))
     assert len(script) <= 5
     assert [line.replace("my_arrays", '"$1"').replace("8000", '"$2"') for line in shown] == script
 

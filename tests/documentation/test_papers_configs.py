@@ -33,7 +33,7 @@ SMALL = {
     "trainer.enable_progress_bar": "false", "trainer.enable_model_summary": "false",
     "data.init_args.batch_size": 8,
 }  # fmt: skip
-ASK = {"labeling.rounds": 1, "labeling.queries_per_round": 8, "labeling.progress": "false"}
+ASK = {"labeling.rounds": 1, "labeling.queries_per_round": 8, "labeling.options.progress": "false"}
 LABELER = "labeling.labeler.init_args."
 ANSWERS = {**ASK, f"{LABELER}screening.threshold": 0, f"{LABELER}screening.sigma": 0.1}
 TEACHERS = {

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pl_privknn.config import known_classes
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "_extensions" / "api.yaml"
+ROOMS = yaml.safe_load(PAGES.read_text(encoding="utf-8"))
 # Not what data modules raise, which is exported beside them, nor protocols, of which nothing is made.
 NAMED = sorted(
     {
@@ -22,17 +24,19 @@ NAMED = sorted(
 
 
 def _shown():
-    """Classes and functions of the pages' directives, and what their modules export."""
-    for page in PAGES.glob("*.md"):
-        for path in re.findall(r"^::: ([\w.]+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
-            parent, _, name = path.rpartition(".")
-            found = getattr(importlib.import_module(parent), name, None)
-            if found is not None and not inspect.ismodule(found):
-                yield found
+    """Classes and functions that the pages name, and what modules without names export."""
+    for page in (page for room in ROOMS.values() for page in room["pages"]):
+        for path, names in page.items():
+            if path in ("title", "text"):
                 continue
-            module = importlib.import_module(path)
-            own = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == path]
-            yield from (vars(module).get(one) for one in getattr(module, "__all__", own) if one[0] != "_")
+            module = importlib.import_module(f"pl_privknn.{path}")
+            own = [
+                one
+                for one, value in vars(module).items()
+                if getattr(value, "__module__", "") == module.__name__
+            ]
+            shown = names or [one for one in getattr(module, "__all__", own) if one[0] != "_"]
+            yield from (getattr(module, name) for name in shown)
 
 
 def test_every_class_of_configurations_has_an_entry():

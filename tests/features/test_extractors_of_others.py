@@ -53,7 +53,7 @@ def label(folder, features, student=None):
     """The labelling, the private vectors in it, and the private images."""
     table, data = watched(k=5, sampling_rate=1.0, noise=Gaussian(sigma=20.0)), make_data()
     labeling = PrivateLabeler(
-        table, queries_per_round=10, features=features, progress=False, files={"run_dir": folder / "run"}
+        table, queries_per_round=10, features=features, run_dir=folder / "run", options={"progress": False}
     )
     trainer = make_trainer(folder, 1, callbacks=[labeling])
     trainer.fit(student_of() if student is None else student, data)
@@ -331,7 +331,7 @@ def test_a_student_of_ours_that_stands_on_others_is_tried(make):
 def train(folder, extractor):
     module = NoisySGD(
         num_classes=2, image_size=8, extractor=extractor, expected_batch_size=30, expected_records=90,
-        noise_multiplier=1.0, files={"run_dir": folder / "run"},
+        noise_multiplier=1.0, run_dir=folder / "run",
     )  # fmt: skip
     fit(module, folder, 1)
     return module

@@ -24,7 +24,7 @@ def test_a_round_learns_from_all_public_images_and_no_private_one(tmp_path):
     extractor, data = Noting(), make_data()
     labeler = PrivateLabeler(
         ReverseKNN(1, 4.0), rounds=2, epochs_per_round=1, queries_per_round=10, features=extractor,
-        progress=False, query_batch_size=4, files={"run_dir": tmp_path / "run"},
+        run_dir=tmp_path / "run", options={"progress": False, "query_batch_size": 4},
     )  # fmt: skip
     student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8)
     make_trainer(tmp_path, 2, callbacks=[labeler]).fit(student, data)
@@ -38,7 +38,7 @@ def test_a_checkpoint_of_noisy_sgd_holds_what_its_extractor_learned(tmp_path):
     module = NoisySGD(
         num_classes=2, image_size=8, extractor=extractor, expected_batch_size=30, expected_records=90,
         optimization={"lr": 1.0}, noise_multiplier=1.0, feature_head={"components": 4},
-        files={"run_dir": tmp_path / "run"},
+        run_dir=tmp_path / "run",
     )  # fmt: skip
     trainer = fit(module, tmp_path, 1, data=data)
     trainer.save_checkpoint(tmp_path / "last.ckpt")

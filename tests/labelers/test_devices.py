@@ -172,7 +172,7 @@ def test_extractors_work_there(extractor):
 
 
 def test_a_run_takes_its_device_from_the_configuration(tmp_path, monkeypatch):
-    monkeypatch.setattr("pl_privknn.callbacks.private_labeler.check_device", lambda device: device)
+    monkeypatch.setattr("pl_privknn.callbacks.labeling_arguments.check_device", lambda device: device)
     labels = {}
     for name in ("cpu", "cuda"):
         with PretendedDevice() as device:
@@ -189,11 +189,11 @@ def test_auto_is_where_the_trainer_is():
     assert device_of("auto", torch.device("cuda", 1)) == torch.device("cuda", 1)
     assert device_of("auto", torch.device("mps")) == torch.device("cpu")
     assert device_of("cpu", torch.device("cuda", 1)) == torch.device("cpu")
-    assert PrivateLabeler().device == "auto"
+    assert PrivateLabeler().options.device == "auto"
 
 
 def test_devices_that_are_not_there_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device, said in {"gpuu": "must be 'auto' or", "cuda": "finds no such device"}.items():
         with pytest.raises(ValueError, match=f"device='{device}'.*{said}"):
-            PrivateLabeler(device=device)
+            PrivateLabeler(options={"device": device})

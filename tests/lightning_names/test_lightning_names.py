@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, RunFiles, RunReport
+from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, RunReport
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -55,9 +55,11 @@ def _labeling(folder, **kwargs):
     kwargs |= {
         "features": nn.Flatten(),
         "budget": LabelingBudget(delta=1e-4),
-        "files": RunFiles(run_dir=folder),
+        "run_dir": folder,
     }
-    return PrivateLabeler(teacher, epochs_per_round=1, queries_per_round=8, progress=False, **kwargs)
+    return PrivateLabeler(
+        teacher, epochs_per_round=1, queries_per_round=8, options={"progress": False}, **kwargs
+    )
 
 
 def _student():
@@ -224,7 +226,7 @@ class Data(pl.LightningDataModule):
         return DataLoader(Records(), 32, shuffle=True)
 
 
-noise = {"noise_source": SeededNoise(1), "noise_multiplier": 1.0}
+noise = {"options": {"noise_source": SeededNoise(1)}, "noise_multiplier": 1.0}
 training = PrivateTraining(expected_batch_size=30, expected_records=300, **noise)
 module = Module()
 pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[training]).fit(module, datamodule=Data())

@@ -192,7 +192,7 @@ def test_plans_of_trainings_and_of_all_public_examples():
     assert 0.45 < epsilon_for_delta(stated.charges, 1e-5) <= 0.5
     assert stated.charges[0].count < 200
     seeded = made("pl_privknn.privacy.noise.SeededNoise", seed=1)
-    stated = plan_of(training({"noise_multiplier": 3.0, "noise_source": seeded}), "here")
+    stated = plan_of(training({"noise_multiplier": 3.0, "options": {"noise_source": seeded}}), "here")
     assert {charge.guarantee.level for charge in stated.charges} == {"none"}
     asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection="all", rounds=2)
     data = made("DigitsDataModule", num_public=90)

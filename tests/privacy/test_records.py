@@ -166,7 +166,11 @@ def test_labels_have_the_same_condition(kind, level, tmp_path):
     data = kind(*easy_images(120, 60, 30), num_classes=3, batch_size=16)
     teacher = PrivateKNN(5, 1.0, noise_source=default_noise())
     labeling = PrivateLabeler(
-        teacher, queries_per_round=10, features=Pixels(), run_dir=tmp_path / "run", progress=False
+        teacher,
+        queries_per_round=10,
+        features=Pixels(),
+        run_dir=tmp_path / "run",
+        options={"progress": False},
     )
     quiet_trainer(tmp_path, callbacks=[labeling]).fit(small_student(), data)
     assert labeling.guarantee == f"{level}conditional"

@@ -224,7 +224,9 @@ def test_stream_with_a_fault_is_caught(monkeypatch, quiet):
 
 def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
     original = ind_knn_engine.ask
-    monkeypatch.setattr(ind_knn_engine, "ask", lambda *given: original(*given[:-1], given[-1].stream("all")))
+    monkeypatch.setattr(
+        ind_knn_engine, "ask", lambda *given: original(*given[:-2], given[-2].stream("all"), given[-1])
+    )
     with pytest.raises(LabelerCheckError, match="fresh noise: a later draw repeats the noise of stream"):
         check_labeler(stream())
 

@@ -15,7 +15,6 @@ from pl_privknn.privacy import Charge, Gaussian, Ledger, epsilon_for_delta
 from pl_privknn.privacy.audit import audit_run
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.testing import clipped_sum
 
@@ -178,7 +177,7 @@ test_what_has_no_accuracy_or_no_parallel_payment_is_refused = refusals(
         "share=1.0": lambda: PaidEvaluation(1.0),
         "evaluate: the hold-out pays in parallel": lambda: training(evaluate="paid", epsilon=math.inf),
         "evaluate: the hold-out pays in parallel with": lambda: training(
-            evaluate="paid", files=RunFiles(ledger_path="shared.sqlite")
+            evaluate="paid", ledger_path="shared.sqlite"
         ),
     }
 )

@@ -23,7 +23,6 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.settings import RunFiles
 
 
 @pytest.mark.parametrize("method", ["flat", "ghost"])
@@ -276,10 +275,10 @@ def test_sixteen_bits_train_and_ghost_clipping_refuses_them(tmp_path):
 
 def test_a_module_trained_twice_composes_or_is_refused(tmp_path):
     module, ledger = Lit(), tmp_path / "ledger.sqlite"
-    first, _ = fit(module, tmp_path / "a", training(files=RunFiles(ledger_path=ledger)), epochs=1)
+    first, _ = fit(module, tmp_path / "a", training(ledger_path=ledger), epochs=1)
     with pytest.raises(ValueError, match="trained privately before, and ε of both"):
         fit(module, tmp_path / "b", epochs=1)
-    second, _ = fit(module, tmp_path / "b", training(files=RunFiles(ledger_path=ledger)), epochs=1)
+    second, _ = fit(module, tmp_path / "b", training(ledger_path=ledger), epochs=1)
     assert (
         second.epsilon > account([Charge(Gaussian(1.0, 1.0, 1 / 3), first.planned_steps)], delta=1e-5).epsilon
     )

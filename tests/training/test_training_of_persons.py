@@ -10,7 +10,6 @@ from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import poisson_persons
-from pl_privknn.privacy.settings import RunFiles
 
 # One person has 40 records, others one to five.
 OWNERS = torch.cat([torch.full((40,), 7), torch.arange(PRIVATE - 40) // 5 * 3, torch.tensor([])]).long()
@@ -128,6 +127,6 @@ def test_what_has_no_owner_or_no_norm_is_refused_before_anything_is_drawn(tmp_pa
 def test_a_ledger_of_records_refuses_persons(tmp_path):
     path = tmp_path / "shared.sqlite"
     Ledger(path, delta=1e-5)
-    given = training(**EVERYBODY, files=RunFiles(ledger_path=path))
+    given = training(**EVERYBODY, ledger_path=path)
     with pytest.raises(ValueError, match="unit"):
         fit(Lit(), tmp_path / "run", given, epochs=1, data=data_of())

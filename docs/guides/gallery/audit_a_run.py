@@ -13,10 +13,9 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from pl_privknn import HOG, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingBudget
+from pl_privknn.callbacks import LabelingBudget, LabelingOptions
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.privacy.settings import RunFiles
 from pl_privknn.report import write_report
 
 folder = Path("runs/audited")
@@ -26,8 +25,8 @@ labeling = PrivateLabeler(
     selection="clusters",
     features=HOG(),
     budget=LabelingBudget(delta=1e-4, max_epsilon=1.0),
-    files=RunFiles(run_dir=folder),
-    progress=False,
+    run_dir=folder,
+    options=LabelingOptions(progress=False),
 )
 student = SupervisedStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20)
 trainer = pl.Trainer(

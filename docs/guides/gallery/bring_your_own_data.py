@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from pl_privknn import HOG, Gaussian, PrivateKNN, PrivateLabeler, VATStudent
-from pl_privknn.callbacks import LabelingBudget
+from pl_privknn.callbacks import LabelingBudget, LabelingOptions
 from pl_privknn.datamodules import ArraysDataModule
 
 pl.seed_everything(0)
@@ -53,7 +53,7 @@ labeling = PrivateLabeler(
     selection="clusters",
     features=HOG(),
     budget=LabelingBudget(delta=1e-4, max_epsilon=4.0),
-    progress=False,
+    options=LabelingOptions(progress=False),
 )
 student = VATStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20, ema_decay=0.99)
 trainer = pl.Trainer(

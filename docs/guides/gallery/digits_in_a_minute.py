@@ -8,7 +8,7 @@
 import pytorch_lightning as pl
 
 from pl_privknn import HOG, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingBudget
+from pl_privknn.callbacks import LabelingBudget, LabelingOptions
 from pl_privknn.datamodules import DigitsDataModule
 
 pl.seed_everything(0)
@@ -25,7 +25,7 @@ labeling = PrivateLabeler(
     selection="clusters",
     features=HOG(),
     budget=LabelingBudget(delta=1e-4, max_epsilon=1.0),
-    progress=False,
+    options=LabelingOptions(progress=False),
 )
 student = SupervisedStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20, ema_decay=0.99)
 trainer = pl.Trainer(

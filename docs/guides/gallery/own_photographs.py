@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from pl_privknn import PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingBudget
+from pl_privknn.callbacks import LabelingBudget, LabelingOptions
 from pl_privknn.datamodules import ImageFolderDataModule
 from pl_privknn.features.pixels import Pixels
 
@@ -48,7 +48,7 @@ labeling = PrivateLabeler(
     selection="clusters",
     features=Pixels(),
     budget=LabelingBudget(delta=1e-4, max_epsilon=1.0),
-    progress=False,
+    options=LabelingOptions(progress=False),
 )
 student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=3, image_size=16, ema_decay=0.9)
 trainer = pl.Trainer(

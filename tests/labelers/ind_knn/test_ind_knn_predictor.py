@@ -22,7 +22,7 @@ from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
-from pl_privknn.privacy import private_store
+from pl_privknn.privacy import sqlite_file
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
@@ -277,8 +277,8 @@ def run_until(folder, log, event):
             return call if name in ("execute", "executemany", "executescript", "backup") else found
 
     def live():
-        connected = private_store._connected
-        private_store._connected = lambda place: Dying(connected(place))
+        connected = sqlite_file.connected
+        sqlite_file.connected = lambda *given: Dying(connected(*given))
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         scenario(folder, lambda what, predictor: os.write(descriptor, f"{what}\n".encode()))
 

@@ -50,8 +50,8 @@ class Clusters(PrivatePublicDataModule):
 
 def fit(folder, labeler, data=None):
     callback = PrivateLabeler(
-        labeler, rounds=2, epochs_per_round=1, queries_per_round=30, progress=False,
-        features=torch.nn.Flatten(), budget={"delta": 1e-5}, files={"run_dir": folder},
+        labeler, rounds=2, epochs_per_round=1, queries_per_round=30, run_dir=folder, options={"progress": False},
+        features=torch.nn.Flatten(), budget={"delta": 1e-5},
     )  # fmt: skip
     network = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 5)
