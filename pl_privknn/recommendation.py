@@ -61,7 +61,9 @@ WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
     TEACHERS, ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
 )
 #: Likewise of gradients where public examples are of another kind.
-WIDTHS_OF_SHIFTED = {"PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))}
+WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
+    "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
+}
 #: What public examples are, beside private ones.
 KINDS = ("same", "other")
 # Share of μ that a centre takes, and the length of its noise above which it is left out (a feature vector has 1).
@@ -445,7 +447,9 @@ def recommend(
             raise ValueError(
                 "data: all public examples are of one class; give public examples of every class"
             )
-        widths = WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
+        widths: Mapping[str, tuple[tuple[int, float], ...]] = (
+            WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
+        )
         if public_kind == "other":
             teacher = "PreconditionedGradients"
             widths = WIDTHS_OF_SHIFTED if widths is WIDTHS else widths
