@@ -578,6 +578,14 @@ def load_head(folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tens
     return ReleasedHead(labeler, extractor, torch.load(path, map_location="cpu", weights_only=True))
 
 
+def remark_of(folder: Path, labeler: Labeler | None) -> str:
+    """What the releases of a run found, in a plain sentence; empty where there is no head, or nothing to say."""
+    path = folder / HEAD
+    if not isinstance(labeler, MakesModel) or not path.is_file():
+        return ""
+    return labeler.remark(torch.load(path, map_location="cpu", weights_only=True)["head"])
+
+
 def _of_student(extractor: Callable[[Tensor], Tensor]) -> bool:
     """Whether a student's backbone is part of the features: it goes on learning, and they are gone."""
     if type(extractor) is BackboneFeatures:

@@ -34,6 +34,7 @@ from pl_privknn.callbacks.labeling_round import (
     load_head,
     prior_shift,
     public_extractor,
+    remark_of,
     rich_progress,
     same_buffers,
     shard_of,
@@ -551,6 +552,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             "label_accuracy": self.metrics.get("labels/accuracy"),
             "label_accuracy_last_round": self.metrics.get("labels/accuracy_last_round"),
             "labeler": type(self.labeler).__name__,
+            **({"remark": remark} if (remark := remark_of(self._place, self.labeler)) else {}),
             "ledger_head": report.head,
             "run": self.run_id,
         }

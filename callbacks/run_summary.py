@@ -291,6 +291,8 @@ class RunReport(pl.Callback):
                 rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
             else:
                 rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
+            if "remark" in summary:
+                rows.append(("what was found", summary["remark"]))
         if summary.get("holdout_accuracy") is not None:
             accuracy = f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"
             cost = f"released at ε {at_most(summary['holdout_epsilon'])}"

@@ -6,7 +6,12 @@ The choice follows rules that a battery of data sets and sizes gave (``python -m
   model from released gradients sees them through a kernel;
 * teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 200, with n private records and C
   classes; released gradients (``PreconditionedGradients``) above;
-* student: a network on the same features, and the mean of it and the teacher's own model where there is one.
+* student: a network on the same features, and the mean of it and the teacher's own model where there is one;
+* centre: released gradients begin with one. Where public examples are of the private ones' kind, it costs 0.2 points
+  at most; where they are not, it gains 1 to 14.
+
+Nothing public shows whether public examples are of another kind. Where the user says so, gradients are used below
+the crossing too, and their own model is released, since the student learns from public examples alone.
 
 Where some public examples have known classes, they stand in for private records: every candidate teacher answers with
 the noise that it will have, and one that is better by more than chance goes before the rule. Nothing private is read,
@@ -55,6 +60,14 @@ WIDTHS = {
 WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
     TEACHERS, ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
 )
+#: Likewise of gradients where public examples are of another kind.
+WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
+    "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
+}
+#: What public examples are, beside private ones.
+KINDS = ("same", "other")
+# Share of μ that a centre takes, and the length of its noise above which it is left out (a feature vector has 1).
+_CENTRE, _CENTRE_NOISE = 0.2, 0.4
 # A vote's noise has a deviation of √2/ε, above which clusters of some 10/ε records stand; fewer than six
 # public examples do not show where a cluster is.
 _VOTES_A_CLUSTER, _PUBLIC_A_CLUSTER = 10.0, 6
@@ -92,7 +105,8 @@ class Sizes:
         delta: target δ.
         num_classes: C.
         public: number of public examples.
-        widths: :data:`WIDTHS`, or :data:`WIDTHS_OF_EMBEDDINGS`.
+        widths: :data:`WIDTHS`, :data:`WIDTHS_OF_EMBEDDINGS`, or :data:`WIDTHS_OF_SHIFTED`.
+        public_kind: one of :data:`KINDS`.
     """
 
     records: int
@@ -101,6 +115,7 @@ class Sizes:
     num_classes: int
     public: int
     widths: Mapping[str, tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=lambda: WIDTHS)
+    public_kind: str = "same"
 
     @property
     def ratio(self) -> float:
@@ -121,10 +136,26 @@ class Sizes:
     def rule(self, teacher: str | None = None) -> Setting:
         """Setting that the measured rules choose, of one teacher or of all."""
         if teacher is None:
-            teacher = "ReverseKNN" if self.ratio <= CROSSING else "PreconditionedGradients"
+            votes = self.ratio <= CROSSING and self.public_kind == "same"
+            teacher = "ReverseKNN" if votes else "PreconditionedGradients"
         place = sum(self.records * self.epsilon > most for _, most in self.widths[teacher])
         settings = self.settings(teacher)
         return settings[min(place, len(settings) - 1)]
+
+    def centre(self, setting: Setting) -> float | None:
+        """Share of μ for a released centre; None for teachers without one, or where it would be mostly noise."""
+        if setting.teacher == "ReverseKNN":
+            return None
+        planned = PreconditionedGradients(
+            self.epsilon, delta=self.delta, expected_records=self.records, centre=_CENTRE
+        )
+        length = planned.length_of_centre_noise(setting.width)
+        if self.public_kind == "other" and length >= 1:
+            raise ValueError(
+                f"epsilon={self.epsilon:g}: the noise of a centre of {self.records} records has length {length:.2g}, "
+                "and a feature vector 1; raise epsilon, or leave out public_kind"
+            )
+        return _CENTRE if self.public_kind == "other" or length <= _CENTRE_NOISE else None
 
 
 def usual_delta(records: int) -> float:
@@ -343,6 +374,7 @@ def recommend(
     teacher: str | None = None,
     num_classes: int | None = None,
     columns: Mapping[str, Any] | None = None,
+    public_kind: str = "same",
     public: str | None = None,
     test: str | None = None,
     progress: bool = False,
@@ -358,6 +390,8 @@ def recommend(
         teacher: one of :data:`TEACHERS`, where it is not to be chosen.
         num_classes: number of classes, where no part of a path tells it.
         columns: of tables, see :func:`~pl_privknn.datamodules.at.data_at`.
+        public_kind: ``"other"`` where public examples are of another kind than private ones: of another source,
+            camera or hand.
         public: where public data are, if elsewhere; likewise. Without any, nothing is learned from public data.
         test: where test data are, if elsewhere; likewise. Without public and test data the accuracy on held-out
             private records is released, at the ε of the labels.
@@ -372,6 +406,10 @@ def recommend(
     delta = usual_delta(records) if delta is None else check_open_unit("delta", delta)
     if teacher is not None:
         check_choice("teacher", teacher, tuple(TEACHERS))
+    if check_choice("public_kind", public_kind, KINDS) == "other" and teacher == "ReverseKNN":
+        raise ValueError(
+            "teacher='ReverseKNN' with public_kind='other': votes have no centre; leave one of them out"
+        )
     if not isinstance(data, PrivatePublicDataModule):
         data = data_at(data, num_classes, columns, public, test, batch_size=_BATCH)
     elif public is not None or test is not None:
@@ -407,8 +445,13 @@ def recommend(
             raise ValueError(
                 "data: all public examples are of one class; give public examples of every class"
             )
-        widths = WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
-        sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths)
+        widths: Mapping[str, tuple[tuple[int, float], ...]] = (
+            WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
+        )
+        if public_kind == "other":
+            teacher = "PreconditionedGradients"
+            widths = WIDTHS_OF_SHIFTED if widths is WIDTHS else widths
+        sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths, public_kind)
         rule = sizes.rule(teacher)
         teachers = tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, sizes, rule, teachers, tell)
@@ -433,7 +476,7 @@ def _compared(
     validation = data._validation
     rows = torch.nonzero(truth >= 0).flatten() if truth is not None else torch.empty(0, dtype=torch.int64)
     count = len(rows) if validation is None else len(validation)
-    if count < max(_LABELLED, _OF_EACH * sizes.num_classes):
+    if count < max(_LABELLED, _OF_EACH * sizes.num_classes) or sizes.public_kind == "other":
         return rule, None, ""
     candidates = [setting for teacher in teachers for setting in sizes.settings(teacher)]
     tables, labels = {}, truth if validation is None else validation.labels
@@ -478,6 +521,15 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
         f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two cross at about "
         f"{CROSSING:g}). {_WHY[setting.teacher]}",
     ]
+    if sizes.public_kind == "other":
+        lines[1] = (
+            "Teacher: released gradients, since public examples are of another kind than private ones, as you state."
+        )
+    if sizes.centre(setting):
+        lines.append(
+            f"Centre: its release takes {_CENTRE:g} of μ, {100 * (1 - math.sqrt(1 - _CENTRE**2)):.0f} % of what is "
+            "left to the gradients; where public examples are of another kind, the run finds and subtracts the shift."
+        )
     kernel = " of a kernel" if setting.teacher == "PreconditionedGradients" else ""
     kept = f"{setting.width} principal components{kernel}, learned from public examples."
     if table:
@@ -491,7 +543,11 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
         )
     lines.append(
         compared
-        or "Expected accuracy: not known, as no public example has a known class (public/<class>/ gives some)."
+        or (
+            "Expected accuracy: not known, as public examples are of another kind."
+            if sizes.public_kind == "other"
+            else "Expected accuracy: not known, as no public example has a known class (public/<class>/ gives some)."
+        )
     )
     return tuple(lines)
 
@@ -550,8 +606,10 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         network, optimizer, lr, decay = "linear_probe", "sgd", 3 / setting.width, setting.width / 1000
     else:
         arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "expected_records": sizes.records}
+        if (centre := sizes.centre(setting)) is not None:
+            arguments["centre"] = centre
         labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}
-        asked = {"selection": "all", "released": "mean"}
+        asked = {"selection": "all", "released": "mean" if sizes.public_kind == "same" else "head"}
         network, optimizer, lr, decay = "mlp", "adamw", 0.002, 0.001
     optimization = {
         "optimizer": optimizer,

@@ -347,6 +347,7 @@ def _statistics(
     told = labels_of(labeler.label(placed.queries, FreeLedger()), target.num_classes)
     table, evidence = known.labeler, Evidence(len(placed.labels))
     assert isinstance(table, StatisticsTeacher)
+    table.centre = labeler.centre
     for number, taken in labeler.taken.items():
 
         def sums(labels: Tensor, number: int = number, weights: Tensor = taken.weights) -> Tensor:

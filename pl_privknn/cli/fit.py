@@ -165,6 +165,12 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
     )
     parser.add_argument("--delta", type=float, help="δ (a tenth of one over the records, or less)")
     parser.add_argument("--num-classes", type=int, help="where no test set tells them")
+    parser.add_argument(
+        "--public-kind",
+        choices=("same", "other"),
+        default="same",
+        help="other, where public examples are of another kind than private ones",
+    )
     parser.add_argument("--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="this one")
 
 
@@ -198,6 +204,7 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
         teacher=parsed.teacher,
         num_classes=parsed.num_classes,
         columns={name: value for name in _COLUMNS if (value := getattr(parsed, name)) is not None},
+        public_kind=parsed.public_kind,
         public=parsed.public,
         test=parsed.test,
         progress=sys.stderr.isatty(),

@@ -444,3 +444,7 @@ class MakesModel(Labeler):
     @abc.abstractmethod
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Class probabilities ``(n, c)`` of features ``(n, d)``, by the model of :meth:`head_state`."""
+
+    def remark(self, state: dict[str, Tensor]) -> str:
+        """A plain sentence about what the releases found, by the model of :meth:`head_state`; empty without any."""
+        return ""

@@ -36,6 +36,7 @@ from pl_privknn.labelers.base import (
     check_one_of,
     check_records,
 )
+from pl_privknn.labelers.centre import Centre, centre_of, differences
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import check_adjacency, merged
@@ -295,6 +296,8 @@ def read_releases(store: PrivateStore) -> tuple[dict[int, Taken], Tensor | None]
 
 #: Releases of one teacher.
 MOST_RELEASES = 1000
+#: Number of the release before all others, of the centre.
+CENTRE = -1
 
 _ROWS_AT_ONCE, _PERSONS_AT_ONCE = 8192, 256
 # Public features that were made again may differ by the order of sums.
@@ -323,6 +326,12 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
     What enters a sum is x = (f / |f|, bias) of each record, f its features, or what public examples make of them. So
     |x| ≤ √(1 + bias²), a public constant, whatever the features.
 
+    **Centre.** With ``centre`` the first release is the sum of the differences of f / |f| from the public mean, each
+    clipped to length 1 (of a person the mean of at most ``records_per_person``): its sensitivity is 1, and 2 under
+    ``replace_one``. Over N it estimates the shift of private features from public ones. Where that is more than
+    chance (:class:`~pl_privknn.labelers.centre.Centre`), it is subtracted from f / |f| of private records and of
+    examples that the released model is for, and the rest is scaled to length 1 again.
+
     Args:
         releases: number of sums.
         epsilon: find the least noise with which all releases cost at most this at ``delta``. Give it or
@@ -338,6 +347,9 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         adjacency: neighbouring relation.
         task: ``"multiclass"``, or ``"multilabel"`` for attributes, each of which holds or doesn't.
         records_per_person: m, a public constant: most records of a person that take part, where the unit is a person.
+        centre: r in (0, 1), share of the run's μ that a released centre takes; √(1 − r²) of it is left to the other
+            releases, so that ``epsilon`` covers all of them. None releases none. ``noise_multiplier`` is that of the
+            other releases.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
@@ -362,6 +374,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         adjacency: Adjacency = "add_remove",
         task: str = "multiclass",
         records_per_person: int = 1,
+        centre: float | None = None,
         noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(noise_source)
@@ -377,20 +390,32 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         self.bias = check_non_negative("bias", bias)
         self.components = None if components is None else check_int("components", components)
         self.whitening = check_non_negative("whitening", whitening)
+        self.share = None if centre is None else check_open_unit("centre", centre)
+        left = math.sqrt(1 - (self.share or 0.0) ** 2)  # of μ: Gaussian releases compose in quadrature
         if noise_multiplier is None:
             epsilon = check_positive("epsilon", epsilon)
-            noise_multiplier = noise_for_steps(epsilon, check_open_unit("delta", delta), 1.0, self.releases)
+            noise_multiplier = (
+                noise_for_steps(epsilon, check_open_unit("delta", delta), 1.0, self.releases) / left
+            )
         self.noise_multiplier = check_positive("noise_multiplier", noise_multiplier)
         if self.noise_multiplier > 2**20:
             raise ValueError(f"noise_multiplier={noise_multiplier!r} must be at most 2**20; use less noise")
+        self.numbers = range(0 if self.share is None else CENTRE, self.releases)
+        self.centre_noise = 0.0
+        if self.share is not None:
+            self.centre_noise = self.noise_multiplier * left / (self.share * math.sqrt(self.releases))
+            if self.centre_noise > 2**20:
+                raise ValueError(f"centre={centre!r} leaves noise above 2**20; use a larger share")
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._persons: Tensor | None = None  # of the table's rows, in order; None where each has one row
         self._public: Tensor | None = None  # x of the public examples
+        self._public_mean: Tensor | None = None
         self._change: PublicWhitening | None = None
         self._kept: PrivateStore | None = None
         self._paid_by: ChargesLedger | None = None
         self._charged = 0
         self.taken: dict[int, Taken] = {}
+        self.centre: Centre | None = None
         self._sketch: Tensor | None = None
         self._weights: Tensor | None = None
 
@@ -439,26 +464,58 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
 
     def learned(self) -> dict[str, Tensor]:
         """State that :meth:`learn_publicly` learned, as tensors."""
-        change = self._change
-        return {} if change is None else {"mean": change.mean, "directions": change.directions}
+        change, centre = self._change, self.centre
+        found = {} if change is None else {"mean": change.mean, "directions": change.directions}
+        if centre is not None:
+            found |= {"offset": centre.offset, "chance": torch.tensor(centre[1:], dtype=torch.float64)}
+        return found
 
     def relearn(self, learned: dict[str, Tensor]) -> None:
         """Take what :meth:`learned` gave."""
-        self._change = None
+        self._change, self.centre = None, _centre_in(learned)
         if "directions" in learned:
             width, kept = learned["directions"].shape
             self._change = PublicWhitening(width, kept, self.whitening)
-            self._change.load_state_dict({**learned, "fitted": torch.tensor(True)})
+            state = {name: learned[name] for name in ("mean", "directions")}
+            self._change.load_state_dict({**state, "fitted": torch.tensor(True)})
+
+    def whole_sum(self, release: int, weights: Tensor) -> Tensor:
+        """**Private.** :meth:`private_sum`, or the centre's sum of differences ``(1, d)``, int64, in steps."""
+        if release != CENTRE:
+            return self.private_sum(release, weights)
+        assert self._public_mean is not None
+        mean, step = self._public_mean[: len(self._public_mean) - bool(self.bias)], step_for(1.0)
+
+        def parts(features: Tensor) -> Tensor:
+            return differences(self.unit(features), mean)
+
+        total = torch.zeros(1, len(mean), dtype=torch.int64)
+        if self._persons is not None:
+            return total + self.sum_over_persons(
+                lambda rows, _: torch.ones_like(rows[:, :1]), 1.0, step, parts
+            )
+        for rows, _ in self.private_parts(parts):
+            total += within(rows, 1.0, step).long().sum(dim=0)
+        return total
 
     def exact_sum(self, release: int, weights: Tensor) -> Tensor:
-        """**Private.** :meth:`private_sum` in the units of the released sum, float64 ``(c, p)``."""
-        return self.private_sum(release, weights).double() * self.step(release)
+        """**Private.** :meth:`whole_sum` in the units of the released sum, float64."""
+        return self.whole_sum(release, weights).double() * self._step(release)
+
+    def _step(self, release: int) -> float:
+        return step_for(1.0) if release == CENTRE else self.step(release)
 
     # ------------------------------------------------------------------ costs
 
     def mechanism(self, release: int) -> Gaussian:
         """Mechanism that a release is charged as, and that draws its noise."""
+        if release == CENTRE:
+            return step_mechanism(self.centre_noise, 1.0 if self.adjacency == "add_remove" else 2.0, 1.0)
         return step_mechanism(self.noise_multiplier, self.sensitivity(release), 1.0)
+
+    def length_of_centre_noise(self, width: int) -> float:
+        """Expected length of the noise on a centre of so many features, over N: a public constant."""
+        return self.mechanism(CENTRE).sigma * math.sqrt(width) / self.expected_records
 
     def penalty(self, num_targets: int) -> float:
         """λ of a model of so many classes or attributes."""
@@ -467,7 +524,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """All releases, once, however many rounds there are; see :meth:`Labeler.plan`."""
-        return list(merged(Charge(self.mechanism(release)) for release in range(self.releases)).values())
+        return list(merged(Charge(self.mechanism(release)) for release in self.numbers).values())
 
     # ------------------------------------------------------------------ a run
 
@@ -504,15 +561,27 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         self._kept = None
 
     def fit_public(self, features: Tensor) -> None:
-        """Take the features of all public examples, float32 ``(m, d)``: curvature, directions, or centres."""
+        """Take the features of all public examples, float32 ``(m, d)``: curvature, directions, or centres.
+
+        Raises:
+            ValueError: for other tensors, or where a released centre would be no more than noise.
+        """
         if features.ndim != 2 or not features.is_floating_point() or len(features) < 1:
             raise ValueError(
                 f"features: shape {tuple(features.shape)}, {features.dtype}; want float of shape (m, d)"
             )
         self.learn_publicly(features)
         public = self.inputs(features)
+        if self.share is not None:
+            width = public.shape[1] - bool(self.bias)
+            if (length := self.length_of_centre_noise(width)) >= 1:
+                raise ValueError(
+                    f"centre={self.share!r}: of {width} features its noise has length {length:.2g}, and a feature "
+                    "vector 1; leave centre out, raise epsilon, or use fewer features"
+                )
         if self._public is None or not torch.equal(self._public, public):
-            self._public, self._weights = public, None
+            self._public, self._public_mean = public, public.mean(dim=0)
+            self._weights = self.centre = None
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Nothing is computed before the first query."""
@@ -555,7 +624,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         return made
 
     def head_state(self) -> dict[str, Tensor] | None:
-        """Weights, float64 ``(c, p)``, and what public features were learned; see :meth:`MakesModel.head_state`."""
+        """Weights, float64 ``(c, p)``, the centre, and what public features were learned."""
         return None if self._weights is None else {"weights": self._weights, **self.learned()}
 
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
@@ -564,40 +633,64 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         model._table = model._paid_by = model._kept = None
         weights = learned.pop("weights")
         model.relearn(learned)
-        return functools.partial(model.predict, weights=weights)
+        return functools.partial(model.predict, weights=weights, private=True)
 
-    def inputs(self, features: Tensor) -> Tensor:
-        """X of features ``(n, d)``, float64 ``(n, p)``, each from its own row; of length √(1 + bias²) at most."""
-        unit = torch.nn.functional.normalize(self.transformed(features), dim=1) * _INSIDE
+    def remark(self, state: dict[str, Tensor]) -> str:
+        """What the released centre says; see :meth:`MakesModel.remark`."""
+        return "" if (centre := _centre_in(state)) is None else str(centre)
+
+    def unit(self, features: Tensor) -> Tensor:
+        """Vectors of length 1 at most, float64 ``(n, d)``, each from its own row of features."""
+        unit = functional.normalize(self.transformed(features), dim=1) * _INSIDE
         # One record whose features are too large to compute with must not be able to spoil a release.
-        unit = torch.where(unit.isfinite().all(dim=1, keepdim=True), unit, 0.0)
+        return torch.where(unit.isfinite().all(dim=1, keepdim=True), unit, 0.0)
+
+    def inputs(self, features: Tensor, private: bool = False) -> Tensor:
+        """X of features ``(n, d)``, float64 ``(n, p)``, each from its own row; of length √(1 + bias²) at most.
+
+        Args:
+            features: float.
+            private: whether they are of the private records' kind, so that a released shift is subtracted.
+        """
+        unit = self.unit(features)
+        if private and self.centre is not None and self.centre.is_shift:
+            unit = functional.normalize(unit - self.centre.offset, dim=1) * _INSIDE
         return torch.cat([unit, unit.new_full((len(unit), 1), self.bias)], dim=1) if self.bias else unit
 
-    def predict(self, features: Tensor, weights: Tensor) -> Tensor:
-        """Probabilities of features ``(n, d)`` under a model, float64 ``(n, c)``."""
+    def predict(self, features: Tensor, weights: Tensor, private: bool = False) -> Tensor:
+        """Probabilities of features ``(n, d)`` under a model, float64 ``(n, c)``; see :meth:`inputs`."""
         if features.ndim != 2:
             raise ValueError(f"features: shape {shape_text(features.shape)}; want (n, d)")
-        return self.probabilities(self.inputs(features) @ weights.T)
+        return self.probabilities(self.inputs(features, private) @ weights.T)
 
     @property
     def takes_shards(self) -> bool:
         """Always: sums add up, and whole numbers have the same sum in any number of shards."""
         return True
 
-    def private_parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """X and labels of this process's private records, some at a time: **private**."""
+    def private_parts(
+        self, vectors: Callable[[Tensor], Tensor] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """X (or other vectors) and labels of this process's private records, some at a time: **private**."""
         assert self._table is not None
         features, labels, _ = self._table
         for part, classes in zip(features.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True):
-            yield self.inputs(part), classes
+            yield self.inputs(part, private=True) if vectors is None else vectors(part), classes
 
-    def sum_over_persons(self, left: Callable[[Tensor, Tensor], Tensor], bound: float, step: float) -> Tensor:
+    def sum_over_persons(
+        self,
+        left: Callable[[Tensor, Tensor], Tensor],
+        bound: float,
+        step: float,
+        vectors: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Σ over this process's persons of what their records add together, clipped to ``bound``: **private**.
 
         Args:
             left: of x ``(n, p)`` and labels, what each record multiplies its x with, ``(n, c)``.
             bound: longest that a person's part may be.
             step: the power of two of which whole numbers are counted.
+            vectors: of features, in the place of x; a person adds the mean of their records then.
 
         Returns:
             In steps, int64 ``(c, p)``.
@@ -609,13 +702,15 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         ends = self._persons.bincount().cumsum(0).tolist()
         for first in range(0, len(ends), _PERSONS_AT_ONCE):
             rows = slice(ends[first - 1] if first else 0, ends[min(len(ends), first + _PERSONS_AT_ONCE) - 1])
-            inputs = self.inputs(features[rows])
+            inputs = self.inputs(features[rows], private=True) if vectors is None else vectors(features[rows])
             given, persons = left(inputs, labels[rows]), self._persons[rows] - first
             parts = given.new_zeros(int(persons[-1]) + 1, given.shape[1], inputs.shape[1])
             for place in range(self.records_per_person):  # the first record of each person, the second, …
                 which = torch.arange(len(persons)) - torch.searchsorted(persons, persons) == place
                 parts[persons[which]] += given[which, :, None] * inputs[which, None, :]
             flat = parts.flatten(1)
+            if vectors is not None:
+                flat = flat / persons.bincount()[:, None]
             total = total + within(
                 flat * clip_factors(flat.norm(dim=1), bound)[:, None], bound, step
             ).long().sum(dim=0).view(parts.shape[1:])
@@ -624,22 +719,22 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
     def _released(self, ledger: ChargesLedger) -> Tensor:
         """The model's weights; releases what was not released yet."""
         first = self.processes.from_first
-        weights, charged, learned = first(lambda: self._so_far(ledger))
+        weights, charged, learned, self._public_mean = first(lambda: self._so_far(ledger))
         if self.processes.rank:
             self.relearn(learned)
-        for number in range(charged, self.releases):
-            exact = self.processes.sum(self.private_sum(number, weights))
+        for number in self.numbers[charged:]:
+            exact = self.processes.sum(self.whole_sum(number, weights))
             noise = self.charge_and_draw(ledger, self.mechanism(number), 1, "statistics")
-            weights = first(functools.partial(self._take, number, exact, noise, weights))
+            weights, self.centre = first(functools.partial(self._take, number, exact, noise, weights))
         self._weights = weights
         return weights
 
-    def _so_far(self, ledger: ChargesLedger) -> tuple[Tensor, int, dict[str, Tensor]]:
-        """The model by what was released, the number of paid releases, and what public features were learned."""
-        assert self._public is not None
+    def _so_far(self, ledger: ChargesLedger) -> tuple[Tensor, int, dict[str, Tensor], Tensor]:
+        """The model by what was released, the number of paid releases, what was learned, and the public mean."""
+        assert self._public_mean is not None
         if self._paid_by is not ledger:  # a table asked directly, outside of a run
             self._forget(ledger)
-        sketch = self._public.mean(dim=0)
+        sketch = self._public_mean
         if self._sketch is not None and (
             self._sketch.shape != sketch.shape or not torch.allclose(self._sketch, sketch, rtol=0, atol=_SAME)
         ):
@@ -647,27 +742,36 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
                 f"{type(self).__name__}: the features of the public examples are others than those of its releases, "
                 "which serve one kind of features alone; use the same features in all rounds, or start a new run"
             )
-        weights = self._weights
-        if weights is None and self.taken:
-            weights = self.model(self._public, self.taken)
-        if weights is None:
-            assert self._table is not None
-            weights = self._public.new_zeros(self._table[2], self._public.shape[1])
+        weights = self._model()[0] if self._weights is None else self._weights
         self._check_left()
-        return weights, self._charged, self.learned()
+        return weights, self._charged, self.learned(), sketch
 
-    def _take(self, number: int, exact: Tensor, noise: NoiseSource, weights: Tensor) -> Tensor:
-        """Draw a release that was paid for, keep it, and give the model by all of them."""
-        assert self._public is not None
+    def _take(
+        self, number: int, exact: Tensor, noise: NoiseSource, weights: Tensor
+    ) -> tuple[Tensor, Centre | None]:
+        """Draw a release that was paid for, keep it, and give the model and the centre by all of them."""
+        assert self._public_mean is not None
         self._charged += 1
-        noisy = self.mechanism(number).add_noise_to_multiples(exact, self.step(number), noise)
-        self.taken[number], self._sketch = Taken(noisy, weights), self._public.mean(dim=0)
+        noisy = self.mechanism(number).add_noise_to_multiples(exact, self._step(number), noise)
+        self.taken[number], self._sketch = Taken(noisy, weights), self._public_mean
         if self._kept is not None:
             write_release(self._kept, number, self.taken[number], self._sketch)
-        return self.model(self._public, self.taken)
+        return self._model()
+
+    def _model(self) -> tuple[Tensor, Centre | None]:
+        """The model and the centre by what was released; weights of 0 before the first sum."""
+        assert self._public is not None
+        assert self._table is not None
+        sums = dict(self.taken)
+        if (centre := sums.pop(CENTRE, None)) is not None:
+            noisy, sigma = centre.noisy[0], self.mechanism(CENTRE).sigma
+            self.centre = centre_of(noisy, sigma, self.expected_records, self._public[:, : len(noisy)])
+        if sums:
+            return self.model(self._public, sums), self.centre
+        return self._public.new_zeros(self._table[2], self._public.shape[1]), self.centre
 
     def _check_left(self) -> None:
-        if self._charged >= self.releases and not self.taken:
+        if self._charged >= len(self.numbers) and max(self.taken, default=CENTRE) == CENTRE:
             raise ReleaseLostError(
                 "all releases were paid for, and a kill or an error came before one was kept; they are not drawn "
                 "again. Start a new run in another folder, with this run's ledger as ledger_path"
@@ -675,4 +779,9 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
 
     def _forget(self, ledger: ChargesLedger) -> None:
         self._paid_by, self._charged = ledger, 0
-        self.taken, self._sketch, self._weights = {}, None, None
+        self.taken, self.centre, self._sketch, self._weights = {}, None, None, None
+
+
+def _centre_in(state: Mapping[str, Tensor]) -> Centre | None:
+    """The centre of what :meth:`StatisticsTeacher.learned` gave; None where none was released."""
+    return Centre(state["offset"], *state["chance"].tolist()) if "offset" in state else None

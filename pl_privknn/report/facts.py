@@ -378,7 +378,7 @@ def _judged(
 def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[str, Any]:
     """Accuracy of the released model on public examples and the public test set."""
     confusion = None if pictures is None or not pictures.confusion.size else pictures.confusion
-    shown = ("test_accuracy", "val_accuracy", "holdout_epsilon", "label_accuracy", "epochs")
+    shown = ("test_accuracy", "val_accuracy", "holdout_epsilon", "label_accuracy", "epochs", "remark")
     return {
         **{name: summary.get(name) for name in shown},
         "holdout": None

@@ -12,6 +12,7 @@ from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
+from pl_privknn.report import write_report
 
 
 def run(folder, labeler, features, released="student", data=None, **student):
@@ -55,3 +56,12 @@ def test_a_resumed_run_has_its_head(tmp_path):
     )
     assert second["head_test_accuracy"] == first["head_test_accuracy"]
     assert second["epsilon_spent"] == first["epsilon_spent"]
+
+
+def test_what_a_released_centre_found_is_in_summary_report_and_card(tmp_path):
+    teacher = SufficientStatistics(noise_multiplier=0.1, expected_records=90, centre=0.3)
+    _, _, summary = run(tmp_path, teacher, PublicPCA(Pixels(), 6), "head")
+    assert "public and private examples" in summary["remark"] or "of another kind" in summary["remark"]
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert summary["remark"] in page
+    assert summary["remark"][:20] in (tmp_path / "privacy_card.md").read_text(encoding="utf-8")

@@ -85,6 +85,26 @@ def test_sizes_follow_the_records_and_the_public_examples():
         assert usual_delta(records) * records <= 0.1 + 1e-12
 
 
+def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_are_of_another_kind(table):
+    few, many = (
+        recommend("own", epsilon=1.0, expected_records=records, public_kind="other")
+        for records in (600, 9000)
+    )
+    for found in (few, many):
+        labeling = found.config["labeling"]
+        assert labeling["labeler"]["class_path"] == "PreconditionedGradients"
+        assert labeling["labeler"]["init_args"]["centre"] == 0.2
+        assert labeling["released"] == "head"
+        assert found.expected is None
+        assert "another kind" in " ".join(found.reasons)
+        stated = plan_of(found.config, "own")
+        assert account(stated.charges, delta=stated.delta, adjacency="add_remove").epsilon <= 1
+    assert few.setting.width < many.setting.width
+    same = recommend("own", epsilon=1.0, expected_records=9000)
+    assert same.config["labeling"]["labeler"]["init_args"]["centre"] == 0.2
+    assert same.config["labeling"]["released"] == "mean"
+
+
 def test_public_features_of_embeddings_are_their_principal_components():
     torch.manual_seed(0)
     public, others = torch.randn(50, 12, 1, 1), torch.randn(9, 12, 1, 1)
@@ -240,6 +260,12 @@ def test_bad_numbers_and_places_get_one_line(table, capsys):
     assert "fewer than 5 for each of 4" in refused(capsys, "--data", "own", "--private-records", "15")
     assert "--private-records" in refused(capsys, "--data", "own", "--private-records", str(10**12))
     assert "want a text" in refused(capsys, "--data", "own", "--name", " ")
+    assert "the noise of a centre of 600 records has length" in refused(
+        capsys, "--data", "own", "--private-records", "600", "--epsilon", "0.02", "--public-kind", "other"
+    )
+    assert "votes have no centre" in refused(
+        capsys, "--data", "own", "--teacher", "ReverseKNN", "--public-kind", "other"
+    )
     Path("file").touch()
     assert "can be written to" in refused(capsys, "--data", "own", "--output", "file/x.yaml")
     np.save("own/public_truth.npy", np.zeros(120, dtype=np.int64))

@@ -1,0 +1,243 @@
+"""The released centre of private features: sums, cost, what it subtracts, and what a crash leaves of it."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+from dp_accounting import ComposedDpEvent, GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from refusals import refusals
+from shard_setup import Members, parts_of, paying
+from statistics_setup import MADE, fitted, labels_for, table
+
+from pl_privknn.auditing import attack_labeler, small_target
+from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
+from pl_privknn.labelers.centre import ERROR_RATE, centre_of
+from pl_privknn.labelers.statistics import CENTRE, ReleaseLostError, write_release
+from pl_privknn.privacy import account, certify, epsilon_for_delta
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.testing import FreeLedger, check_labeler
+
+SHIFT = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0])
+NAMES = pytest.mark.parametrize("name", MADE)
+
+
+def shifted(count=60, seed=0):
+    features, classes = table(count, seed=seed)
+    return features + SHIFT, classes
+
+
+def gradients(**given):
+    return PreconditionedGradients(**{"expected_records": 60, "releases": 3, "centre": 0.3, **given})
+
+
+# ---------------------------------------------------------------------------- sums and cost
+
+
+@NAMES
+def test_the_first_release_is_the_sum_of_differences_from_the_public_mean(name):
+    teacher = fitted(MADE[name](noise_multiplier=1e-6, centre=0.3), *shifted())
+    unit = teacher.unit(shifted()[0])
+    public = teacher.unit(table(40, seed=7)[0])
+    rows = unit - public.mean(dim=0)
+    rows /= rows.norm(dim=1, keepdim=True).clamp(min=1)
+    teacher.label(table()[0], FreeLedger())
+    torch.testing.assert_close(teacher.taken[CENTRE].noisy[0], rows.sum(dim=0), atol=1e-3, rtol=0)
+    of_public = public - public.mean(dim=0)
+    of_public /= of_public.norm(dim=1, keepdim=True).clamp(min=1)
+    offset = rows.mean(dim=0) - of_public.mean(dim=0)
+    torch.testing.assert_close(teacher.centre.offset, offset, atol=1e-4, rtol=0)
+    assert teacher.centre.is_shift
+    # What later sums are made of.
+    moved = unit - teacher.centre.offset
+    moved /= moved.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(teacher.inputs(shifted()[0], private=True)[:, : unit.shape[1]], moved)
+    torch.testing.assert_close(teacher.inputs(shifted()[0])[:, : unit.shape[1]], unit)
+
+
+def test_a_person_adds_the_mean_of_their_records():
+    teacher = gradients(noise_multiplier=1.0, records_per_person=3, noise_source=SeededNoise(0))
+    teacher.private_owners = torch.tensor([0, 0, 1, 1, 1, 2])
+    features, classes = shifted(6)
+    fitted(teacher, features, classes)
+    rows = teacher.unit(features) - teacher.unit(table(40, seed=7)[0]).mean(dim=0)
+    rows /= rows.norm(dim=1, keepdim=True).clamp(min=1)
+    expected = rows[:2].mean(dim=0) + rows[2:5].mean(dim=0) + rows[5]
+    weights = torch.zeros(3, 6, dtype=torch.float64)
+    torch.testing.assert_close(teacher.exact_sum(CENTRE, weights)[0], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_no_record_moves_the_centre_by_more_than_its_sensitivity(adjacency):
+    teacher = fitted(gradients(noise_multiplier=1.0, adjacency=adjacency))
+    rows = torch.cat([1e-6 * torch.eye(5), 3 * torch.eye(5), -torch.eye(5), torch.full((2, 5), 3e38)])
+    weights = torch.zeros(3, 6, dtype=torch.float64)
+    parts = torch.cat(
+        [teacher.with_table(row[None], torch.tensor([0]), 3).exact_sum(CENTRE, weights) for row in rows]
+    )
+    moved = parts if adjacency == "add_remove" else parts[:, None] - parts
+    bound = teacher.mechanism(CENTRE).l2_sensitivity
+    assert bound == (1 if adjacency == "add_remove" else 2)
+    assert 0.7 * bound < float(moved.norm(dim=-1).max()) <= bound
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_the_plan_is_one_gaussian_of_the_whole_budget(share, adjacency):
+    teacher = gradients(epsilon=0.7, delta=1e-6, centre=share, adjacency=adjacency)
+    plan = teacher.plan(100, 100, 3)
+    report = account(plan, delta=1e-6, adjacency=adjacency)
+    assert 0.995 * 0.7 < report.epsilon <= 0.7
+    events = [
+        GaussianDpEvent(charge.mechanism.sigma / charge.mechanism.l2_sensitivity)
+        for charge in plan
+        for _ in range(charge.count)
+    ]
+    assert len(events) == 4
+    other = PLDAccountant().compose(ComposedDpEvent(events)).get_epsilon(1e-6)
+    assert report.epsilon == pytest.approx(other, rel=1e-3)
+    # The centre has its share of μ.
+    total = math.sqrt(sum(event.noise_multiplier**-2 for event in events))
+    assert 1 / teacher.centre_noise / total == pytest.approx(share)
+    assert certify(plan, delta=1e-6, adjacency=adjacency)["epsilon"] == pytest.approx(
+        report.epsilon, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_no_neighbouring_table_moves_a_release_by_more_than_its_charge(adjacency):
+    teacher = SufficientStatistics(
+        noise_multiplier=0.1, expected_records=30, records_per_person=3, centre=0.9, adjacency=adjacency
+    )
+    for largest in check_labeler(teacher).largest.values():
+        assert all(0.9 * move.allowed < move.amount for move in largest.moves.values())
+
+
+def test_what_was_charged_is_the_plan():
+    teacher, ledger = fitted(gradients(noise_multiplier=0.5)), FreeLedger()
+    teacher.label(table()[0], ledger)
+    assert epsilon_for_delta(ledger.rows, 1e-5) == epsilon_for_delta(teacher.plan(60, 60, 3), 1e-5)
+    assert ledger.rows[0].mechanism == teacher.mechanism(CENTRE)
+    assert sum(charge.count for charge in ledger.rows) == 4
+
+
+def test_the_attack_of_the_sums_and_the_centre_stays_below_their_cost():
+    target = small_target(SufficientStatistics(epsilon=1.0, delta=1e-5, expected_records=600, centre=0.6))
+    found = attack_labeler(target, canaries=500, noise=SeededNoise(1))
+    assert not found.violated
+
+
+# ---------------------------------------------------------------------------- the test of a shift
+
+
+def test_means_of_one_distribution_pass_for_a_shift_as_often_as_stated():
+    generator, found = torch.Generator().manual_seed(0), []
+    scales = torch.linspace(0.02, 0.2, 8)
+    for _ in range(400):
+        public, private = (torch.randn(count, 8, generator=generator).double() * scales for count in (50, 80))
+        noisy = (private - public.mean(dim=0)).sum(dim=0) + 2 * torch.randn(8, generator=generator)
+        found.append(centre_of(noisy, 2.0, 80, public).p_value)
+    shares = torch.tensor(found)
+    assert float((shares < 0.1).double().mean()) == pytest.approx(0.1, abs=0.06)
+    assert int((shares < ERROR_RATE).sum()) <= 4
+
+
+@pytest.mark.parametrize("kind", ["same", "other"])
+def test_only_a_shift_is_subtracted(kind):
+    records = table(2000, seed=4) if kind == "same" else shifted(2000, seed=4)
+    teacher = gradients(noise_multiplier=8.0, expected_records=2000, noise_source=SeededNoise(2))
+    teacher.fit_public(table(2000, seed=7)[0])
+    teacher.fit(*records, 3)
+    teacher.label(table()[0], FreeLedger())
+    state = teacher.head_state()
+    assert ("of another kind" in teacher.remark(state)) == (kind == "other")
+    queries = records[0][:50]
+    assert torch.equal(teacher.inputs(queries, private=True), teacher.inputs(queries)) == (kind == "same")
+    # The model for private-like examples, made of its state alone.
+    model = gradients(noise_multiplier=8.0, expected_records=2000).head(state)
+    right = (model(records[0]).argmax(dim=1) == records[1]).double().mean()
+    assert right > 0.9
+    if kind == "other":
+        unmoved = teacher.predict(records[0], state["weights"]).argmax(dim=1) == records[1]
+        assert right > unmoved.double().mean() + 0.05
+
+
+# ---------------------------------------------------------------------------- runs, crashes, shards
+
+
+@pytest.mark.parametrize("lost", [None, 0, 1])
+def test_a_killed_run_draws_nothing_twice(tmp_path, monkeypatch, lost):
+    ledger, queries = Ledger(tmp_path / "ledger.sqlite"), table(30, seed=5)[0]
+    teacher, resumed = (gradients(noise_multiplier=0.5) for _ in range(2))
+    handle = ledger.run("a", plan=teacher.plan(30, 30, 3))
+    teacher.join_run(tmp_path / "kept", handle)
+
+    def keep(*kept):
+        if lost is not None and teacher._charged > lost:
+            raise KeyboardInterrupt
+        write_release(*kept)
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr("pl_privknn.labelers.statistics.write_release", keep)
+        fitted(teacher, *shifted()).label(queries, handle)
+    teacher.leave_run()
+    handle = ledger.run("a")
+    resumed.join_run(tmp_path / "kept", handle)
+    fitted(resumed, *shifted()).label(queries, handle)
+    assert handle.num_charges == 4
+    numbers = [CENTRE, 0, 1, 2]
+    assert sorted(resumed.taken) == [number for place, number in enumerate(numbers) if place != lost]
+    assert (resumed.centre is None) == (lost == 0)
+    if lost is None:
+        torch.testing.assert_close(resumed.centre.offset, teacher.centre.offset)
+
+
+def test_a_centre_without_any_sum_is_no_model(tmp_path):
+    teacher = SufficientStatistics(noise_multiplier=0.5, expected_records=60, centre=0.3)
+    handle = Ledger(tmp_path / "ledger.sqlite").run("a", plan=teacher.plan(30, 30, 3))
+    fitted(teacher)
+    teacher.join_run(tmp_path / "kept", handle)
+    handle.charge(teacher.mechanism(CENTRE))
+    handle.charge(teacher.mechanism(0))
+    teacher.leave_run()
+    with pytest.raises(ReleaseLostError, match="not drawn again"):
+        SufficientStatistics(noise_multiplier=0.5, expected_records=60, centre=0.3).join_run(
+            tmp_path / "kept", handle
+        )
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_shards_release_the_centre_of_one_process(name):
+    def made():
+        return MADE[name](noise_source=SeededNoise(3), noise_multiplier=0.2, centre=0.3)
+
+    features, classes = shifted()
+    alone, queries = fitted(made(), features, classes), table(30, seed=5)[0]
+    shards = Members(made, parts_of(60)["three"], features, labels_for(made(), classes), 3)
+    shards.members[0].fit_public(table(40, seed=7)[0])
+    for member in shards.members[1:]:
+        member.fit_public(torch.randn(30, 5, generator=torch.Generator().manual_seed(1)))
+    expected, ledger = alone.label(queries, FreeLedger()), FreeLedger()
+    found = shards.each(lambda member: member.label(queries, paying(member, ledger)))
+    assert torch.equal(shards.members[0].taken[CENTRE].noisy, alone.taken[CENTRE].noisy)
+    torch.testing.assert_close(found[0].soft, expected.soft)
+    for member in shards.members:
+        torch.testing.assert_close(member.centre.offset, alone.centre.offset)
+
+
+# ---------------------------------------------------------------------------- arguments
+
+
+test_bad_arguments_are_named = refusals(
+    {
+        r"centre=0": lambda: gradients(epsilon=1.0, centre=0.0),
+        r"centre=1": lambda: gradients(epsilon=1.0, centre=1.0),
+        r"centre='yes'": lambda: gradients(epsilon=1.0, centre="yes"),
+        r"centre=1e-09 leaves noise above 2\*\*20": lambda: gradients(noise_multiplier=9.0, centre=1e-9),
+        r"centre=0.3: of 5 features its noise has length .*, and a feature vector 1; leave centre out": lambda: (
+            fitted(gradients(epsilon=0.1))
+        ),
+    }
+)
