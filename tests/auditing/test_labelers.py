@@ -10,7 +10,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from broken_persons import EachRecordAdds, EachRecordCounts, EachRecordIsClipped, EachRecordVotes
 
 from benchmarks.faulty import LessNoise, SharedNoise
 from pl_privknn import Gaussian
@@ -29,6 +28,12 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.testing.broken_persons import (
+    EachRecordAdds,
+    EachRecordCounts,
+    EachRecordIsClipped,
+    EachRecordVotes,
+)
 
 DELTA, QUERIES = 1e-5, 20
 HalfNoise = functools.partial(LessNoise, 2.0)

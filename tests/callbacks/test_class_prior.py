@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from small_fit import quiet_trainer
 
 from pl_privknn.callbacks import LabelingBudget, PrivateLabeler
 from pl_privknn.callbacks.labeling_round import load_head
@@ -11,6 +10,7 @@ from pl_privknn.labelers import PreconditionedGradients, PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from tests.setup.small_fit import quiet_trainer
 
 PRIOR = [0.6, 0.3, 0.1]
 

@@ -5,8 +5,6 @@ import json
 import pytest
 import pytorch_lightning as pl
 import torch
-from grouped import grouped
-from small_fit import easy_images, quiet_trainer, small_student
 
 from pl_privknn import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
@@ -15,6 +13,8 @@ from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy import Gaussian, Ledger
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out
 from pl_privknn.privacy.noise import SeededNoise, default_noise
+from tests.setup.grouped import grouped
+from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
 HALF, PRIVATE = PaidEvaluation(0.5), 300
 

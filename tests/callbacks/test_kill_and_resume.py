@@ -2,14 +2,14 @@ import json
 import signal
 import sqlite3
 
-import killed_run
 import pytest
-from forked import in_child
-from ledger_setup import needs_fork
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
 from pl_privknn.privacy.verification import audit_ledger
+from tests.callbacks import killed_run
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import in_child
 
 pytestmark = needs_fork
 

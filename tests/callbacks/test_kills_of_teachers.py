@@ -10,8 +10,6 @@ import random
 import sqlite3
 
 import pytest
-from small_fit import fit_student
-from traced import Fault, needs_trace, traced
 
 from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.labelers import (
@@ -29,6 +27,8 @@ from pl_privknn.labelers.statistics import ReleaseLostError
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.verification import audit_ledger
+from tests.setup.small_fit import fit_student
+from tests.setup.traced import Fault, needs_trace, traced
 
 pytestmark = needs_trace
 LINEAR = LinearTeachers(steps=10, batch_size=8)

@@ -9,15 +9,9 @@ import functools
 import pytest
 import pytorch_lightning as pl
 import torch
-from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
-from grouped import grouped
-from noisy_sgd_setup import Flat
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
-from small_fit import easy_images
 from torchmetrics.classification import MulticlassAccuracy
-from traces import released, report_traces, traces
-from training_setup import Lit, training
 
 from benchmarks.faulty import NearestTeachers
 from pl_privknn.callbacks import PrivateLabeler, RunReport
@@ -43,6 +37,12 @@ from pl_privknn.privacy.redaction import UndeclaredError
 from pl_privknn.report import page
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.training import NoisySGD
+from tests.callbacks.traces import released, report_traces, traces
+from tests.labelers.multilabel.attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
+from tests.setup.grouped import grouped
+from tests.setup.small_fit import easy_images
+from tests.training.noisy_sgd_setup import Flat
+from tests.training.training_setup import Lit, training
 
 RECORDS, PUBLIC, CLASSES, SIDE = 40, 24, 3, 6
 

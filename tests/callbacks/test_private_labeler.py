@@ -7,10 +7,7 @@ import shutil
 import pytest
 import pytorch_lightning as pl
 import torch
-from grouped import grouped
 from pytorch_lightning.loggers import CSVLogger
-from refusals import refusals
-from small_fit import easy_images, quiet_trainer, small_student
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
@@ -18,6 +15,9 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from tests.setup.grouped import grouped
+from tests.setup.refusals import refusals
+from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
 
 class OracleLabeler(Labeler):

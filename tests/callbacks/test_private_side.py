@@ -6,10 +6,7 @@ import traceback
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import fit as fit_privately
-from noisy_sgd_setup import keep_last, make, make_data
 from pytorch_lightning.loggers import CSVLogger
-from small_fit import quiet_trainer, small_student
 from torch import nn
 
 from pl_privknn._checks import check_int
@@ -20,6 +17,9 @@ from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.private_store import PrivateStoreError
 from pl_privknn.privacy.redaction import SHOW, RedactedError, redacted
+from tests.setup.small_fit import quiet_trainer, small_student
+from tests.training.noisy_sgd_setup import fit as fit_privately
+from tests.training.noisy_sgd_setup import keep_last, make, make_data
 
 CANARY, HERE = "record-4711", r"test_private_side:\d+: its"
 

@@ -6,11 +6,11 @@ import time
 
 import pytest
 import torch.distributed as dist
-from forked import in_group
-from ledger_setup import needs_fork
 
 from pl_privknn.neighbors import processes
 from pl_privknn.neighbors.processes import ProcessGroup
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import in_group
 
 
 def run(folder, parts):

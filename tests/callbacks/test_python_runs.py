@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from report_setup import CLASSES, SIDE, small_data
-from small_fit import quiet_trainer, small_student
 from torchmetrics.classification import MulticlassAccuracy
-from training_setup import Lit
 
 from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, RunReport
 from pl_privknn.cli.main import main
@@ -21,6 +18,9 @@ from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.report import write_report
 from pl_privknn.training import PrivateTraining, TrainingOptions
+from tests.report.report_setup import CLASSES, SIDE, small_data
+from tests.setup.small_fit import quiet_trainer, small_student
+from tests.training.training_setup import Lit
 
 
 def student():

@@ -5,14 +5,14 @@ import json
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import make_data
-from small_fit import quiet_trainer, small_student
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.report import write_report
+from tests.setup.small_fit import quiet_trainer, small_student
+from tests.training.noisy_sgd_setup import make_data
 
 
 def run(folder, labeler, features, released="student", data=None, **student):

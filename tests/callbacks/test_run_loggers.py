@@ -10,8 +10,9 @@ import pytest
 import wandb
 from PIL import Image
 from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
-from report_setup import QUERIES, small_run
-from wandb_files import finished_run
+
+from tests.callbacks.wandb_files import finished_run
+from tests.report.report_setup import QUERIES, small_run
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,13 @@ import os
 import signal
 import sqlite3
 
-from forked import in_group
-from ind_knn_setup import amounts
-from ledger_setup import needs_fork
-from test_sharded_runs import fit
-
 from pl_privknn.labelers.ind_knn import IndKNNParameters
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.record_budgets import BudgetTable
+from tests.callbacks.sharded_fit import fit
+from tests.labelers.ind_knn.ind_knn_setup import amounts
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import in_group
 
 
 @needs_fork

@@ -1,83 +1,33 @@
 """Private records in shards, one a process: the answers of one process that holds them all."""
 
 import json
-import os
 import time
 import types
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from forked import in_group
-from ledger_setup import needs_fork
-from small_fit import easy_images, quiet_trainer
 
-from pl_privknn.callbacks import PrivateLabeler, labeling_round
+from pl_privknn.callbacks import labeling_round
 from pl_privknn.callbacks.labeling_round import check_whole_persons, shard_of
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     PATE,
     ClassBalancedPartition,
-    IndKNN,
-    LinearTeachers,
-    NoisySGDTeacher,
     PrivateKNN,
     ReverseKNN,
-    Screening,
-    SufficientStatistics,
 )
 from pl_privknn.labelers.base import FollowerLedger, ProtectsPersons, RecognisesRecords
-from pl_privknn.labelers.ind_knn import RecordBudgets
-from pl_privknn.neighbors import PoissonNeighbors, ShardedNeighbors, processes
+from pl_privknn.neighbors import PoissonNeighbors, ShardedNeighbors
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
-
-RECORDS, SIDE = 61, 6
-
-
-TEACHERS = {
-    "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, 1.0), Gaussian(1.0)),
-    "reverse_knn": lambda: ReverseKNN(2, 3.0),
-    "class sums": lambda: SufficientStatistics(noise_multiplier=1.0, components=6),
-    "noisy sgd": lambda: NoisySGDTeacher(
-        1.0, RECORDS, 5, noise_multiplier=1.0, model={"components": 6, "soft": True}
-    ),
-    "ind knn": lambda: IndKNN(0.9, 0.5, budgets=RecordBudgets(budget=1.0, sigma1=4.0), soft=True),
-    "pate": lambda: PATE(4, LinearTeachers(60), noise=Gaussian(0.01), release_counts=True, progress=False),
-}
-#: Two unless said otherwise.
-PROCESSES = {"class sums": 3, "ind knn": 3, "noisy sgd": 4}
-
-
-def fit(folder, name, devices):
-    """The labels of a run of two rounds, and the soft ones: noisy counts, of which each vote is a part."""
-    pl.seed_everything(0)
-    processes._BEAT = 0.1
-    parts = easy_images(RECORDS, 30, 9, side=SIDE, noise=0.3)
-    # Many records are equal: ties cross the borders of shards.
-    parts[::2] = [images.mul(2).round().div(2) for images in parts[::2]]
-    if name == "pate" and devices > 1:  # each process has a file of its own, as it were
-        parts[:2] = [part[int(os.environ["RANK"]) :: devices] for part in parts[:2]]
-    data = ArraysDataModule(*parts, num_classes=3, batch_size=8)
-    data.private_in_shards = name == "pate"
-    teacher = TEACHERS[name]()
-    teacher.noise_source = SeededNoise(4)
-    labeling = PrivateLabeler(
-        teacher, rounds=2, epochs_per_round=1, queries_per_round=12, features=torch.nn.Flatten(),
-        run_dir=folder, options={"query_batch_size": 5, "progress": False, "sharded": True},
-    )  # fmt: skip
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, 3))
-    strategy = "ddp" if devices > 1 else "auto"
-    trainer = quiet_trainer(folder, 2, callbacks=[labeling], devices=devices, strategy=strategy)
-    trainer.fit(SupervisedStudent(network=network, num_classes=3), data)
-    soft = data.public.soft_labels
-    return [data.public.labels.tolist(), None if soft is None else soft[data.public.soft_mask].tolist()]
+from tests.callbacks.sharded_fit import PROCESSES, RECORDS, TEACHERS, fit
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import in_group
 
 
 @needs_fork

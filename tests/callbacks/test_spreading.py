@@ -3,7 +3,6 @@
 import math
 
 import torch
-from refusals import refusals
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import (
@@ -17,6 +16,7 @@ from pl_privknn.callbacks.selection import (
     spread_scores,
 )
 from pl_privknn.labelers.base import Release
+from tests.setup.refusals import refusals
 
 
 def _points(n, d=3, seed=0):

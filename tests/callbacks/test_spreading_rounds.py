@@ -3,7 +3,6 @@
 import math
 
 import torch
-from small_fit import easy_images, quiet_trainer, small_student
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_arguments import extractor_of, probabilities_of
@@ -12,6 +11,7 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
 
 class _CountingKNN(ReverseKNN):

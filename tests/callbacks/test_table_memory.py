@@ -6,7 +6,6 @@ import stat
 import numpy as np
 import pytest
 import torch
-from small_fit import fit_student
 
 from pl_privknn.callbacks import labeling_round
 from pl_privknn.callbacks.labeling_round import FeatureStore
@@ -14,6 +13,7 @@ from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.labelers.base import RecognisesRecords
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.small_fit import fit_student
 
 TINY = 1e-9  # gigabytes: one byte
 

@@ -8,9 +8,6 @@ import time
 import pytest
 import pytorch_lightning as pl
 import torch
-from forked import in_group, wait_at_most
-from ledger_setup import needs_fork
-from small_fit import quiet_trainer
 
 from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent
 from pl_privknn.callbacks.label_store import StoredLabels
@@ -18,6 +15,9 @@ from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.neighbors import processes
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import in_group, wait_at_most
+from tests.setup.small_fit import quiet_trainer
 
 
 class SlowTeacher(PrivateKNN):

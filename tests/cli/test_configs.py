@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from parsed_config import understood
 
 from pl_privknn.cli.main import main
+from tests.cli.parsed_config import understood
 
 # Comparisons are run by another command; see test_compare.py.
 CONFIGS = sorted(

@@ -9,8 +9,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
-from forked import in_child
-from ledger_setup import needs_fork, paid_run
 
 from pl_privknn.callbacks.labeling_round import load_head, save_head
 from pl_privknn.cli.main import main
@@ -19,6 +17,8 @@ from pl_privknn.features import HOG, CachedFeatures, Pixels, PublicPCA
 from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.students import SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger
+from tests.privacy.ledger.ledger_setup import needs_fork, paid_run
+from tests.setup.forked import in_child
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from forked import in_child
-from ledger_setup import needs_fork, paid_run
 from PIL import Image
 
 from pl_privknn import Predictions, predict
@@ -18,6 +16,8 @@ from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.students import SupervisedStudent
+from tests.privacy.ledger.ledger_setup import needs_fork, paid_run
+from tests.setup.forked import in_child
 
 NAMES = ("ant", "bee", "cat")
 

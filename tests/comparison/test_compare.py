@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from compare_setup import (
+
+from pl_privknn.cli.main import main
+from pl_privknn.comparison import read_results
+from pl_privknn.comparison.plot import digest_of
+from pl_privknn.config import get
+from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
+from pl_privknn.privacy.noisy_steps import PaidSteps
+from pl_privknn.privacy.verification import audit_ledger
+from tests.comparison.compare_setup import (
     SIGMA,
     compare,
     folder,
@@ -19,16 +27,8 @@ from compare_setup import (
     sgd,
     write,
 )
-from forked import in_child
-from ledger_setup import needs_fork
-
-from pl_privknn.cli.main import main
-from pl_privknn.comparison import read_results
-from pl_privknn.comparison.plot import digest_of
-from pl_privknn.config import get
-from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
-from pl_privknn.privacy.noisy_steps import PaidSteps
-from pl_privknn.privacy.verification import audit_ledger
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import in_child
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ import re
 
 import numpy as np
 import pytest
-from compare_setup import made
 
 from benchmarks.record import entries, names
 from pl_privknn.cli.main import main
@@ -18,6 +17,7 @@ from pl_privknn.comparison.results import NOT_RECORDED, footnotes, guarantee_of
 from pl_privknn.comparison.table import best_at, cells_of
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee
+from tests.comparison.compare_setup import made
 
 RANKS = {"unconditional": 0, "conditional": 1, "none": 2}
 MARKS = {0: "", 1: "†", 2: "‡"}

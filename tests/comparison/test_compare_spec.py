@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 
 import pytest
-from compare_documents import KNN, REVERSE, SGD, SIGMA, document
 
 from pl_privknn.comparison.run import Planner, place_in, runs_of
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import comparison_of, read_comparison
 from pl_privknn.config import ConfigurationError, get, put
+from tests.comparison.compare_documents import KNN, REVERSE, SGD, SIGMA, document
 
 
 def changed(path, value):

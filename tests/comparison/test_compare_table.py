@@ -6,10 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_setup import (
-    made,
-    own_folder,  # noqa: F401 - used by itself
-)
 
 from benchmarks import render
 from pl_privknn._checks import at_most
@@ -21,6 +17,10 @@ from pl_privknn.comparison.run import Planner
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.table import together
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
+from tests.comparison.compare_setup import (
+    made,
+    own_folder,  # noqa: F401 - used by itself
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,13 +5,13 @@ import math
 import sys
 
 import pytest
-from compare_documents import KNN, SIGMA, document
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from pl_privknn.comparison.run import Planner, runs_of
 from pl_privknn.comparison.spec import comparison_of
 from pl_privknn.config import ConfigurationError, get, put
+from tests.comparison.compare_documents import KNN, SIGMA, document
 
 
 def sigma_of_gaussian(epsilon, delta, length):

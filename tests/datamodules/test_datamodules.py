@@ -2,7 +2,11 @@
 
 import pytest
 import torch
-from datamodule_setup import (
+from torch.utils.data import TensorDataset
+
+from pl_privknn.datamodules import DigitsDataModule, PrivatePublicDataModule
+from pl_privknn.datamodules.datasets import fixed_shuffle
+from tests.datamodules.datamodule_setup import (
     CLASSES,
     PRIVATE,
     PUBLIC,
@@ -14,10 +18,6 @@ from datamodule_setup import (
     numbered,
     trainer,
 )
-from torch.utils.data import TensorDataset
-
-from pl_privknn.datamodules import DigitsDataModule, PrivatePublicDataModule
-from pl_privknn.datamodules.datasets import fixed_shuffle
 
 # ---------------------------------------------------------------------------- evaluation and parts
 

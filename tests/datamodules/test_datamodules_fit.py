@@ -3,7 +3,8 @@
 import pytest
 import pytorch_lightning as pl
 import torch
-from datamodule_setup import CLASSES, PUBLIC, Recorder, loaded, make_data, trainer
+
+from tests.datamodules.datamodule_setup import CLASSES, PUBLIC, Recorder, loaded, make_data, trainer
 
 
 class Relabel(pl.Callback):

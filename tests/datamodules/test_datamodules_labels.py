@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from datamodule_setup import CLASSES, PUBLIC, loaded, make_data, numbered
 from torch.utils.data.distributed import DistributedSampler
 
 from pl_privknn.datamodules import NoLabeledExamplesError, TensorImages
 from pl_privknn.datamodules.datasets import LabelTable
 from pl_privknn.datamodules.loaders import Batches, LabeledSampler, UnlabeledSampler
+from tests.datamodules.datamodule_setup import CLASSES, PUBLIC, loaded, make_data, numbered
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from paper_data import published, sizes, write_cifar10, write_mnist
 
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
+from tests.datamodules.paper_data import published, sizes, write_cifar10, write_mnist
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMALL = [

@@ -8,16 +8,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from paper_data import (
-    CELEBA_SMALL,
-    CIFAR_SMALL,
-    MARKET_SMALL,
-    SVHN_SMALL,
-    idx_bytes,
-    published,
-    sizes,
-    write_papers,
-)
 from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
@@ -37,6 +27,16 @@ from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
 from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages
 from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
 from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
+from tests.datamodules.paper_data import (
+    CELEBA_SMALL,
+    CIFAR_SMALL,
+    MARKET_SMALL,
+    SVHN_SMALL,
+    idx_bytes,
+    published,
+    sizes,
+    write_papers,
+)
 
 
 @pytest.fixture(scope="module")

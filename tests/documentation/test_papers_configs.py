@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from paper_data import (
+
+from pl_privknn.cli.main import main
+from tests.cli.parsed_config import understood
+from tests.datamodules.paper_data import (
     published,
     write_celeba,
     write_cifar10,
@@ -17,9 +20,6 @@ from paper_data import (
     write_mnist,
     write_svhn,
 )
-from parsed_config import understood
-
-from pl_privknn.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs" / "papers").glob("*.yaml"))

@@ -7,10 +7,10 @@ import warnings
 import pytest
 import timm
 import torch
-from refusals import refusals
 from torch import nn
 
 from pl_privknn.features import BackboneFeatures, Extractor, TimmFeatures
+from tests.setup.refusals import refusals
 
 
 class Net(nn.Module):

@@ -6,7 +6,6 @@ import pytest
 import pytorch_lightning as pl
 import timm
 import torch
-from noisy_sgd_setup import fit, make_data, make_trainer
 from torch import nn
 
 from pl_privknn.callbacks import PrivateLabeler
@@ -30,6 +29,7 @@ from pl_privknn.privacy import Gaussian
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.training import NoisySGD
+from tests.training.noisy_sgd_setup import fit, make_data, make_trainer
 
 
 def watched(**settings):

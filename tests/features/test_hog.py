@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 from skimage.feature import hog
 
 from pl_privknn.features import HOG, Extractor
+from tests.setup.refusals import refusals
 
 
 def _reference(images, extractor):

@@ -1,7 +1,7 @@
 import torch
-from refusals import refusals
 
 from pl_privknn.features import HOG, JoinedFeatures, Pixels
+from tests.setup.refusals import refusals
 
 
 def test_squared_distances_add_up_by_weight():

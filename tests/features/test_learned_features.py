@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 from sklearn.decomposition import KernelPCA
 
 from pl_privknn.features import (
@@ -23,6 +22,7 @@ from pl_privknn.features import (
 )
 from pl_privknn.features.scattering import low_pass, morlet
 from pl_privknn.features.whitening import PublicWhitening
+from tests.setup.refusals import refusals
 
 
 def images(count, channels=1, side=8, seed=0):

@@ -1,13 +1,13 @@
 """Extractors that learn from public images, where private data is at work."""
 
 import torch
-from noisy_sgd_setup import fit, make_data, make_trainer
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.training import NoisySGD
+from tests.training.noisy_sgd_setup import fit, make_data, make_trainer
 
 
 class Noting(PublicPCA):

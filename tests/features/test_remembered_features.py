@@ -3,9 +3,9 @@ import pickle
 
 import pytest
 import torch
-from refusals import refusals
 
 from pl_privknn.features import HOG, CachedFeatures, Extractor, PublicPCA
+from tests.setup.refusals import refusals
 
 
 class _Counted(Extractor):

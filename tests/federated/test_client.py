@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from federated_setup import CLASSES, NAME, client, coins, queries, records
 from filelock import FileLock, Timeout
 
 from pl_privknn.federated import Client, Refused, Request
@@ -21,6 +20,7 @@ from pl_privknn.federated.messages import decode, extractor_digest
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, SystemNoise
 from pl_privknn.privacy.private_store import PrivateStoreError
+from tests.federated.federated_setup import CLASSES, NAME, client, coins, queries, records
 
 
 def request(**stated):

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("flwr")
 
 import torch
-from federated_setup import Wire, asked, client
 from flwr.app import Context, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
@@ -21,6 +20,7 @@ from pl_privknn.federated import FederatedRound, Shuffler, client_app, new_key, 
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
+from tests.federated.federated_setup import Wire, asked, client
 
 
 @pytest.fixture(autouse=True)

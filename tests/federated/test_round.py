@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pytest
 import torch
-from federated_setup import CLASSES, Wire, asked, client, coins, queries, records
 
 from pl_privknn.federated import FederatedRound, Refused, run_round
 from pl_privknn.federated.messages import decode
@@ -15,6 +14,7 @@ from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.verification import audit_ledger
+from tests.federated.federated_setup import CLASSES, Wire, asked, client, coins, queries, records
 
 
 def four(folder, **arguments):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from federated_setup import CLASSES, Wire, asked, client, queries
 
 from pl_privknn.federated import Refused, Request, Shuffler, run_round
 from pl_privknn.federated import client as client_module
@@ -13,6 +12,7 @@ from pl_privknn.labelers.reverse_knn_local import amplified_epsilon, make_random
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ShuffleAmplification
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from tests.federated.federated_setup import CLASSES, Wire, asked, client, queries
 
 KEY = bytes(range(32))
 

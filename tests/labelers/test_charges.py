@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from ind_knn_setup import PARAMETERS, C, D
-from scripted_noise import Scripted
 
 from pl_privknn.labelers import PATE
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
@@ -13,6 +11,8 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.privacy.noisy_steps import PaidSteps, step_mechanism
+from tests.labelers.ind_knn.ind_knn_setup import PARAMETERS, C, D
+from tests.setup.scripted_noise import Scripted
 
 
 class ReplaceOnly(RandomPartition):

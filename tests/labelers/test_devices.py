@@ -6,9 +6,6 @@ The device is pretended, see ``pretend_device``: tensors of two devices that mee
 import numpy as np
 import pytest
 import torch
-from attributes_setup import attribute_reverse_knn
-from pretend_device import CPU, CUDA, PretendedDevice
-from small_fit import fit_student
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_arguments import device_of
@@ -21,6 +18,9 @@ from pl_privknn.neighbors import assign, nearest, search
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.labelers.multilabel.attributes_setup import attribute_reverse_knn
+from tests.labelers.pretend_device import CPU, CUDA, PretendedDevice
+from tests.setup.small_fit import fit_student
 
 
 def drawn(*shape, seed=0):

@@ -6,9 +6,6 @@ import math
 import pytest
 import torch
 from opacus.accountants import RDPAccountant
-from refusals import refusals
-from scripted_noise import Quiet
-from small_fit import fit_student
 from torch.nn import functional as F
 
 from pl_privknn.labelers import NoisySGDTeacher
@@ -18,6 +15,9 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.setup.refusals import refusals
+from tests.setup.scripted_noise import Quiet
+from tests.setup.small_fit import fit_student
 
 
 def table(n=300, d=6, classes=3, seed=0, apart=2.0):

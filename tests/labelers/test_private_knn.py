@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 from scipy import stats
 
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.setup.refusals import refusals
 
 
 def literal_private_knn(features, labels, query, *, k, rate, threshold, sigma1, sigma2, c, rng):

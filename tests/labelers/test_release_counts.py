@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from refusals import refusals
-from small_fit import fit_student
 
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN
@@ -11,6 +9,8 @@ from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.setup.refusals import refusals
+from tests.setup.small_fit import fit_student
 
 
 def table(n=400, d=5, classes=3, seed=0):

@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 import torch
-from scripted_noise import Quiet
 
 from pl_privknn.labelers import PrivateKNN, Screening
 from pl_privknn.privacy.mechanisms import NoisyScreening
+from tests.setup.scripted_noise import Quiet
 
 K, CLASSES = 7, 3
 

@@ -4,9 +4,6 @@ import threading
 
 import pytest
 import torch
-from refusals import refusals
-from shard_setup import Members, in_order, parts_of, paying
-from statistics_setup import MADE, fitted, labels_for, table
 
 from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import PATE, IndKNN, NoisySGDTeacher, PrivateKNN, ReverseKNN
@@ -15,6 +12,9 @@ from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.labelers.statistics.statistics_setup import MADE, fitted, labels_for, table
+from tests.neighbors.shard_setup import Members, in_order, parts_of, paying
+from tests.setup.refusals import refusals
 
 COUNT = 60
 PARTS = parts_of(COUNT)

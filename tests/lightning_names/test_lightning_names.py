@@ -10,7 +10,6 @@ import pytest
 import pytorch_lightning
 import torch
 import yaml
-from report_setup import CLASSES, SIDE, small_data
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,6 +20,7 @@ from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from tests.report.report_setup import CLASSES, SIDE, small_data
 
 lightning = pytest.importorskip("lightning.pytorch")
 PACKAGES = [pytorch_lightning, lightning]

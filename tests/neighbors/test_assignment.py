@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 
 from pl_privknn.neighbors import assign, assignment
+from tests.setup.refusals import refusals
 
 
 def literal(records, queries, k):

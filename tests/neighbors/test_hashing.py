@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 
 from pl_privknn.neighbors import hashing
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
+from tests.setup.refusals import refusals
 
 
 def brute_force(options, rows, queries):

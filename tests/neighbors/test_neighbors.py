@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 
 from pl_privknn.neighbors import PoissonNeighbors, nearest, search
 from pl_privknn.neighbors.search import (
@@ -10,6 +9,7 @@ from pl_privknn.neighbors.search import (
     merge,
     unpack,
 )
+from tests.setup.refusals import refusals
 
 
 def _table(n, d=3, seed=0):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
-from shard_setup import in_shards
 
 from pl_privknn.neighbors import PoissonNeighbors, PoissonSums
 from pl_privknn.neighbors.poisson import ShardedNeighbors
 from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.noise import SeededNoise
+from tests.neighbors.shard_setup import in_shards
 
 # Five persons with 1, 2, 1, 3 and 40 records; the last one has most of the table.
 OWNERS = torch.tensor([30] * 1 + [4] * 2 + [7] * 1 + [11] * 3 + [2] * 40)

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 from scipy import stats
 
 from pl_privknn.neighbors import PoissonNeighbors, poisson
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.refusals import refusals
 
 
 def _table(n, d=3, seed=0):

@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 from scipy.stats import chisquare
-from shard_setup import by_row, in_order, in_shards
 
 from pl_privknn.neighbors import PoissonNeighbors, ShardedNeighbors
 from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.privacy.noise import SeededNoise
+from tests.neighbors.shard_setup import by_row, in_order, in_shards
 
 CLASSES = 4
 

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-from refusals import refusals
 from safetensors.torch import save_file
 from torch import nn
 
 from pl_privknn.networks import FeatureNetwork, available_networks, build_network, register_network
 from pl_privknn.networks.registry import _BUILDERS
+from tests.setup.refusals import refusals
 
 
 def convolutions(network):

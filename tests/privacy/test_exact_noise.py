@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import special, stats
-from scripted_noise import Scripted
 
 from pl_privknn.privacy import Gaussian, Laplace
 from pl_privknn.privacy import noise as samplers
 from pl_privknn.privacy.mechanisms.base import STEP
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from tests.setup.scripted_noise import Scripted
 
 PRECISE = mpmath.mp.clone()
 PRECISE.prec = 400

@@ -10,12 +10,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from forked import talking
-from ledger_setup import needs_fork
 from scipy import stats
-from scripted_noise import Scripted
 
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise, default_noise
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import talking
+from tests.setup.scripted_noise import Scripted
 
 NAMES = ("normal", "rounded_normal", "laplace", "rounded_laplace")
 

@@ -5,10 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from attributes_setup import attribute_knn
-from noisy_sgd_setup import PRIVATE, make, make_data, make_trainer
 from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
-from small_fit import fit_student
 
 from pl_privknn.callbacks.labeling_round import rich_progress
 from pl_privknn.datamodules import ArraysDataModule
@@ -18,6 +15,9 @@ from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy import redaction
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.record_budgets import read_ids
+from tests.labelers.multilabel.attributes_setup import attribute_knn
+from tests.setup.small_fit import fit_student
+from tests.training.noisy_sgd_setup import PRIVATE, make, make_data, make_trainer
 
 
 def fewer(private_images, private_labels, **kwargs):

@@ -9,10 +9,10 @@ import sqlite3
 import stat
 
 import pytest
-from forked import in_child, is_killed, talking
-from ledger_setup import needs_fork
 
 from pl_privknn.privacy.private_store import PrivateStore, PrivateStoreError
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import in_child, is_killed, talking
 
 SCHEMA = "CREATE TABLE things (number INTEGER PRIMARY KEY, content BLOB CHECK (length(content) < 1000000));"
 SECRET = b"its bytes occur nowhere else " * 9

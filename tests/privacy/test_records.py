@@ -5,9 +5,6 @@ import json
 import pytest
 import pytorch_lightning as pl
 import torch
-from broken_labelers import Honest
-from noisy_sgd_setup import PRIVATE, make_data
-from small_fit import easy_images, quiet_trainer, small_student
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -17,7 +14,6 @@ from torch.utils.data import (
     default_collate,
     random_split,
 )
-from training_setup import Lit, fit, training
 
 from pl_privknn import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
@@ -27,6 +23,10 @@ from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.testing import check_labeler
+from tests.setup.small_fit import easy_images, quiet_trainer, small_student
+from tests.testing.broken_labelers import Honest
+from tests.training.noisy_sgd_setup import PRIVATE, make_data
+from tests.training.training_setup import Lit, fit, training
 
 TABLE = TensorDataset(torch.rand(PRIVATE, 1, 8, 8), torch.arange(PRIVATE) % 2)
 

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 
 import pytest
-from report_setup import QUERIES, small_run
 
 from pl_privknn.report import write_report
+from tests.report.report_setup import QUERIES, small_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")

@@ -9,9 +9,7 @@ import sqlite3
 import numpy as np
 import pytest
 import torch
-from compare_setup import made
 from PIL import Image
-from report_setup import CLASSES, QUERIES, small_run
 
 from pl_privknn._checks import at_most
 from pl_privknn.cli.main import main
@@ -20,6 +18,8 @@ from pl_privknn.privacy import Charge, Gaussian, Ledger
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.report.facts import percent
 from pl_privknn.report.page import facts_of
+from tests.comparison.compare_setup import made
+from tests.report.report_setup import CLASSES, QUERIES, small_run
 
 #: All that a page of a run is made of.
 FILES = ("summary.json", "config.yaml", "metrics.csv", "labels.sqlite", "ledger.sqlite", "pictures.npz")

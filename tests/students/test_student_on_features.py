@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
-from refusals import refusals
-from student_setup import trainer
 from torch import nn
 
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG, PublicPCA
 from pl_privknn.networks import Normalization
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
+from tests.setup.refusals import refusals
+from tests.students.student_setup import trainer
 
 
 def make(kind=SupervisedStudent, extractor=None, **settings):

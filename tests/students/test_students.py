@@ -4,13 +4,13 @@ import functools
 
 import pytest
 import torch
-from grouped import grouped
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
-from refusals import refusals
-from student_setup import STUDENTS, held_out, loaders, shuffled_digits, trainer
 
 from pl_privknn.networks import build_network
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
+from tests.setup.grouped import grouped
+from tests.setup.refusals import refusals
+from tests.students.student_setup import STUDENTS, held_out, loaders, shuffled_digits, trainer
 
 
 @pytest.fixture(scope="session")

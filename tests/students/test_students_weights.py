@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
-from student_setup import loaders, shuffled_digits, trainer
 from torch import nn
 
 from pl_privknn.networks import build_network
 from pl_privknn.students import FixMatchStudent, SupervisedStudent
 from pl_privknn.students.base import EMA, lr_factor
+from tests.students.student_setup import loaders, shuffled_digits, trainer
 
 
 @pytest.fixture(scope="session")

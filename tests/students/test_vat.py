@@ -4,12 +4,12 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from refusals import refusals
 from torch import nn
 
 from pl_privknn.students import VATStudent
 from pl_privknn.students.base import deterministic, frozen_statistics
 from pl_privknn.students.vat import adversarial_direction, unit_rows
+from tests.setup.refusals import refusals
 
 
 def smooth_network(num_classes, dtype=torch.float64):

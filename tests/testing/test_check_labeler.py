@@ -2,12 +2,8 @@
 
 import math
 
-import broken_answers
-import broken_labelers
 import pytest
 import torch
-from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
-from checked_persons import check_persons_move
 
 from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import (
@@ -27,6 +23,9 @@ from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.testing import LabelerCheckError, check_labeler
+from tests.labelers.multilabel.attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
+from tests.testing import broken_answers, broken_labelers
+from tests.testing.checked_persons import check_persons_move
 
 ROOT2 = math.sqrt(2.0)
 LINEAR = LinearTeachers(steps=2, batch_size=4)

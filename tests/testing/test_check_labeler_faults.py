@@ -2,12 +2,9 @@
 
 import dataclasses
 
-import broken_answers
 import broken_labelers as broken
 import pytest
 import torch
-from broken_persons import EachRecordAdds, EachRecordCounts, EachRecordIsClipped, EachRecordVotes
-from grouped import grouped
 
 from pl_privknn.labelers import (
     PATE,
@@ -24,6 +21,14 @@ from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.testing import LabelerCheckError, check_labeler
+from tests.setup.grouped import grouped
+from tests.testing import broken_answers
+from tests.testing.broken_persons import (
+    EachRecordAdds,
+    EachRecordCounts,
+    EachRecordIsClipped,
+    EachRecordVotes,
+)
 
 FAULTS = {
     "DrawsFirst": "payments: draws before it charges",

@@ -5,7 +5,6 @@ import doctest
 import math
 from typing import ClassVar
 
-import broken_answers
 import broken_labelers as broken
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from pl_privknn.testing import (
 from pl_privknn.testing import check as check_module
 from pl_privknn.testing import distances as distances_module
 from pl_privknn.testing import watch as watch_module
+from tests.testing import broken_answers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,13 +4,13 @@ import signal
 
 import pytest
 import pytorch_lightning as pl
-from ledger_setup import needs_fork
-from noisy_sgd_setup import charged, in_a_dying_child, keep_last, power_cut_at
-from training_setup import Lit, fit, training
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.training.noisy_sgd_setup import charged, in_a_dying_child, keep_last, power_cut_at
+from tests.training.training_setup import Lit, fit, training
 
 
 def train_in_a_child(folder, dies=0):

@@ -7,8 +7,6 @@ import shutil
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import PRIVATE, Flat, fit, keep_last, make, make_data
-from refusals import refusals
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +14,8 @@ from pl_privknn.cli.main import main
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.privacy.ledger import LedgerCorrupt
 from pl_privknn.training import FeatureHead, NoisySGD
+from tests.setup.refusals import refusals
+from tests.training.noisy_sgd_setup import PRIVATE, Flat, fit, keep_last, make, make_data
 
 test_bad_arguments_are_named = refusals(
     {

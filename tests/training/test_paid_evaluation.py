@@ -5,10 +5,7 @@ import math
 
 import pytest
 import torch
-from noisy_sgd_setup import PRIVATE, keep_last, make, make_data, make_trainer
-from refusals import refusals
 from torch.utils.data import TensorDataset
-from training_setup import Lit, Silent, fit, training, weights
 
 from pl_privknn.callbacks.run_files import contents_of
 from pl_privknn.privacy import Charge, Gaussian, Ledger, epsilon_for_delta
@@ -17,6 +14,9 @@ from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accurac
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.testing import clipped_sum
+from tests.setup.refusals import refusals
+from tests.training.noisy_sgd_setup import PRIVATE, keep_last, make, make_data, make_trainer
+from tests.training.training_setup import Lit, Silent, fit, training, weights
 
 HALF = PaidEvaluation(0.5)
 

@@ -4,9 +4,6 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
-from noisy_sgd_setup import PRIVATE, keep_last, make_data, power_cut_at, with_private
-from refusals import refusals
-from training_setup import Lit, Silent, fit, literal_update, training, weights
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -15,6 +12,9 @@ from pl_privknn.privacy.record_groups import group_costs, poisson_sample_by_grou
 from pl_privknn.privacy.store import read_rows
 from pl_privknn.privacy.verification import check_summary
 from pl_privknn.training import PrivacyGroups
+from tests.setup.refusals import refusals
+from tests.training.noisy_sgd_setup import PRIVATE, keep_last, make_data, power_cut_at, with_private
+from tests.training.training_setup import Lit, Silent, fit, literal_update, training, weights
 
 HALVES = torch.arange(PRIVATE) % 2
 EACH = (1.0, 4.0), (0.5, 0.5)

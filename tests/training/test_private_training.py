@@ -7,13 +7,10 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import PRIVATE, NoNoise, charged, make, make_data, make_trainer
 from pytorch_lightning.callbacks import BackboneFinetuning, EMAWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
-from refusals import refusals
 from torch import nn
 from torch.utils.data import DataLoader
-from training_setup import Lit, Silent, fit, literal_update, training, weights
 
 from pl_privknn import PrivateTraining
 from pl_privknn.callbacks.loggers import run_settings
@@ -23,6 +20,9 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.refusals import refusals
+from tests.training.noisy_sgd_setup import PRIVATE, NoNoise, charged, make, make_data, make_trainer
+from tests.training.training_setup import Lit, Silent, fit, literal_update, training, weights
 
 
 @pytest.mark.parametrize("method", ["flat", "ghost"])

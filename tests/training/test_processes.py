@@ -7,10 +7,6 @@ import types
 import pytest
 import pytorch_lightning as pl
 import torch
-from forked import in_child, in_group
-from ledger_setup import needs_fork
-from noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make, make_data, make_trainer
-from training_setup import Lit, fit, training, weights
 
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.datamodules.datasets import LabeledImages, TensorImages
@@ -20,6 +16,10 @@ from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.training import PrivacyGroups, PrivateTraining
 from pl_privknn.training.private_data import PrivateData
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import in_child, in_group
+from tests.training.noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make, make_data, make_trainer
+from tests.training.training_setup import Lit, fit, training, weights
 
 DDP = {"strategy": "ddp"}
 

@@ -3,13 +3,14 @@
 import pytest
 import pytorch_lightning as pl
 import torch
-from noisy_sgd_setup import NoNoise, keep_last, make_data
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-from training_setup import Lit, fit, training
 from wandb.integration.torch import wandb_torch
+
+from tests.training.noisy_sgd_setup import NoNoise, keep_last, make_data
+from tests.training.training_setup import Lit, fit, training
 
 
 class Other(Lit):

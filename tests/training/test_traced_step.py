@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics.classification import MulticlassAccuracy
-from training_setup import Lit, Silent, fit, training, weights
 
 from pl_privknn.testing import clipped_sum
 from pl_privknn.training.traced_step import RecordStep
+from tests.training.training_setup import Lit, Silent, fit, training, weights
 
 COUNT, CLASSES = 18, 2  # a chunk of 16, and two more
 GENERATOR = torch.Generator().manual_seed(0)

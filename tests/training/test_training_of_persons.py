@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from noisy_sgd_setup import PRIVATE, make, make_data, with_private
 from torch.nn import functional as F
-from training_setup import Lit, Silent, clipped_gradient, fit, training, weights
 
 from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import poisson_persons
+from tests.training.noisy_sgd_setup import PRIVATE, make, make_data, with_private
+from tests.training.training_setup import Lit, Silent, clipped_gradient, fit, training, weights
 
 # One person has 40 records, others one to five.
 OWNERS = torch.cat([torch.full((40,), 7), torch.arange(PRIVATE - 40) // 5 * 3, torch.tensor([])]).long()

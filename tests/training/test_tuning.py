@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
-from training_setup import Lit
 
 from pl_privknn.cli.main import main
 from pl_privknn.config import ConfigurationError, read_document
@@ -19,6 +18,7 @@ from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.training import NoisySGD
 from pl_privknn.training.configured import made_data, made_training
 from pl_privknn.training.tuning import TuningRun, tuning_of
+from tests.training.training_setup import Lit
 
 RATES = {"model.init_args.optimization.lr": [0.0001, 0.5, 2.0]}
 

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from ind_knn_literal import Literal
-from ind_knn_setup import Draws, draws_of, engine_of
 from scipy import stats
 
 from pl_privknn.labelers.ind_knn import IndKNNParameters
@@ -14,6 +12,8 @@ from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.testing import FreeLedger
+from tests.labelers.ind_knn.ind_knn_literal import Literal
+from tests.labelers.ind_knn.ind_knn_setup import Draws, draws_of, engine_of
 
 NUM_CLASSES = 4
 

@@ -9,12 +9,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ind_knn_literal import Literal
-from ind_knn_setup import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, UNKNOWN, C, D, Stream, teacher
 
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
+from tests.labelers.ind_knn.ind_knn_literal import Literal
+from tests.labelers.ind_knn.ind_knn_setup import (
+    ALL,
+    LABELS,
+    NUMBERS,
+    QUERIES,
+    ROWS,
+    SETTINGS,
+    UNKNOWN,
+    C,
+    D,
+    Stream,
+    teacher,
+)
 
 
 @pytest.fixture(params=["digests", "digests of the data module", "numbers"])

@@ -6,9 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from ind_knn_literal import Literal
-from ind_knn_setup import Draws, draws_of, engine_of, teacher
-from refusals import refusals
 from scipy import stats
 
 from pl_privknn.auditing import Target
@@ -25,6 +22,9 @@ from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.privacy.record_budgets import CONVERSIONS, budget_for_epsilon
 from pl_privknn.privacy.record_groups import RecordGroups
 from pl_privknn.testing import FreeLedger
+from tests.labelers.ind_knn.ind_knn_literal import Literal
+from tests.labelers.ind_knn.ind_knn_setup import Draws, draws_of, engine_of, teacher
+from tests.setup.refusals import refusals
 
 # ---------------------------------------------------------------- what it costs
 

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from ind_knn_setup import ByNumber, C, D, Draws, Together, draws_of, left_of, new, rows
-from ind_knn_setup import teacher as any_teacher
 
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.base import unit_of
@@ -15,6 +13,8 @@ from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.labelers.ind_knn.ind_knn_setup import ByNumber, C, D, Draws, Together, draws_of, left_of, new, rows
+from tests.labelers.ind_knn.ind_knn_setup import teacher as any_teacher
 
 PARAMETERS = IndKNNParameters(0.2, 4.0, 1.5, 0.3, min_count=2.0)
 #: A person with thousands of records has no more than one with one.

@@ -11,12 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from forked import is_killed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ind_knn_literal import Literal
-from ind_knn_setup import PARAMETERS, QUERIES, C, D, draws_of, filled, left_of, new, rows
-from ledger_setup import needs_fork
 
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity
@@ -28,6 +24,20 @@ from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.testing import FreeLedger
+from tests.labelers.ind_knn.ind_knn_literal import Literal
+from tests.labelers.ind_knn.ind_knn_setup import (
+    PARAMETERS,
+    QUERIES,
+    C,
+    D,
+    draws_of,
+    filled,
+    left_of,
+    new,
+    rows,
+)
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import is_killed
 
 RECORDS = rows(12, seed=7)
 operations = st.lists(

@@ -8,10 +8,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from forked import is_killed
-from ind_knn_setup import amounts
-from ledger_setup import needs_fork
-from small_fit import fit_student
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.labelers import IndKNN
@@ -19,6 +15,10 @@ from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.privacy.record_budgets import BudgetTable
+from tests.labelers.ind_knn.ind_knn_setup import amounts
+from tests.privacy.ledger.ledger_setup import needs_fork
+from tests.setup.forked import is_killed
+from tests.setup.small_fit import fit_student
 
 BUDGET = {"delta": 1e-5, "max_epsilon": 1.0}
 PROMISE = {"budget": BUDGET, "queries_per_round": 30, "query_batch_size": 6}

@@ -5,10 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from ind_knn_setup import ALL, LABELS, NUMBERS, QUERIES, ROWS, SETTINGS, C, Silent, Together, amounts, rows
-from ind_knn_setup import teacher as any_teacher
-from refusals import refusals
-from shard_setup import by_row, in_order, parts_of
 
 from pl_privknn.labelers.ind_knn import PublicDensity, RecordGroups
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
@@ -17,6 +13,22 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.testing import FreeLedger
+from tests.labelers.ind_knn.ind_knn_setup import (
+    ALL,
+    LABELS,
+    NUMBERS,
+    QUERIES,
+    ROWS,
+    SETTINGS,
+    C,
+    Silent,
+    Together,
+    amounts,
+    rows,
+)
+from tests.labelers.ind_knn.ind_knn_setup import teacher as any_teacher
+from tests.neighbors.shard_setup import by_row, in_order, parts_of
+from tests.setup.refusals import refusals
 
 COUNT, BUDGET = 60, 0.4
 PARTS = parts_of(COUNT)

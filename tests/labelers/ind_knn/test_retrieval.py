@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ind_knn_setup import PARAMETERS, QUERIES, ByNumber, C, filled, left_of, rows
 
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity, smoothed_votes
@@ -15,6 +14,7 @@ from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.testing import FreeLedger
+from tests.labelers.ind_knn.ind_knn_setup import PARAMETERS, QUERIES, ByNumber, C, filled, left_of, rows
 
 
 def most(context):

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
-from multilabel_setup import clusters
-from refusals import refusals
 
 from pl_privknn.labelers.pate_training import ClassBalancedPartition
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.testing import FreeLedger
+from tests.labelers.multilabel.attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
+from tests.labelers.multilabel.multilabel_setup import clusters
+from tests.setup.refusals import refusals
 
 MAKERS = [
     lambda: attribute_knn(5, 0.5),

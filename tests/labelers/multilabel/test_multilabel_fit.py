@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from attributes_setup import attribute_knn
-from multilabel_setup import clusters
-from student_setup import trainer as trainer_of
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import LabeledImages, PublicDataset, TensorImages
@@ -17,6 +14,9 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from tests.labelers.multilabel.attributes_setup import attribute_knn
+from tests.labelers.multilabel.multilabel_setup import clusters
+from tests.students.student_setup import trainer as trainer_of
 
 # ---------------------------------------------------------------------------- the label store and a fit
 

@@ -5,14 +5,14 @@ import math
 
 import pytest
 import torch
-from attributes_setup import attribute_knn
-from refusals import refusals
 
 from pl_privknn.labelers import FixedThresholds, LearnedThresholds
 from pl_privknn.labelers.attributes import clip_attributes, denoised, single_vote_norms, swapped_vote_norms
 from pl_privknn.neighbors import PoissonNeighbors, PoissonSums
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
+from tests.labelers.multilabel.attributes_setup import attribute_knn
+from tests.setup.refusals import refusals
 
 # ---------------------------------------------------------------------------- sensitivities
 

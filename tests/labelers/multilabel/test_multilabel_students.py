@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from refusals import refusals
-from student_setup import trainer
 from torch.distributions import Bernoulli, kl_divergence
 from torchmetrics.classification import MultilabelAccuracy
 
@@ -19,6 +17,8 @@ from pl_privknn.students import (
     VATStudent,
 )
 from pl_privknn.students.losses import TASKS, AttributeAccuracy, fixmatch_loss, uda_loss
+from tests.setup.refusals import refusals
+from tests.students.student_setup import trainer
 
 OUTPUTS = TASKS["multilabel"]
 

@@ -3,10 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from pate_setup import FixedVotes, fitted, table
-from refusals import refusals
 from scipy import stats
-from scripted_noise import Quiet
 
 from pl_privknn.labelers.base import check_protects, stated_plan, unit_of
 from pl_privknn.labelers.pate import PATE
@@ -21,6 +18,9 @@ from pl_privknn.privacy.accounting.accountant import account, read_records
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.labelers.pate.pate_setup import FixedVotes, fitted, table
+from tests.setup.refusals import refusals
+from tests.setup.scripted_noise import Quiet
 
 # ---------------------------------------------------------------------- what is released
 

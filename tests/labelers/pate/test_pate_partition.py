@@ -2,7 +2,6 @@ import itertools
 
 import numpy as np
 import torch
-from refusals import refusals
 from scipy import stats
 
 from pl_privknn.labelers.pate_training import (
@@ -14,6 +13,7 @@ from pl_privknn.labelers.pate_training import (
     k_medoids,
 )
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.refusals import refusals
 
 
 def table(n=120, classes=3, seed=0):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pate_setup import FixedVotes, fitted, table
 
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.voting import Screening
@@ -13,6 +12,7 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.labelers.pate.pate_setup import FixedVotes, fitted, table
 
 # ---------------------------------------------------------------------- what stays private
 

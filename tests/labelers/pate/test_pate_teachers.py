@@ -1,10 +1,10 @@
 import pytest
 import torch
-from refusals import refusals
 from rich.progress import Progress
 from torch import nn
 
 from pl_privknn.labelers.pate_training import CNNTeachers, LinearTeachers, ModuleTeachers, progress_bar
+from tests.setup.refusals import refusals
 
 SEVENTHS = torch.arange(300) % 7
 

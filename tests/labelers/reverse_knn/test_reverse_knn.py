@@ -3,13 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 from scipy import stats
 
 from pl_privknn.labelers.reverse_knn import ReverseKNN, decide
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.setup.refusals import refusals
 
 
 def _table(n=200, s=12, c=4, seed=0):

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 from scipy.stats import ks_2samp
 
 from pl_privknn.auditing import audit
@@ -20,6 +19,7 @@ from pl_privknn.labelers.reverse_knn_local import (
 )
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.refusals import refusals
 
 
 def bloom_probabilities(bloom, hashed):

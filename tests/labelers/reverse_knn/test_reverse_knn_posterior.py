@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from refusals import refusals
 
 from pl_privknn.callbacks.selection import class_posterior
 from pl_privknn.labelers.base import nonnegative_shares
+from tests.setup.refusals import refusals
 
 CLASSES = 10
 

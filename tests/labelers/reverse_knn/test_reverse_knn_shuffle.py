@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from refusals import refusals
 from scipy import stats
 
 from pl_privknn.labelers import ReverseKNN
@@ -20,6 +19,7 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, NegativeBinomial
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.setup.refusals import refusals
 
 TABLE = Table(4, 3)
 

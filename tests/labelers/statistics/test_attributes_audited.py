@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from statistics_setup import ATTRIBUTES, MADE, table
 
 from pl_privknn.auditing import audit
 from pl_privknn.labelers import PreconditionedGradients
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.labelers.statistics.statistics_setup import ATTRIBUTES, MADE, table
 
 ROWS, CLASSES = table(30)
 # Far from the others, and with the attributes of none of them.

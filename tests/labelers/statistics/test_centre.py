@@ -7,9 +7,6 @@ import pytest
 import torch
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
-from refusals import refusals
-from shard_setup import Members, parts_of, paying
-from statistics_setup import MADE, fitted, labels_for, table
 
 from pl_privknn.auditing import attack_labeler, small_target
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
@@ -19,6 +16,9 @@ from pl_privknn.privacy import account, certify, epsilon_for_delta
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger, check_labeler
+from tests.labelers.statistics.statistics_setup import MADE, fitted, labels_for, table
+from tests.neighbors.shard_setup import Members, parts_of, paying
+from tests.setup.refusals import refusals
 
 SHIFT = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0])
 NAMES = pytest.mark.parametrize("name", MADE)

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 import torch
-from statistics_setup import MADE, fitted, labels_for, table
 
 from pl_privknn.labelers import preconditioned_gradients
 from pl_privknn.labelers.statistics import step_for, whole_steps, within
+from tests.labelers.statistics.statistics_setup import MADE, fitted, labels_for, table
 
 LENGTHS = [0.3, 0.999, 1.0, 1.5, 1e-7, 4e5]
 

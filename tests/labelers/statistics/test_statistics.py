@@ -10,12 +10,12 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
-from statistics_setup import ATTRIBUTES, MADE, fitted, labels_for, table
 
 from pl_privknn.labelers.statistics import TARGETS, fit_least_squares, fit_maximum_likelihood
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.labelers.statistics.statistics_setup import ATTRIBUTES, MADE, fitted, labels_for, table
 
 NAMES = pytest.mark.parametrize("name", MADE)
 

@@ -4,8 +4,6 @@ import contextlib
 
 import pytest
 import torch
-from refusals import refusals
-from statistics_setup import MADE, fitted, table
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
@@ -13,6 +11,8 @@ from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.statistics import ReleaseLostError, write_release
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.testing import FreeLedger
+from tests.labelers.statistics.statistics_setup import MADE, fitted, table
+from tests.setup.refusals import refusals
 
 NAMES = pytest.mark.parametrize("name", MADE)
 

@@ -5,7 +5,6 @@ import json
 import random
 
 import pytest
-from attributes_setup import attribute_pate
 
 from pl_privknn.labelers import PATE, PrivateKNN
 from pl_privknn.labelers.base import stated_plan
@@ -16,6 +15,7 @@ from pl_privknn.privacy.mechanisms import Charge, Conditional, Gaussian, Laplace
 from pl_privknn.privacy.mechanisms.base import LEVELS, Guarantee, guarantee_rank, noise_guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.privacy.verification import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
+from tests.labelers.multilabel.attributes_setup import attribute_pate
 
 PLAIN = [Gaussian(20.0), Gaussian(31.0), Laplace(40.0)]
 WITH_CONDITION = Conditional(Gaussian(20.0), "the parts stayed as they were")

@@ -4,13 +4,13 @@ import math
 import sqlite3
 
 import pytest
-from ledger_setup import PROTECTED
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter, best_order
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, NoisyScreening, RandomizedResponse
 from pl_privknn.privacy.mechanisms.stated import Conditional
+from tests.privacy.ledger.ledger_setup import PROTECTED
 
 G = Gaussian(20.0)
 S = NoisyScreening(k=30, threshold=18, sigma=8.0, num_classes=10, sampling_rate=0.2)

@@ -3,11 +3,11 @@
 import errno
 
 import pytest
-from ledger_setup import PROTECTED, G, charged
-from traced import Fault, needs_trace, traced
 
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.verification import audit_ledger
+from tests.privacy.ledger.ledger_setup import PROTECTED, G, charged
+from tests.setup.traced import Fault, needs_trace, traced
 
 pytestmark = needs_trace
 

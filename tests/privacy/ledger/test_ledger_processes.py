@@ -4,11 +4,10 @@ import contextlib
 import multiprocessing
 import threading
 
-from ledger_setup import PROTECTED, G, charged, needs_fork
-
 from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge
+from tests.privacy.ledger.ledger_setup import PROTECTED, G, charged, needs_fork
 
 
 def _together(count, task):

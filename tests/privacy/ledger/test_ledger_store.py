@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from ledger_setup import PROTECTED, G, charged, fill
 
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.store import RowStore
 from pl_privknn.privacy.verification import audit_ledger
+from tests.privacy.ledger.ledger_setup import PROTECTED, G, charged, fill
 
 # ------------------------------------------------------------------ the chain
 

@@ -5,8 +5,6 @@ import shutil
 
 import pytest
 import torch
-from ledger_setup import PROTECTED, G, needs_fork
-from small_fit import fit_student
 
 from pl_privknn.callbacks.label_store import LabelRun, LabelStore, LabelStoreError
 from pl_privknn.callbacks.run_files import DurableCheckpointIO, previous, usable_checkpoint
@@ -17,6 +15,8 @@ from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.store import HeadFile, RowStore, read_rows
+from tests.privacy.ledger.ledger_setup import PROTECTED, G, needs_fork
+from tests.setup.small_fit import fit_student
 
 TERMS = {"plan": [Charge(G, 50)], "description": {}, "delta": 1e-5, "max_epsilon": None, "adjacency": "add_remove",
          "unit": "record"}  # fmt: skip

@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-from report_setup import QUERIES, small_run
 
 from pl_privknn.cli.main import main
 from pl_privknn.privacy import Charge, Gaussian, Ledger
@@ -12,6 +11,7 @@ from pl_privknn.privacy.ledger import counts_text, counts_topic
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.privacy.store import read_rows
 from pl_privknn.privacy.verification import check_summary
+from tests.report.report_setup import QUERIES, small_run
 
 FORGERIES = {
     "epsilon": {"epsilon": 0.5},

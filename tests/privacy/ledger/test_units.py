@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-from ledger_setup import PROTECTED, G
-from small_fit import fit_student
 
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PATE
@@ -17,6 +15,8 @@ from pl_privknn.privacy.persons import check_owners, records_drawn
 from pl_privknn.privacy.verification import audit_ledger, check_summary, epsilon_of_files, export_ledger
 from pl_privknn.report.card import card_of
 from pl_privknn.report.page import card_markdown, facts_of
+from tests.privacy.ledger.ledger_setup import PROTECTED, G
+from tests.setup.small_fit import fit_student
 
 
 @pytest.fixture

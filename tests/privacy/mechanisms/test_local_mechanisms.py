@@ -8,8 +8,6 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
-from mechanism_setup import ADD_REMOVE, deltas_of, literal_rdp
-from mechanism_setup import FEW_ORDERS as ORDERS
 from scipy import stats
 
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
@@ -26,6 +24,8 @@ from pl_privknn.privacy.mechanisms import (
     ShuffleAmplification,
 )
 from pl_privknn.privacy.noise import SeededNoise
+from tests.privacy.mechanisms.mechanism_setup import ADD_REMOVE, deltas_of, literal_rdp
+from tests.privacy.mechanisms.mechanism_setup import FEW_ORDERS as ORDERS
 
 EPS = np.linspace(0, 2, 21)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
-from mechanism_setup import ADD_REMOVE, ALL, argmax_pairs, deltas_of
 from scipy import stats
 
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
+from tests.privacy.mechanisms.mechanism_setup import ADD_REMOVE, ALL, argmax_pairs, deltas_of
 
 
 def hockey_stick(p, q, eps):

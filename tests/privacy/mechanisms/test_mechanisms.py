@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as dp_rdp
-from mechanism_setup import ADD_REMOVE, ALL, ORDERS, argmax_pairs, literal_rdp
 from scipy import integrate, stats
 
 from pl_privknn.privacy.accounting import pld, rdp
@@ -25,6 +24,7 @@ from pl_privknn.privacy.mechanisms import (
     RandomizedResponse,
     ShuffleAmplification,
 )
+from tests.privacy.mechanisms.mechanism_setup import ADD_REMOVE, ALL, ORDERS, argmax_pairs, literal_rdp
 
 # --- records -------------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 import pytorch_lightning as pl
 import torch
-from grouped import grouped
-from noisy_sgd_setup import PRIVATE, make_data, make_trainer
 from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn import PrivateTraining
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.grouped import grouped
+from tests.training.noisy_sgd_setup import PRIVATE, make_data, make_trainer
 
 
 class Lit(pl.LightningModule):

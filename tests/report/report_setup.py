@@ -3,7 +3,6 @@
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger
-from small_fit import easy_images, quiet_trainer
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.datamodules import ArraysDataModule
@@ -11,6 +10,7 @@ from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from tests.setup.small_fit import easy_images, quiet_trainer
 
 CLASSES, SIDE, QUERIES = 3, 6, 8
 

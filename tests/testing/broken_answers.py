@@ -1,13 +1,13 @@
 """Labelers that answer, measure or sample wrongly, one fault each."""
 
 import torch
-from broken_labelers import Honest, Sampled
 
 from pl_privknn.labelers import Attributes, PrivateKNN
 from pl_privknn.labelers.base import Release, check_table
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
+from tests.testing.broken_labelers import Honest, Sampled
 
 # ---------------------------------------------------------------------------- answers
 

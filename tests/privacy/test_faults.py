@@ -30,7 +30,7 @@ from pl_privknn.privacy.mechanisms import base
 from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 from pl_privknn.testing import LabelerCheckError, check_labeler
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 CASE = json.loads((TESTS / "data" / "reference_epsilons.json").read_text(encoding="utf-8"))[0]
 
 

@@ -5,10 +5,7 @@ import signal
 from pathlib import Path
 
 import torch
-from forked import in_child
-from grouped import grouped
 from pytorch_lightning.callbacks import ModelCheckpoint
-from small_fit import quiet_trainer
 from torch import nn
 
 from pl_privknn.datamodules import ArraysDataModule
@@ -18,6 +15,9 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.training import NoisyOptimization, NoisySGD
+from tests.setup.forked import in_child
+from tests.setup.grouped import grouped
+from tests.setup.small_fit import quiet_trainer
 
 PRIVATE = 90
 

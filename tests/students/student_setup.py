@@ -3,10 +3,10 @@
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.utilities import CombinedLoader
-from small_fit import quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from pl_privknn.students import FixMatchStudent, SupervisedStudent, UDAStudent, VATStudent
+from tests.setup.small_fit import quiet_trainer
 
 trainer = quiet_trainer
 STUDENTS = [SupervisedStudent, VATStudent, UDAStudent, FixMatchStudent]

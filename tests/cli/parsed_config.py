@@ -8,7 +8,7 @@ import pytest
 from pl_privknn.cli.main import main
 from pl_privknn.cli.train import PrivKNNCLI
 
-SOME = Path(__file__).resolve().parents[1] / "configs" / "digits_private_knn.yaml"
+SOME = Path(__file__).resolve().parents[2] / "configs" / "digits_private_knn.yaml"
 
 
 class _Stop(BaseException):

@@ -3,12 +3,12 @@
 import os
 
 import pytest
-from ledger_setup import G
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.private_store import PrivateStore
+from tests.privacy.ledger.ledger_setup import G
 
 #: SQLite's level that syncs the file with each commit and the journal's folder too.
 EXTRA = 3

@@ -4,7 +4,6 @@ import functools
 
 import numpy as np
 import torch
-from shard_setup import paying
 
 from benchmarks.threads import Threads
 from pl_privknn.labelers import IndKNN, IndKNNPredictor
@@ -16,6 +15,7 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME
 from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.testing import FreeLedger
+from tests.neighbors.shard_setup import paying
 
 C, D = 3, 6
 PARAMETERS = IndKNNParameters(0.4, 4.0, 0.5, 0.2)

@@ -5,12 +5,12 @@ import signal
 from pathlib import Path
 
 import torch
-from noisy_sgd_setup import make_data
-from small_fit import quiet_trainer, small_student
 
 from pl_privknn import Gaussian, PrivateKNN, Screening
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.small_fit import quiet_trainer, small_student
+from tests.training.noisy_sgd_setup import make_data
 
 
 class DyingNoise(SeededNoise):

@@ -2,10 +2,10 @@
 
 import pytorch_lightning as pl
 import torch
-from small_fit import quiet_trainer
 from torch import nn
 
 from pl_privknn.datamodules import ArraysDataModule
+from tests.setup.small_fit import quiet_trainer
 
 CLASSES = 3
 PRIVATE, PUBLIC, TEST = 30, 40, 12

@@ -2,11 +2,11 @@
 
 import pytorch_lightning as pl
 import torch
-from grouped import grouped
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.students import SupervisedStudent
+from tests.setup.grouped import grouped
 
 _QUIET = {
     "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
