@@ -311,7 +311,7 @@ def test_what_tells_records_apart_stands_in_no_configuration():
         assert left_out == ["records"]
     budgets = RecordBudgets(groups=RecordGroups(MEMBERS, EPSILONS))
     noted, left_out = as_section(IndKNN(0.2, 1.0, num_queries=200, budgets=budgets))
-    assert "budgets" in left_out
+    assert "budgets.groups" in left_out
     assert "members" not in str(noted)
     noted, left_out = as_section(IndKNN(0.2, 1.0, epsilon=1.0, records=Records(ids="numbers.npy")))
     assert (noted["init_args"]["records"], left_out) == ({"ids": "numbers.npy"}, [])
