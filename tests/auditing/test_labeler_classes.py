@@ -19,7 +19,7 @@ SETTINGS = {
     "private knn, winners": (PrivateKNN, {"k": 1, "sampling_rate": 1.0, "noise": ExponentialArgmax(2.0)}),
     "private knn, screening": (PrivateKNN, {"k": 3, "sampling_rate": 1.0, **SCREENED}),
     "pate, counts": (PATE, {**TEACHERS, "noise": Gaussian(10.0)}),
-    "pate, screening": (PATE, {**TEACHERS, "screening": Screening(3.0, 2.0), "noise": Gaussian(1e3)}),
+    "pate, screening": (PATE, {**TEACHERS, "screening": Screening(3.0, 4.0), "noise": Gaussian(1e3)}),
     "reverse knn": (ReverseKNN, {"noise": Laplace(1.0)}),
     "ind knn": (IndKNN, {"threshold": 0.5, "sigma2": 1.0, "epsilon": 2.0, "num_queries": 1000}),
 }

@@ -56,9 +56,9 @@ def test_news_in_an_odd_table(tmp_path, monkeypatch):
         table.writerows([*rows, *rows[:200], *[("", held[0][1])] * 9, *[(text, "") for text, _ in held[:9]]])
     words = ["--data", "news.csv", "--text", "text", "--label", "label", "--private-records", "1800"]
     summary, path = fitted(words)
-    told = {"tokenizer.json": "", "classes.json": ""}
+    told = {"tokenizer.json": "", "model.json": ""}
     model = torch.export.load(path, extra_files=told).module()
-    tokenizer, classes = Tokenizer.from_str(told["tokenizer.json"]), json.loads(told["classes.json"])
+    tokenizer, classes = Tokenizer.from_str(told["tokenizer.json"]), json.loads(told["model.json"])["classes"]
     assert classes == sorted({label for _, label in held})
     right = []
     for text, label in held:
