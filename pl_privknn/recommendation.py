@@ -38,6 +38,7 @@ from pl_privknn.datamodules import PrivatePublicDataModule
 from pl_privknn.datamodules.at import data_at
 from pl_privknn.features import HOG, Pixels, TimmFeatures
 from pl_privknn.features.base import Extractor, PublicTables
+from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.kernel_pca import PublicKernelPCA
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
@@ -76,6 +77,9 @@ _MOST_RECORDS = 10**9
 # are whitened, and the most public examples that serve as landmarks (their matrix has a row and a column each).
 _BENEATH, _POWER, _LANDMARKS = 100, 0.4, 2_000
 _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
+# Without public data: largest side of images that HOG serves too, and shares of HOG and of the network. Class sums at
+# ε 1 reach 0.78 on digits and 0.68 on Fashion-MNIST with both, 0.43 and 0.71 with the network alone.
+_SMALL, _SHARES = 64, (0.3, 0.7)
 # Optimizer steps and batch size of a student on features.
 _STEPS, _BATCH = 1_000, 32
 # Public examples of known classes that a comparison needs, in all and of each class; folds and seeds of noise.
@@ -555,8 +559,11 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
 def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Reasons and configuration of a teacher that learns nothing from public data; its model is the result."""
     table, pretrained = data.image_shape[1:] == (1, 1), _takes_pretrained(data)
-    features = as_section(Pixels() if table else TimmFeatures() if pretrained else HOG())[0]
+    kinds: list[Extractor] = [Pixels()] if table else [TimmFeatures()] if pretrained else [HOG()]
     named = "embeddings" if table else "a network with ImageNet weights" if pretrained else "HOG"
+    if pretrained and max(data.image_shape[1:]) <= _SMALL:
+        kinds, named = [HOG(), *kinds], f"HOG and {named}"
+    features = as_section(kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, _SHARES))[0]
     labeling: dict[str, Any] = {"rounds": 1, "features": [features], "selection": "all", "released": "head"}
     records, accuracy = sizes.records, "Accuracy: that on the public test set."
     if not len(data.test):
