@@ -219,7 +219,7 @@ def check_device(device: str) -> None:
 
 
 def device_of(device: str, trainers: torch.device) -> torch.device:
-    """Where to search and to extract features: the trainer's own device under ``"auto"``, where it will do."""
+    """Device of searches and extractors: under ``"auto"`` the trainer's own, or the CPU where that lacks a dtype."""
     if device != "auto":
         return torch.device(device)
     return trainers if trainers.type in _FAST else torch.device("cpu")

@@ -579,7 +579,7 @@ def load_head(folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tens
 
 
 def remark_of(folder: Path, labeler: Labeler | None) -> str:
-    """What the releases of a run found, in a plain sentence; empty where there is no head, or nothing to say."""
+    """Sentence on what the releases of a run found; empty without a head or a finding."""
     path = folder / HEAD
     if not isinstance(labeler, MakesModel) or not path.is_file():
         return ""

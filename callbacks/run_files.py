@@ -116,7 +116,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
 
 def previous(checkpoint: Path) -> Path:
-    """Where the checkpoint before the last one is kept."""
+    """Path of the checkpoint before the last one."""
     return checkpoint.with_name(f"{checkpoint.stem}.previous{checkpoint.suffix}")
 
 

@@ -452,7 +452,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return self._evaluation(Batches(store)) if len(store) else []
 
     def _inputs(self, part: LabeledImages | PublicDataset, training: bool = False) -> ImageStore | Tensor:
-        """What batches hold of a part's images: vectors, where the module trains on frozen features."""
+        """Inputs in batches of a part: vectors where the module trains on frozen features, else images."""
         module = getattr(self.trainer, "lightning_module", None)
         give = getattr(module, "inputs_of", None)
         return part.store if give is None else give(part, public=part is self._public, training=training)

@@ -571,7 +571,7 @@ def one_line(error: BaseException, options: Collection[str] = ()) -> str:
 
 
 def _remedy(error: BaseException, text: str, names: Collection[str]) -> str:
-    """What to do about an error of jsonargparse, which states what is wrong."""
+    """Remedy for an error of jsonargparse, whose text states the fault."""
     if isinstance(error, ModuleNotFoundError):
         return f"; put {error.name}.py into the configuration's folder, or install its package"
     if "is not allowed" in text:

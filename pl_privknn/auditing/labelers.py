@@ -189,7 +189,7 @@ def score_labeler(target: Target, canaries: int, noise: NoiseSource) -> tuple[Sc
 
 
 def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canaries, Known]:
-    """What the attacker knows; a single canary gets the class that has the fewest votes where it is."""
+    """Knowledge of the attacker; a single canary gets the class with the fewest votes at its place."""
     here = torch.ones(len(placed.labels), dtype=torch.bool)
     labeler = target.with_canaries(noise.stream("without"), placed, ~here)
     votes = true_votes(labeler, placed.queries, noise.stream("samples"))
@@ -300,7 +300,7 @@ def observe(labeler: Labeler, target: Target, placed: Canaries, known: Known) ->
 def _messages(
     labeler: ReverseKNN, target: Target, placed: Canaries, known: Known
 ) -> tuple[str, list[Tensor]]:
-    """Where there is no curator: of every client one message; canaries are the last ones."""
+    """Messages of all clients without a curator, one each; the last ones are the canaries'."""
     if labeler.trust != "local" or known.moves is not None:
         return observe.dispatch(object)(labeler, target, placed, known)
     told = messages_of(labeler, placed.queries, target.num_classes)[-len(placed.labels) :]

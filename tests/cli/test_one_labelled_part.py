@@ -87,5 +87,5 @@ def test_digits_in_class_folders(tmp_path, monkeypatch):
     batch = torch.from_numpy(np.stack(seen)).permute(0, 3, 1, 2).float() / 255
     found = torch.cat([model(part).argmax(1) for part in batch.split(1)])
     right = (found == torch.from_numpy(labels[1500:])).numpy()
-    assert np.mean(right) > 0.25  # of ten classes; noise that is not seeded left 0.59 and 0.81
+    assert np.mean(right) > 0.3  # of ten classes; noise that is not seeded left 0.59 and 0.81
     assert is_near(summary, right, 1500)
