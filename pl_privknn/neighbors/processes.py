@@ -1,4 +1,4 @@
-"""Communication of the processes of one training: sums, parts and results, as long as all are alive."""
+"""Communication of the processes of one training or labelling: sums, parts and results, while all are alive."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _WORKING, _DONE, _FAILED = range(3)
 _PAUSE = 0.001
 
 _DEAD = (
-    "another process of this training ended, or was not heard of any more, during a labelling round; its own "
-    "message, if it left one, says why. What was charged is in the ledger, and a resumed run asks for nothing twice"
+    "another process of this training ended, or was not heard of any more; its own message, if it left one, says "
+    "why. What was charged is in the ledger, and a resumed run pays for nothing twice"
 )
 
 
@@ -61,14 +61,12 @@ class Shard:
 
 
 class ProcessGroup:
-    """The processes that label together: each runs the same code on its own shard; global rank 0 charges and draws.
+    """The processes of a trainer: each runs the same code on its own records; global rank 0 charges and draws.
 
-    They communicate in process groups separate from the training's.
-
-    Collectives of the training's group have its timeout, which knows nothing of a teacher's work: a process that
-    waited in one of them for a long round would end the run. Here a thread of each process gives a sign of life every
-    second, in a group of its own, so a round may take any time, and a process that dies or fails is known to the
-    others.
+    They communicate in process groups separate from the trainer's, on the CPU. Outside of :meth:`shared` a process
+    waits ten minutes for the others, as in a step of a training. A labelling round may take any time, so within
+    :meth:`shared` a thread of each process sends a sign of life every second, and a process that dies or fails is
+    known to the others.
 
     Every process makes it at the same time.
 
@@ -85,9 +83,10 @@ class ProcessGroup:
         self.sent = 0  # bytes of what :meth:`gather` and :meth:`sum` let travel from this process
         self._groups: list[Any] = []
         self._trouble: str | None = None
+        self._is_shared = False
         if size > 1 and not dist.is_initialized():
             raise ValueError(
-                f"devices: {size} processes not joined by torch.distributed can't share labels; use strategy='ddp'"
+                f"devices: torch.distributed does not join the {size} processes; use strategy='ddp'"
             )
         if size > 1:
             self._groups = [dist.new_group(backend="gloo", timeout=limit) for limit in (_SILENCE, _NO_LIMIT)]
@@ -106,6 +105,7 @@ class ProcessGroup:
         if self.size == 1:
             return work()
         self._trouble, self._state, self._ended = None, _WORKING, threading.Event()
+        self._is_shared = True
         beats = threading.Thread(target=self._beat, daemon=True)
         beats.start()
         try:
@@ -117,10 +117,14 @@ class ProcessGroup:
         finally:
             self._ended.set()
             beats.join()
+            self._is_shared = False
         self.check()
         return cast(Result, self.broadcast(result[0]))
 
-    # ------------------------------------------------------------------ within shared()
+    @property
+    def _group(self) -> Any:
+        """The one without a limit of time while signs of life are sent; the first is theirs then."""
+        return self._groups[1 if self._is_shared else 0]
 
     def from_first(self, work: Callable[[], Result]) -> Result:
         """Result of ``work`` on global rank 0, on every process; an exception of it is raised on every process.
@@ -146,10 +150,10 @@ class ProcessGroup:
         """Broadcast of an object from global rank 0 to every process; nothing private."""
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         size = torch.tensor([len(data)])
-        self._await(dist.broadcast(size, src=0, group=self._groups[1], async_op=True))
+        self._await(dist.broadcast(size, src=0, group=self._group, async_op=True))
         if self.rank:
             data = torch.empty(int(size), dtype=torch.uint8)
-        self._await(dist.broadcast(data, src=0, group=self._groups[1], async_op=True))
+        self._await(dist.broadcast(data, src=0, group=self._group, async_op=True))
         return pickle.loads(data.numpy().tobytes()) if self.rank else value
 
     def gather(self, part: Tensor) -> list[Tensor]:
@@ -157,7 +161,7 @@ class ProcessGroup:
         if self.size == 1:
             return [part]
         parts = [] if self.rank else [torch.empty_like(part) for _ in range(self.size)]
-        self._await(dist.gather(part, parts or None, dst=0, group=self._groups[1], async_op=True))
+        self._await(dist.gather(part, parts or None, dst=0, group=self._group, async_op=True))
         self.sent += part.nbytes
         return parts
 
@@ -165,10 +169,10 @@ class ProcessGroup:
         """The sum of all processes' numbers, of one shape and dtype, on each of them."""
         if self.size == 1:
             return part
-        total = part.clone()
-        self._await(dist.all_reduce(total, group=self._groups[1], async_op=True))
+        total = part.clone().cpu()
+        self._await(dist.all_reduce(total, group=self._group, async_op=True))
         self.sent += part.nbytes
-        return total
+        return total.to(part.device)
 
     def agree(self, value: bytes) -> bool:
         """Whether all processes give the same bytes, of which there are a multiple of eight."""
@@ -178,7 +182,7 @@ class ProcessGroup:
         return bool((values == values[0]).all())
 
     def _await(self, work: Any) -> None:
-        """Wait for a collective of labelling, and no longer than the others live."""
+        """Wait for a collective, and no longer than the others live."""
         while not work.is_completed():
             self.check()
             time.sleep(_PAUSE)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_switch
 from pl_privknn._lightning import rank_zero_info
+from pl_privknn.neighbors.processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.folders import trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out
@@ -28,10 +29,10 @@ from pl_privknn.privacy.noisy_steps import (
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import LedgerFiles
+from pl_privknn.training.followed_run import FollowedRun
 from pl_privknn.training.gradients import CLIPPING, STEPS
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
-from pl_privknn.training.processes import FollowedRun, Processes
 from pl_privknn.training.training_run import TrainingPlan, TrainingRun, guarantee_of, mechanism_of, run_folder
 
 # Of a fit alone: a copy holds none of them.
@@ -161,7 +162,7 @@ class PrivateSession:
 
     run: TrainingRun | FollowedRun | None
     private: PrivateData | None
-    _processes: Processes | None
+    _processes: ProcessGroup | None
     _groups: tuple[Tensor, list[float]] | None
     _owners: Tensor | None  # of this process's records, where the unit is a person
 
@@ -177,8 +178,8 @@ class PrivateSession:
             trainer: of the fit.
             owners: person of each private record, where the unit is a person.
         """
-        self._processes = Processes(trainer)
-        rank, count = self._processes.rank, self._processes.count
+        self._processes = ProcessGroup.of(trainer)
+        rank, count = self._processes.rank, self._processes.size
         in_shards = getattr(source, "private_in_shards", False)
         if self.groups is not None and in_shards:
             raise ValueError(
@@ -349,23 +350,24 @@ class PrivateSession:
         assert run is not None
         assert processes is not None
         whole = processes.sum(total)
-        noisy = [whole]
 
-        def release() -> tuple[int, int, Any]:
+        def release() -> tuple[Tensor, tuple[int, int, Any]]:
             assert isinstance(run, TrainingRun)
-            noisy[0] = run.steps.release(whole, self.noise_source)
-            is_news = processes.count > 1 and run.steps.row != self._told_row
+            noisy = run.steps.release(whole, self.noise_source)
+            is_news = processes.size > 1 and run.steps.row != self._told_row
             self._told_row = run.steps.row
-            return run.steps.left, run.steps.row, run.reports() if is_news else None
+            return noisy, (run.steps.left, run.steps.row, run.reports() if is_news else None)
 
-        told = processes.from_first(release)
+        noisy, progress = processes.from_first(release)
         if isinstance(run, FollowedRun):
-            run.hear(*told)
-        return processes.tensor_of_first(noisy[0]) / self.expected_batch_size
+            run.hear(*progress)
+        return noisy.to(total.device) / self.expected_batch_size
 
     def leave(self) -> None:
         """Let another run use the folder, and forget the private records; the ledger stays readable."""
         self.private = self._groups = self._owners = None
+        if self._processes is not None:
+            self._processes.close()
         if self.run is not None:
             self.run.close()
 

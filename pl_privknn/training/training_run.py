@@ -23,7 +23,7 @@ from pl_privknn.privacy.noisy_steps import (
 from pl_privknn.privacy.record_groups import group_costs
 from pl_privknn.privacy.run import FactsFile, Run, noted_run_id
 from pl_privknn.privacy.settings import LedgerFiles
-from pl_privknn.training.processes import FollowedRun, FollowedSteps
+from pl_privknn.training.followed_run import FollowedRun, FollowedSteps
 
 _FILE = "private_training.json"
 

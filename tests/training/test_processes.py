@@ -2,7 +2,6 @@
 
 import json
 import os
-import types
 
 import pytest
 import pytorch_lightning as pl
@@ -187,16 +186,22 @@ def test_shares_of_the_records_are_disjoint_and_their_coins_independent():
         torch.testing.assert_close(part.rows(torch.arange(len(part)))[0][:, 0], own)
 
 
-def test_a_file_of_each_process_is_drawn_from_whole():
-    alike = types.SimpleNamespace(broadcast=lambda value: value, reduce_boolean_decision=bool)
-    trainer = types.SimpleNamespace(global_rank=1, world_size=2, strategy=alike)
-    data = make_data()
-    data.setup("fit")
-    session = PrivateTraining(noise_multiplier=1.0, expected_batch_size=2, expected_records=8)
-    for in_shards, wanted in ((True, PRIVATE), (False, PRIVATE // 2)):
-        data.private_in_shards = in_shards
-        session.draw_from(data, trainer)
-        assert len(session.private) == wanted
+class OwnFile(ArraysDataModule):
+    private_in_shards = True
+
+
+@needs_fork
+@pytest.mark.parametrize(("cls", "records"), [(OwnFile, PRIVATE), (ArraysDataModule, PRIVATE // 2)])
+def test_a_process_draws_from_its_whole_file_or_its_share_of_the_table(tmp_path, cls, records):
+    class Count(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            callback = next(one for one in trainer.callbacks if isinstance(one, PrivateTraining))
+            assert len(callback.private) == records
+
+    def one(rank):
+        fit(Lit(), tmp_path, training(), devices=2, data=make_data(cls), callbacks=[Count()], **DDP)
+
+    assert in_group(2, one) == [0, 0]
 
 
 def test_a_strategy_that_splits_the_network_is_refused(tmp_path):
