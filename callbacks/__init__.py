@@ -1,4 +1,4 @@
-"""Callbacks: the glue between private teachers and ``trainer.fit``."""
+"""Callbacks that connect private teachers with ``trainer.fit``."""
 
 from pl_privknn.callbacks.labeling_arguments import LabelingBudget, LabelingOptions
 from pl_privknn.callbacks.private_labeler import PrivateLabeler

@@ -1,4 +1,4 @@
-"""The released labels of a run in its SQLite file, and what was asked."""
+"""Released labels and queries of a run in one SQLite file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS queries (
 
 
 class LabelStoreError(RuntimeError):
-    """The file of labels is an older copy, or can't be read."""
+    """Raised where the file of labels is an older copy, or can't be read."""
 
 
 class LabelStore(SQLiteFile):
@@ -157,7 +157,7 @@ class LabelStore(SQLiteFile):
         return [row[0] for row in rows]
 
     def forget_unpaid(self, charges_now: int) -> None:
-        """Take back the mark of a batch that was sent and never paid for: it is asked like any other."""
+        """Reset the mark of a batch that was sent and never charged: it is asked again."""
         statement = "UPDATE queries SET asked_at = NULL WHERE released = 0 AND asked_at = ?"
         with self.writing() as db:
             db.execute(statement, (charges_now,))
@@ -267,7 +267,7 @@ class LabelStore(SQLiteFile):
 
 
 def _stored(label: Tensor) -> int | str:
-    """A class, or a row of attributes as text: SQLite orders every text after -1, which means refused."""
+    """Encode a class, or a row of attributes as text: SQLite orders every text after -1, which means refused."""
     if label.ndim == 0:
         return int(label)
     return json.dumps(label.tolist()) if bool((label >= 0).any()) else -1
@@ -293,7 +293,7 @@ class Query:
 
 
 class StoredLabels(LabelStore):
-    """A :class:`~pl_privknn.callbacks.label_store.LabelStore` that is open for reading alone.
+    """Read-only :class:`~pl_privknn.callbacks.label_store.LabelStore`.
 
     Args:
         path: the file.
@@ -316,7 +316,7 @@ class StoredLabels(LabelStore):
             raise
 
     def digest(self) -> str:
-        """SHA-256 of what the file says, whatever its own bytes are."""
+        """SHA-256 of the file's content, independent of its bytes on disk."""
         found = hashlib.sha256()
         for what in (
             "type, name, sql FROM sqlite_master ORDER BY name",
@@ -348,7 +348,7 @@ _EXAMPLES_AT_ONCE = 1024
 
 
 class LabelRun(Run):
-    """Opens, or continues, a labelling in a folder; see :class:`~pl_privknn.privacy.run.Run`.
+    """Labelling in a folder, opened or continued; see :class:`~pl_privknn.privacy.run.Run`.
 
     Ledger and labels vouch for each other: each charge is noted in the label store before anything may be drawn.
 
@@ -388,13 +388,13 @@ class LabelRun(Run):
         return self.facts
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
-        """The worst case of all rounds, once labels and ledger are known to be of one time."""
+        """Worst-case plan of all rounds, after checking that labels and ledger match."""
         self.check_ledger()
         self.store.forget_unpaid(self.ledger_run.num_charges)
         return self._plan, self._description
 
     def check_ledger(self) -> None:
-        """Check that the ledger holds at most one charge that the labels don't know, left by a kill before its note.
+        """Check that the ledger holds at most one charge unknown to the labels, left by a kill before its note.
 
         Raises:
             LabelStoreError: if the labels are older than the ledger.
@@ -417,7 +417,7 @@ class LabelRun(Run):
         self.ledger_run.note(counts_topic(self.run_id), counts_text(self.store.counts()))
 
     def warn_lost(self, labelled: int) -> None:
-        """Say what a kill took of the answers that were paid for.
+        """Warn of paid answers that were lost to a crash.
 
         Args:
             labelled: public examples that have a label all the same.
@@ -442,7 +442,7 @@ class LabelRun(Run):
     def metrics(
         self, truth: Tensor | None, examples: Tensor, labels: Tensor, earlier: Tensor
     ) -> dict[str, float]:
-        """Metrics that are logged beside the student's accuracy.
+        """Metrics that are logged with the student's accuracy.
 
         Args:
             truth: int64 classes (or attributes) of all public examples, -1 where they aren't known; for
@@ -473,7 +473,7 @@ class LabelRun(Run):
 
 
 def stored_run_id(folder: Path) -> str | None:
-    """The run whose labels a folder holds, as far as it can be read; None where it holds none."""
+    """Id of the run whose labels a folder holds; None where there are none that can be read."""
     try:
         with contextlib.closing(StoredLabels(folder / LABELS)) as store:
             return noted_run_id(store)

@@ -20,7 +20,7 @@ from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency
 from pl_privknn.privacy.settings import Budget, LedgerFiles
 
-#: Stands for the student's own backbone in a list of features.
+#: Represents the student's backbone in a list of features.
 STUDENT = "student"
 
 #: Kinds of devices on which ``device="auto"`` searches; others (Apple's) have no float64, or no full float32.
@@ -148,7 +148,7 @@ def check_fits(
     queries: Sequence[int],
     unit: Unit = "record",
 ) -> None:
-    """Refuse a labeler whose cost does not hold, or whose releases do not serve all rounds.
+    """Refuse a labeler whose cost does not hold, or whose releases are not valid in all rounds.
 
     Raises:
         ValueError: for an adjacency or a unit that the labeler does not keep; for rounds that ask about different
@@ -175,7 +175,7 @@ def check_fits(
 
 
 def lasting_extractor(features: Sequence[RoundFeatures]) -> Extractor | None:
-    """The extractor of the first round; None where the student is part of it, which goes on learning."""
+    """Extractor of the first round; None where the student is part of it, since it changes."""
     first = features[0]
     return None if STUDENT in _parts(first) else extractor_of(first, nn.Identity())
 
@@ -185,14 +185,14 @@ def _parts(features: RoundFeatures) -> Sequence[Extractor | str]:
 
 
 def extractor_of(chosen: RoundFeatures, student: nn.Module) -> Extractor:
-    """The extractor of a round; several side by side are each scaled to unit length."""
+    """Extractor of a round; several are concatenated, each scaled to unit length."""
     if isinstance(chosen, list | tuple):
         return JoinedFeatures([extractor_of(part, student) for part in chosen])
     return BackboneFeatures(student) if isinstance(chosen, str) else chosen
 
 
 def check_prior(class_prior: Sequence[float]) -> None:
-    """Refuse all but shares of at least two classes, which are positive and sum to 1.
+    """Raise ``ValueError`` unless shares are of at least two classes, positive and of sum 1.
 
     Raises:
         ValueError: for others.
@@ -231,7 +231,7 @@ def probabilities_of(student: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 class _Probabilities(nn.Module):
-    """A student whose features are its class probabilities."""
+    """Student whose features are its class probabilities."""
 
     def __init__(self, student: nn.Module) -> None:
         super().__init__()

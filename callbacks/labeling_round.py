@@ -1,4 +1,4 @@
-"""One round of labelling: choose queries, extract features, ask the private teacher, keep the answers."""
+"""One round of labelling: select queries, extract features, query the private teacher, store the answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SHARDED = (
 
 @dataclasses.dataclass(frozen=True)
 class FeatureStore:
-    """Bound on the table of private features in memory; a larger one is mapped from a file.
+    """Limit of the table of private features in memory; a larger one is mapped from a file.
 
     The file can be opened by its owner alone (mode 0600) and has no name: when the process ends, in whatever way, the
     system takes its space back. What was written may stay on the disk's free blocks, as with every deleted file;
@@ -72,7 +72,7 @@ class FeatureStore:
     Args:
         limit_gb: gigabytes (10⁹ bytes) up to which a table is held in memory. None: always in memory.
         scratch: the folder in which the file is made; on a disk, not on a file system in memory. None:
-            where the run keeps what is private, beside the run's own folder.
+            where the run keeps what is private, next to the run's folder.
 
     Raises:
         ValueError: for a limit that is not above 0.
@@ -98,7 +98,7 @@ class FeatureStore:
             object.__setattr__(self, "scratch", check_path("scratch", self.scratch))
 
     def table(self, rows: int, columns: int, folder: Path) -> Tensor:
-        """Room for a table, float32 ``(rows, columns)``.
+        """Allocate a table, float32 ``(rows, columns)``.
 
         Args:
             rows: number of records. **Private**.
@@ -133,12 +133,12 @@ class FeatureStore:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Folders that are to be made for this one, the innermost first."""
+    """Missing parents of a folder, and the folder, the innermost first."""
     return [place for place in (folder, *folder.parents) if not place.exists()]
 
 
-#: Told of each step: what is being done, how many parts of it are done, how many there are. None for work on private
-#: records, whose number nobody is told: 0 parts are done when it begins and 1 when it has ended.
+#: Called on progress: name of the step, number of done parts, number of all parts. None for work on private
+#: records, whose number is not shown: 0 parts are done when it begins and 1 when it has ended.
 ProgressHook = Callable[[str, int, int | None], None]
 
 _IMAGES_AT_ONCE = 1024
@@ -148,7 +148,7 @@ _SAME = 1e-3
 
 @dataclasses.dataclass
 class LabelingRound:
-    """Everything that one round needs; :meth:`run_round` can be repeated after a crash and never pays twice.
+    """One round of labelling; :meth:`run_round` can be repeated after a crash and never charges twice.
 
     Args:
         labeler: the private teacher; where its searches run, features are extracted too.
@@ -191,7 +191,7 @@ class LabelingRound:
         ledger: LedgerRun | None,
         progress: ProgressHook,
     ) -> None:
-        """Ask what is left of round ``index`` and commit each batch of answers to ``store``.
+        """Ask the remaining queries of round ``index`` and commit each batch of answers to ``store``.
 
         Every process calls this. Global rank 0 chooses queries, pays and commits; other processes do what the teacher
         does with their shards, and nothing where global rank 0 reads all records.
@@ -253,7 +253,7 @@ class LabelingRound:
         """The round's examples, positions of those to ask about, the run's private folder and its name."""
         assert store is not None
         assert ledger is not None
-        examples = self._examples(index, data, store)  # none of its own, where a round only smooths anew
+        examples = self._examples(index, data, store)  # none where a round only smooths again
         open_positions = store.open_positions(index, ledger.num_charges)
         if open_positions and self._answers_left(store) <= 0:
             open_positions = []
@@ -290,7 +290,7 @@ class LabelingRound:
         return features, answers_left
 
     def _check_alike(self, data: PrivatePublicDataModule) -> None:
-        """Raise ``RuntimeError`` where a process makes other features of the first public example than the first."""
+        """Raise ``RuntimeError`` where processes extract different features of the first public example."""
         self._ready(data)
         if self.labeler.shard is None:
             return
@@ -334,7 +334,7 @@ class LabelingRound:
         return examples
 
     def _ready(self, data: PrivatePublicDataModule) -> Callable[[Tensor], Tensor]:
-        """The extractor, once it has learned from all public images what it has to learn."""
+        """Extractor, fitted to all public images."""
         if self._extract is None:
             place = self.labeler.device or torch.device("cpu")
             alone, conditions = public_extractor(self.extractor, data, place)
@@ -446,7 +446,7 @@ class LabelingRound:
 def public_extractor(
     extractor: Callable[[Tensor], Tensor], data: PrivatePublicDataModule, device: torch.device
 ) -> tuple[Callable[[Tensor], Tensor], tuple[str, ...]]:
-    """An extractor that has learned from public images and keeps examples apart, and its conditions.
+    """Extractor fitted to public images, checked to process examples independently, with its conditions.
 
     Args:
         extractor: of a round.
@@ -473,7 +473,7 @@ def check_stated(conditions: Iterable[str], stated: Container[str]) -> None:
 
 @contextmanager
 def rich_progress(round_index: int, rounds: int, enabled: bool) -> Iterator[ProgressHook]:
-    """A progress bar with one line for each kind of step; silent where not ``enabled``.
+    """Progress bar with one line for each kind of step; none where not ``enabled``.
 
     Work on private records pulses, without a count, a total or a time.
     """
@@ -499,7 +499,7 @@ def rich_progress(round_index: int, rounds: int, enabled: bool) -> Iterator[Prog
 
 
 def prior_shift(soft: Tensor, class_prior: Sequence[float] | None) -> Tensor | None:
-    """Factors of class probabilities under which the shares of classes are those in use; None without them.
+    """Factors of class probabilities for the class shares in use; None without them.
 
     A teacher's answers assume the shares of the private table: their own mean over the public examples is what was
     released of these. By Bayes' rule p(class | x) moves by the ratio of both shares.
@@ -529,7 +529,7 @@ MODELS = ("student", "head", "mean")
 
 
 class ReleasedHead(nn.Module):
-    """Images to probabilities by a teacher's releases: as private as these, whoever uses it how often.
+    """Map of images to class probabilities by a teacher's releases. Post-processing: no further privacy cost.
 
     Args:
         labeler: of the class and the settings that released.
@@ -559,7 +559,7 @@ class ReleasedHead(nn.Module):
 def save_head(
     folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tensor], shift: Tensor | None = None
 ) -> None:
-    """Write the head into a run's folder, where the releases make one of lasting features; all of it is public."""
+    """Write the head to a run's folder, where the releases give one for fixed features; all of it is public."""
     head = labeler.head_state() if isinstance(labeler, MakesModel) else None
     if head is None or _of_student(extractor):
         return
@@ -587,7 +587,7 @@ def remark_of(folder: Path, labeler: Labeler | None) -> str:
 
 
 def _of_student(extractor: Callable[[Tensor], Tensor]) -> bool:
-    """Whether a student's backbone is part of the features: it goes on learning, and they are gone."""
+    """Whether a student's backbone is part of the features, which then change in training."""
     if type(extractor) is BackboneFeatures:
         return True
     return any(_of_student(part) for part in getattr(extractor, "extractors", ()))
@@ -630,7 +630,7 @@ def shard_of(
     if not data.private_in_shards and labeler.lasting_shards:
         raise ValueError(
             f"sharded=True: {type(labeler).__name__} needs shards in which records stay, and where one is removed "
-            "the rows of others move; give each process a file of its own (private_embeddings: x-{rank:05d}.npy)"
+            "the rows of others move; give each process a separate file (private_embeddings: x-{rank:05d}.npy)"
         )
     if not data.private_in_shards:
         data.private.check_same(group.agree)
@@ -672,7 +672,7 @@ def check_whole_persons(owners: torch.Tensor, group: ProcessGroup) -> None:
 
 
 def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
-    """Give a network's buffers global rank 0's values everywhere, so that all shards' features are of one network.
+    """Broadcast a network's buffers from global rank 0, so that all shards' features are of one network.
 
     Its parameters are the same already: the training takes the same steps in every process. Batch-norm statistics are
     of each process's own last batch.

@@ -33,7 +33,7 @@ _MOST_PICTURE_BYTES = 1 << 27
 
 @dataclasses.dataclass(frozen=True)
 class PublicPictures:
-    """Public images and facts alone; nothing of it was computed from a private record that was not released.
+    """Pictures of public examples with released facts.
 
     Attributes:
         examples: int64 ``(n,)``, the public examples that are pictured, in the order in which they were asked.
@@ -54,7 +54,7 @@ class PublicPictures:
 
     @classmethod
     def read(cls, folder: Path) -> PublicPictures | None:
-        """Those of a run's folder; None where it keeps none.
+        """Read the pictures of a run's folder; None where there are none.
 
         Raises:
             ValueError: if the file can't be read as such.
@@ -75,7 +75,7 @@ class PublicPictures:
             raise ValueError(f"{path} can't be read as a run's pictures ({error}); take it away") from error
 
     def write(self, folder: Path) -> None:
-        """Keep them in a run's folder."""
+        """Write the pictures to a run's folder."""
         buffer = io.BytesIO()
         # Not compressed: the length of the file must not depend on the confusion matrix.
         words = {name: np.array(getattr(self, name), dtype=str) for name in ("texts", "class_names")}
@@ -187,7 +187,7 @@ def pictured_queries(folder: Path) -> list[PicturedQuery]:
 
 
 def name_of(label: int | list[int] | None, names: tuple[str, ...]) -> str | None:
-    """A class, or the attributes that are on, for people."""
+    """Readable name of a class, or of the attributes that are present."""
     if isinstance(label, list):
         return ", ".join(name for name, on in zip(names, label, strict=True) if on == 1) or "none"
     return None if label is None else names[label]
@@ -221,7 +221,7 @@ def run_settings(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, A
 
 
 def log_settings(trainer: pl.Trainer, settings: dict[str, Any]) -> None:
-    """Put settings into the config of W&B runs, where accuracy is then drawn against ε."""
+    """Write settings to the config of W&B runs, and define the chart of accuracy against ε."""
     for logger in active_loggers(trainer):
         if _is(logger, "WandbLogger"):
             logger.log_hyperparams(settings)
@@ -230,7 +230,7 @@ def log_settings(trainer: pl.Trainer, settings: dict[str, Any]) -> None:
 
 
 def log_results(trainer: pl.Trainer, settings: dict[str, Any], part: str, results: dict[str, float]) -> None:
-    """Put settings and results into TensorBoard's table of hyper-parameters.
+    """Write settings and results to TensorBoard's table of hyper-parameters.
 
     The row of the run itself is Lightning's, which knows the student alone, so these are further rows.
     """
@@ -274,13 +274,13 @@ def log_queries(trainer: pl.Trainer, folder: Path) -> None:
 
 
 def labeling_of(trainer: pl.Trainer) -> Any:
-    """The trainer's ``PrivateLabeler``, known by what it asked; None where there is none."""
+    """The trainer's ``PrivateLabeler``; None where there is none."""
     parts = trainer.callbacks  # type: ignore[attr-defined]
     return next((part for part in parts if hasattr(part, "asked_examples")), None)
 
 
 def spender_of(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
-    """Spender of this run: a callback or the module itself, whichever has a ledger; None where nothing does."""
+    """Callback or module of this run that has a ledger; None where there is none."""
     parts = (*trainer.callbacks, module)  # type: ignore[attr-defined]
     return next((part for part in parts if getattr(part, "ledger", None) is not None), None)
 
@@ -315,7 +315,7 @@ def _tensorboard_table(writer: Any, rows: list[PicturedQuery], step: int) -> Non
 
 
 def finish_wandb(trainer: pl.Trainer, summary: Mapping[str, Any], files: Mapping[str, Path]) -> None:
-    """Put the plain figures into the summary of W&B runs and close these, so that their files are complete.
+    """Write figures to the summary of W&B runs and finish these, so that their files are complete.
 
     Args:
         trainer: whose runs are closed.

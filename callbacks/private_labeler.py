@@ -72,7 +72,7 @@ _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
 
 class PrivateLabeler(HasInitArguments, pl.Callback):
-    """Queries a private teacher before the first epoch and again after every ``epochs_per_round`` epochs.
+    """Callback that queries a private teacher before the first epoch and after every ``epochs_per_round`` epochs.
 
     Each round extracts features of private and public images, picks queries among the public images, lets
     the labeler answer them, and writes the answers into the public dataset, where the student's next epoch
@@ -90,7 +90,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             many, whatever happens. None: as many as there are queries.
         budget: ε and δ, the unit of privacy and the neighbouring relation.
         features: what turns images into vectors, one extractor a round, the last one repeated; the word
-            ``"student"`` stands for the student's own backbone, and a list within the list for several kinds of
+            ``"student"`` means the student's backbone, and a list within the list several kinds of
             features side by side. Default: HOG (of grey images up to 32 pixels a
             side) or :class:`~pl_privknn.features.PublicFeatures` (of all others) first, then the student. Modules and
             functions of others compute each vector from one image alone, or are refused before anything is planned;
@@ -175,7 +175,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     # ------------------------------------------------------------------ hooks
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse trainers and data modules with which labels would go wrong."""
+        """Check trainer and data module."""
         if stage == "fit":
             add_run_report(trainer)
         if stage != "fit" or self.labeler is None:
@@ -195,7 +195,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._epochs_before = int(progress.get("current", {}).get("processed", 0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run's folder is and how far it came; the labels themselves lie in the folder."""
+        """State for a checkpoint: the run's folder and progress; the labels are in the folder."""
         if self._run is None:
             return {}
         return {
@@ -246,7 +246,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._epochs_before = 0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the student afresh where a round has just brought new labels."""
+        """Reinitialise the student where a round has just added labels."""
         if not self._restart_due:
             return
         restart = getattr(pl_module, "reinitialize", None)
@@ -274,7 +274,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._restart_due = self.options.retrain
 
     def _hold_out(self, data: PrivatePublicDataModule) -> None:
-        """Hold out a share of the private records, by the coins of the run."""
+        """Hold out a share of the private records, drawn by the run's coins."""
         if self.evaluate is not None and (
             self._group.size > 1 or data.private_in_shards or data.task != "multiclass"
         ):
@@ -335,7 +335,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         return found
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Leave the run's folder to others; the ledger stays readable for reports."""
+        """Release the run's folder; the ledger stays readable for reports."""
         if stage == "fit":
             self._loaded = None
             self._leave()
@@ -343,7 +343,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Leave the run's folder to others."""
+        """Release the run's folder."""
         self._leave()
 
     def _leave(self) -> None:
@@ -423,7 +423,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         data: PrivatePublicDataModule,
         queries: list[int],
     ) -> tuple[str, ...]:
-        """Conditions of extractors of others; refuses one that mixes images, before anything is planned."""
+        """Conditions of foreign extractors; refuses one that mixes images, before anything is planned."""
         place = device_of(self.options.device, trainer.strategy.root_device)
         asking = {min(index, len(self.features) - 1) for index, count in enumerate(queries) if count}
         used = [extractor_of(self.features[index], pl_module) for index in sorted(asking)]
@@ -449,7 +449,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def _take_part(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
     ) -> Any:
-        """This process's part of a round: global rank 0 asks and pays, others search shards of their own, if any."""
+        """This process's part of a round: global rank 0 asks and charges, the others search their shards, if any."""
         assert self.labeler is not None
         queries, options = self._queries(len(data.public)), self.options
         self.labeler.device = device_of(options.device, trainer.strategy.root_device)
@@ -478,20 +478,20 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if self._run is None:
             return None
         examples, labels, soft = self._run.store.answers(index + 1)
-        labels, soft = self._in_use(labels, soft, told=index == 0)
+        labels, soft = self._in_use(labels, soft, is_first=index == 0)
         self._run.note_counts()
         self._run.warn_lost(len(examples))
         earlier = self._run.store.answers(index)[0]
         return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
 
     def _in_use(
-        self, labels: torch.Tensor, soft: torch.Tensor | None, told: bool
+        self, labels: torch.Tensor, soft: torch.Tensor | None, is_first: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Labels and probabilities under ``options.class_prior``; says which shares are assumed without it."""
+        """Labels and probabilities under ``options.class_prior``; logs the shares assumed without it."""
         if labels.ndim != 1 or not len(labels):
             return labels, soft
         if self.options.class_prior is None:
-            if soft is not None and told:
+            if soft is not None and is_first:
                 shares = " ".join(f"{share:.2g}" for share in soft.double().mean(dim=0)[:10].tolist())
                 rank_zero_info(
                     f"answers assume the private table's shares of classes, about {shares}; see options.class_prior"
@@ -514,7 +514,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of what was released in fact; for information, it is not a promise made beforehand."""
+        """ε of the releases so far; for information, the guarantee is :attr:`epsilon`."""
         return self._metrics.get("privacy/epsilon_spent", 0.0)
 
     @property
@@ -563,7 +563,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         return None if self._run is None else self._run.store.path.parent
 
     def load_head(self, folder: Path) -> ReleasedHead | None:
-        """The model that the releases make, from a run's folder; None where they make none that lasts."""
+        """Model of the releases, from a run's folder; None where there is none."""
         extractor = lasting_extractor(self.features)
         if self.labeler is None or extractor is None:
             return None
@@ -571,7 +571,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     @property
     def run_id(self) -> str | None:
-        """The run's lasting name in its ledger, once the fit has started, on global rank 0."""
+        """Id of the run in its ledger, once the fit has started, on global rank 0."""
         return None if self._run is None else self._run.run_id
 
     def label_counts(self) -> dict[str, int]:
@@ -587,7 +587,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
 
 def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """Labels for a run that asks nothing, in the shape of ``labels``."""
+    """Placeholder labels for a run without queries, in the shape of ``labels``."""
     numbers = torch.arange(len(labels))
     return numbers % num_classes if labels.ndim == 1 else (numbers % 2)[:, None].expand_as(labels)
 
@@ -608,7 +608,7 @@ def data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
 
 
 def is_last_epoch(trainer: pl.Trainer) -> bool:
-    """Whether no epoch comes after the present one."""
+    """Whether the present epoch is the last one."""
     if trainer.should_stop:
         return True
     if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:

@@ -1,4 +1,4 @@
-"""Files of a run's folder: configuration, checkpoints, and what an audit binds to the ledger."""
+"""Files of a run's folder: configuration, checkpoints, and files bound to the ledger."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def left_out_of(text: str) -> str | None:
 
 
 def digests_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of all that leaves a run, by its name in the folder: released things, settings and figures alone.
+    """SHA-256 of all files that leave a run (releases, settings and figures), by their names in the folder.
 
     Of labels it is that of what they say; files that are not there are left out.
     """
@@ -85,7 +85,7 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def contents_of(folder: Path) -> RunContents:
-    """Released things in a run's folder, for :func:`~pl_privknn.privacy.audit.audit_run`."""
+    """Contents of released files in a run's folder, for :func:`~pl_privknn.privacy.audit.audit_run`."""
     labels = None
     if (folder / LABELS).is_file():
         with contextlib.closing(StoredLabels(folder / LABELS)) as store:
@@ -95,7 +95,7 @@ def contents_of(folder: Path) -> RunContents:
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a file in the same folder, syncs it, and moves it to its place.
+    """Checkpoint IO that replaces files atomically and durably.
 
     Lightning writes to the system's folder for temporary files; a move from there to another file system is a copy,
     which a kill leaves half done. The checkpoint before the last one is kept as ``NAME.previous.ckpt``.

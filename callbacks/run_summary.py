@@ -1,4 +1,4 @@
-"""The summary of a run: privacy, accuracy, a table of both."""
+"""Summary of a run: privacy, accuracy, and a table of both."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from pl_privknn.students.losses import TASKS, accuracy_metric
 
 
 class TestedModels:
-    """Counts predictions of test images: of a module during its test, of a head, and of the mean of both.
+    """Test accuracy of a module, of a head, and of their mean.
 
     Args:
         module: whose outputs are logits, ``(b, classes)`` or of attributes; other outputs are not counted.
@@ -84,7 +84,7 @@ class TestedModels:
         return {"student": student, **{name: round(share, 6) for name, share in shares.items()}}
 
     def close(self) -> None:
-        """Leave the module as it was."""
+        """Restore the module."""
         self._hook.remove()
 
     def _keep(self, module: Any, images: Any, outputs: Any) -> None:
@@ -92,7 +92,7 @@ class TestedModels:
 
 
 class RunReport(pl.Callback):
-    """Writes ``summary.json`` into the run's folder when training ends, and again after a test, and prints a table.
+    """Callback that writes ``summary.json`` and prints a table when training ends, and again after a test.
 
     Whatever spends ε in a trainer (:class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`,
     :class:`~pl_privknn.training.private_training.PrivateTraining`,
@@ -129,11 +129,11 @@ class RunReport(pl.Callback):
 
     @property
     def path(self) -> Path | None:
-        """Where the summary was written, once it was."""
+        """Path of the summary, once it is written."""
         return None if self.run_dir is None else self.run_dir / "summary.json"
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Silence warnings that no user can act on; start the clock, before a labeler's first round."""
+        """Suppress warnings that no user can act on, and start the clock."""
         quiet_lightning()
         if stage == "fit":
             self.summary, self.run_dir, self._advice = {}, None, ""
@@ -162,7 +162,7 @@ class RunReport(pl.Callback):
             log_queries(trainer, self.run_dir)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note what a logger added, where a validation comes after the run's end."""
+        """Note files that a logger added in a validation after the run's end."""
         if trainer.validating and self.summary and trainer.is_global_zero:
             self._bind(trainer)
 
@@ -209,7 +209,7 @@ class RunReport(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Count the student's predictions of the batch, and judge the head on it."""
+        """Count correct predictions of the student and the head on a batch."""
         if self._judged is not None:
             self._judged.add(batch[0], batch[1])
 
@@ -231,7 +231,7 @@ class RunReport(pl.Callback):
         self._finish(trainer, "test")
 
     def _finish(self, trainer: pl.Trainer, part: str) -> None:
-        """Write, bind, log and print the summary; what fails of it takes nothing of the others."""
+        """Write, bind, log and print the summary; a failing part does not stop the others."""
         with errors_as_warnings("summary.json"):
             self._write()
         with errors_as_warnings("pictures for the report"):
@@ -243,7 +243,7 @@ class RunReport(pl.Callback):
             self.print_table()
 
     def _find_folder(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
-        """Find the run's folder; whether it is for this process to write there."""
+        """Find the run's folder; returns whether this process writes there."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return False
         default = Path(trainer.log_dir or trainer.default_root_dir)  # asked for by all processes
@@ -275,7 +275,7 @@ class RunReport(pl.Callback):
             )
 
     def table(self) -> list[tuple[str, str]]:
-        """The summary in the few lines that people look for, as (name, value) pairs."""
+        """Main figures of the summary, as (name, value) pairs."""
         summary, rows = self.summary, []
         if summary.get("epsilon") is not None:
             about = f"({summary['adjacency']}, a {summary['unit']})"
@@ -320,7 +320,7 @@ class RunReport(pl.Callback):
         Console().print(table)
 
     def _bind(self, trainer: pl.Trainer) -> None:
-        """Note in the ledger which files the run ends with."""
+        """Note the digests of the run's final files in the ledger."""
         with errors_as_warnings("the ledger's note of the run's files"):
             for logger in trainer.loggers:
                 logger.save()  # a table of metrics is written now and then
@@ -343,7 +343,7 @@ def add_run_report(trainer: Any) -> None:
 
 @contextlib.contextmanager
 def errors_as_warnings(what: str) -> Iterator[None]:
-    """Turn an error into a warning, after a training that was paid for, so that its result is kept and shown."""
+    """Convert errors after a charged training into warnings, so that its result is kept and shown."""
     try:
         yield
     except Exception as error:
@@ -390,7 +390,7 @@ def _metric(trainer: pl.Trainer, name: str) -> float | None:
 
 
 def _public_seconds() -> float:
-    """Seconds of a clock that stops while private records are worked on."""
+    """Seconds of a clock that stops during work on private records."""
     return time.monotonic() - private_seconds()
 
 

@@ -251,7 +251,7 @@ def label_by_spread(spread: Spread, scores: Tensor, deviation: Tensor | float) -
 
 @dataclasses.dataclass(frozen=True)
 class PublicPool:
-    """Public facts that a selector sees; a choice from them costs no privacy.
+    """Public facts for a selector; a choice from them costs no privacy.
 
     Attributes:
         labels: int64, shape ``(n,)``; label of each public example so far, -1 where there is none.
@@ -281,7 +281,7 @@ class Selection:
             earlier rounds, in order, and then this round's. Goes before ``assignment``, and needs a teacher that
             releases its counts (:attr:`Release.scores`).
         ask_means: ask about the mean features of the examples that ``assignment`` gives to a query, instead of
-            the features of its own example; which example of a cluster stands for it then matters little.
+            the features of its own example; which example of a cluster represents it then matters little.
     """
 
     examples: Tensor
@@ -297,7 +297,7 @@ class Selection:
 
 
 def mean_features(features: Tensor, assignment: Tensor, examples: Tensor) -> Tensor:
-    """Mean features of each query's examples, float32 ``(s, d)``; of its own example where it has no others.
+    """Mean features of each query's examples, float32 ``(s, d)``; of the query's example where it has no others.
 
     Args:
         features: float32 features of all public examples, shape ``(n, d)``.
@@ -334,7 +334,7 @@ def select_all(pool: PublicPool, count: int, generator: torch.Generator) -> Sele
 
 
 def select_uncertain(pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
-    """Examples never asked about whose class the student is least sure of (entropy); at random before it exists."""
+    """Examples never asked about with the student's most uncertain predictions (entropy); random before it exists."""
     if pool.probabilities is None:
         return select_random(pool, count, generator)
     unsure = torch.special.entr(pool.probabilities().double()).sum(dim=1)
@@ -344,13 +344,13 @@ def select_uncertain(pool: PublicPool, count: int, generator: torch.Generator) -
 
 
 class ClusterSelection(HasInitArguments):
-    """One query for each cluster of public features; the public examples take over, or mix, the answers.
+    """Selector of one query per cluster of public features; other public examples take over, or mix, the answers.
 
     k-means with k-means++ seeding (Arthur and Vassilvitskii 2007) on the features' leading principal
     components, both learned on public images only. Suits teachers whose cost does not depend on the number
     of queries, or depends on it little, such as reverse kNN.
 
-    With ``spread="nearest"`` every example takes over the answer of its own cluster. With ``spread="kernel"``
+    With ``spread="nearest"`` every example takes over the answer of its cluster. With ``spread="kernel"``
     it takes a weighted sum of the noisy counts of the clusters around it, from which its label and class
     probabilities follow (see :func:`kernel_spread`). This smoothing costs no privacy: on
     Fashion-MNIST at ε = 0.1 it makes 83 % of all labels right instead of 79 %. Later rounds smooth the counts of

@@ -348,7 +348,7 @@ def _statistics(
     table, evidence = known.labeler, Evidence(len(placed.labels))
     assert isinstance(table, StatisticsTeacher)
     table.centre = labeler.centre
-    for number, taken in labeler.taken.items():
+    for number, taken in labeler.noisy_sums.items():
 
         def sums(labels: Tensor, number: int = number, weights: Tensor = taken.weights) -> Tensor:
             alone = (

@@ -1,4 +1,4 @@
-"""Reverse kNN over clients that keep their records: what they send, and Flower to carry it (an extra)."""
+"""Federated reverse kNN over clients that keep their records, with Flower as transport (an extra)."""
 
 from pl_privknn.federated.apps import client_app, server_app
 from pl_privknn.federated.client import Client

@@ -1,4 +1,4 @@
-"""Flower's side: apps for ``flwr run`` that carry the messages of this room."""
+"""Flower apps for ``flwr run`` that carry the messages of federated reverse kNN."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ _PAUSE = 1.0
 
 
 def client_app(node: Callable[[Context], Client | Shuffler]) -> ClientApp:
-    """Flower's app for all nodes of a run: those with records, and the one that mixes.
+    """Flower app for all nodes of a run: clients and the shuffler.
 
     Args:
         node: called for each message with Flower's context, whose ``node_config`` says which node it is; returns
-            what this node is. Under simulation ``context.node_config["partition-id"]`` tells nodes apart.
+            what this node is. Under simulation ``context.node_config["partition-id"]`` identifies nodes.
 
     Raises:
         ImportError: without Flower.
@@ -97,7 +97,7 @@ def client_app(node: Callable[[Context], Client | Shuffler]) -> ClientApp:
 def server_app(
     config: FederatedRound | Callable[[Context], FederatedRound], timeout: float = 3600.0
 ) -> ServerApp:
-    """Flower's app for the server: one round, with its ledger.
+    """Flower app for the server: one round, with its ledger.
 
     Args:
         config: the round, or what makes it of Flower's context, whose ``run_config`` ``flwr run --run-config`` sets.
@@ -119,7 +119,7 @@ def server_app(
 
 
 class GridTransport:
-    """Flower's grid as what carries a round; see :class:`~pl_privknn.federated.server.Transport`."""
+    """Transport of a round over Flower's grid; see :class:`~pl_privknn.federated.server.Transport`."""
 
     def __init__(self, grid: Grid, timeout: float) -> None:
         self._grid, self._timeout = grid, timeout
@@ -136,7 +136,7 @@ class GridTransport:
         return found
 
     def ask(self, action: str, requests: Mapping[int, Fields]) -> Iterator[tuple[int, Any]]:
-        """Send each node its message, and take what comes before the timeout."""
+        """Send each node its message, and return the replies before the timeout."""
         flwr = _flower()
         messages = [
             flwr.app.Message(

@@ -1,4 +1,4 @@
-"""A node with private records: what it looks at before it answers, and what it sends."""
+"""Client of federated reverse kNN: checks of a request, and messages of private records."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class AnsweredRounds:
 
     Args:
         path: an SQLite file by its absolute path, made if missing; see
-            :class:`~pl_privknn.privacy.private_store.PrivateStore`. Whoever deletes it, or puts back an older copy,
+            :class:`~pl_privknn.privacy.private_store.PrivateStore`. Deleting it, or restoring an older copy,
             forgets what was spent.
-        table: the bytes of the node's records. The file keeps a digest of them under a key of its own, and
+        table: the bytes of the node's records. The file keeps a digest of them under a random key, and
             refuses other records; None for a node without any.
 
     Raises:
@@ -56,7 +56,7 @@ class AnsweredRounds:
             )
 
     def spend(self, name: str, epsilon: float, budget: float) -> None:
-        """Note an answer, before anything is drawn for it.
+        """Note an answer before any noise is drawn for it.
 
         Raises:
             Refused: if the round was answered, or the total would pass the budget; nothing is noted then.
@@ -97,7 +97,7 @@ class AnsweredRounds:
 
 
 class Client:
-    """One node's private records, its own budget, and its own record of what it answered.
+    """One node's private records, budget and list of answered rounds.
 
     Under ``"local"`` trust its records' privacy rests on this class alone. Whatever a server asks, each message is
     noised here, by the ε that the request names; that ε is added up in a file here, and a request that would pass
@@ -109,12 +109,12 @@ class Client:
         num_classes: c. Fixed here: a server that could choose it would learn from a refusal which labels there are.
         extractor: the public extractor that was agreed upon, or a name for the features as they are.
         max_epsilon: the most that all answers together may cost a record, counted in pure ε of what this node sends,
-            whoever mixes it.
+            without shuffling.
         record: the absolute path of a file that lasts, one for each node and its records; see
             :class:`~pl_privknn.federated.client.AnsweredRounds`.
         trust: the only kind of request that is answered: ``"local"`` or ``"shuffle"``.
         max_message_epsilon: the most that one answer may cost; by default ``max_epsilon``.
-        shuffler_key: under ``"shuffle"``, the public key of the node that mixes, 32 bytes. Get it from whoever runs
+        shuffler_key: under ``"shuffle"``, the public key of the shuffler, 32 bytes. Get it from the operator of
             that node, never by way of the server.
         noise_source: the operating system's generator; seeded ones are for tests.
         private_groups: int64 ``(n,)``, the person of each record, where the unit of privacy is a person: one record
@@ -177,7 +177,7 @@ class Client:
         self.noise_source = noise_source if noise_source is not None else default_noise()
 
     def answer(self, request: Request) -> bytes:
-        """The messages of this node's records, a row each, under ``"shuffle"`` in an envelope; once a round.
+        """Messages of this node's records, one row each, under ``"shuffle"`` in an envelope; once per round.
 
         Raises:
             Refused: see the class.

@@ -22,7 +22,7 @@ from pl_privknn.privacy.mechanisms.base import check_unit
 
 #: Of these messages; a node answers no other one.
 VERSION = 1
-#: Whom clients may trust: nobody, or a node that mixes.
+#: Trust models of clients: no trusted node, or a trusted shuffler.
 TRUSTS = ("local", "shuffle")
 #: Of a table: a request that names a few numbers must not fill a node's memory.
 _MOST_CELLS = 1 << 24
@@ -31,7 +31,7 @@ Fields = dict[str, Any]
 
 
 class Refused(ValueError):
-    """A node does not answer. The reason depends on nothing private: the server may read it.
+    """Raised where a node refuses to answer. The reason depends on public values alone.
 
     Example:
         >>> from pl_privknn.federated import Refused, Request
@@ -52,7 +52,7 @@ class Request:
         round: its name, which a node answers once.
         trust: ``"local"`` or ``"shuffle"``.
         randomizer: of a message.
-        epsilon: ε of one record's message, whoever mixes it.
+        epsilon: ε of one record's message, without shuffling.
         k: queries that a record votes for.
         num_classes: c.
         dimensions: d.
@@ -85,7 +85,7 @@ class Request:
 
     @classmethod
     def about(cls, queries: Tensor, **stated: Any) -> Request:
-        """Ask about public features, float32 ``(s, d)``; all else as the class has it."""
+        """Request about public features, float32 ``(s, d)``; for the other fields see the class."""
         values = queries.detach().cpu().numpy().astype("<f4").tobytes()
         return cls(dimensions=int(queries.shape[1]), queries=values, **stated)
 
@@ -122,7 +122,7 @@ class Request:
         return request
 
     def fields(self) -> Fields:
-        """As it is sent."""
+        """Fields as they are sent."""
         return {"version": VERSION, **dataclasses.asdict(self)}
 
     def features(self) -> Tensor:
@@ -157,7 +157,7 @@ class Request:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of all fields: what an answer says that it answers."""
+        """SHA-256 of all fields, which an answer repeats."""
         plain = {
             name: value.hex() if isinstance(value, bytes) else value for name, value in self.fields().items()
         }
@@ -171,7 +171,7 @@ def extractor_digest(extractor: Extractor | str) -> str:
     """Digest of a public extractor: its arguments and whatever it learned, or a name agreed upon.
 
     Raises:
-        ValueError: for an extractor whose arguments can't be told apart.
+        ValueError: for an extractor whose arguments can't be distinguished.
     """
     if isinstance(extractor, str):
         return hashlib.sha256(f"name {extractor}".encode()).hexdigest()
@@ -179,7 +179,7 @@ def extractor_digest(extractor: Extractor | str) -> str:
     if left_out:
         raise ValueError(
             f"extractor={type(extractor).__name__}: {left_out[0]} is no plain value, so that it can't be compared; "
-            "give a name that stands for it"
+            "give a name that identifies it"
         )
     digest = hashlib.sha256(json.dumps(section, sort_keys=True).encode())
     state = extractor.state_dict()
@@ -236,7 +236,7 @@ def new_key() -> tuple[bytes, bytes]:
 
 
 def seal(message: bytes, public_key: bytes, about: bytes) -> bytes:
-    """An envelope: a fresh public key, 32 bytes, then the message under ChaCha20-Poly1305, 16 bytes longer.
+    """Seal a message: a fresh public key, 32 bytes, then the message under ChaCha20-Poly1305, 16 bytes longer.
 
     Args:
         message: what the holder of the private key is to read.
@@ -269,7 +269,7 @@ def open_sealed(envelope: bytes, private_key: bytes, about: bytes) -> bytes:
 
 
 def _cipher(shared: bytes, head: bytes, public_key: bytes) -> Any:
-    """Under a key that serves one envelope, so that its nonce may be constant."""
+    """Cipher under a key that is used for one envelope, so that its nonce may be constant."""
     _, _, hashes, hkdf, chacha = _primitives()
     key = hkdf(algorithm=hashes.SHA256(), length=32, salt=head + public_key, info=_INFO).derive(shared)
     return chacha(key)

@@ -1,4 +1,4 @@
-"""The server's part of a round: it pays, then asks, takes what is well made, and decides."""
+"""Server of federated reverse kNN: charges a round, sends requests, checks replies and decides."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _T = TypeVar("_T")
 
 
 class Transport(Protocol):
-    """Carrier of messages: Flower's grid, or a test's stand-in."""
+    """Protocol of a message transport, such as Flower's grid."""
 
     def nodes(self, least: int) -> list[int]:
         """All nodes, once there are so many."""
 
     def ask(self, action: str, requests: Mapping[int, Fields]) -> Iterable[tuple[int, Any]]:
-        """Send each node its message; what came back, with the node that it came from, in any order."""
+        """Send each node its message; returns replies with their nodes, in any order."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FederatedRound:
-    """One round of reverse kNN over clients: what is asked, who pays, and where the labels go.
+    """One round of reverse kNN over clients: request, ledger and labels.
 
     Attributes:
         name: of the round, and of its run in the ledger; a round is asked once.
@@ -102,7 +102,7 @@ class FederatedRound:
             )
         if self.labeler.randomizer == "shares":
             raise ValueError(
-                "randomizer='shares': an envelope's length would tell how much noise its client drew; use one "
+                "randomizer='shares': an envelope's length would reveal how much noise its client drew; use one "
                 "message, such as randomizer='collision'"
             )
 
@@ -112,7 +112,7 @@ class FederatedRound:
         return stated_plan(self.labeler, size, size, self.num_classes)
 
     def request(self, origin: str) -> Request:
-        """Request to every client; ``origin`` tells the ledger from others, whose rounds may share the name."""
+        """Request to every client; ``origin`` identifies the ledger, since rounds of others may share the name."""
         labeler = self.labeler
         return Request.about(
             self.queries,
@@ -139,7 +139,7 @@ class FederatedRound:
 
 
 def run_round(config: FederatedRound, transport: Transport) -> Release:
-    """Pay for a round, ask the clients and write down the labels.
+    """Charge a round, ask the clients and write the labels.
 
     A node that drops out, refuses, or sends what is no answer is left out and named in the log: fewer answers make
     the labels less accurate and change nothing in ε.
@@ -185,7 +185,7 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
 
 
 def _roles(config: FederatedRound, transport: Transport) -> tuple[list[int], int | None]:
-    """The nodes with records, and the one that mixes."""
+    """Nodes with records, and the shuffler."""
     nodes = transport.nodes(config.num_nodes)
     said = _accepted(transport.ask("role", {node: {"version": VERSION} for node in nodes}), nodes, _role)
     clients = sorted(node for node, role in said.items() if role == "client")
@@ -225,7 +225,7 @@ def _messages(
     parts = list(found.values())
     if not sum(map(len, parts)):
         raise RuntimeError(
-            f"round {request.round!r} was paid for and nobody answered it; the log says why. Ask anew under another "
+            f"round {request.round!r} was charged and no node answered; see the log. Ask again under another "
             "name"
         )
     return torch.cat(parts)
@@ -240,7 +240,7 @@ def _role(fields: Any) -> str:
 def _accepted(
     replies: Iterable[tuple[int, Any]], asked: list[int], read: Callable[[Any], _T]
 ) -> dict[int, _T]:
-    """The first reply of each node that was asked, as far as it can be read; others are named in the log."""
+    """First valid reply of each node; invalid ones are named in the log."""
     found: dict[int, _T] = {}
     seen: set[int] = set()
     for node, fields in replies:

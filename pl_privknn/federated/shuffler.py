@@ -1,4 +1,4 @@
-"""The node that mixes: it opens what clients sealed and hands it on in an order that tells nothing."""
+"""Shuffler: opens the clients' envelopes and forwards their messages in random order."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Shuffler:
-    """A shuffling node. Clients trust it to mix; it is not the server's, and holds no records.
+    """Shuffling node, which clients trust and the server does not control; it holds no records.
 
     The server sees who sent an envelope, not what is in it; and afterwards messages, not whose they are. A round is
-    mixed once: from two mixtures that differ in one envelope the server could tell that one's message. A round with
-    fewer messages than the clients were told of is handed on not at all. It can't tell a client's envelope from one
+    mixed once: from two mixtures that differ in one envelope the server could infer that one's message. A round with
+    fewer messages than the request states is not forwarded. It can't distinguish a client's envelope from one
     that the server made up: a server that fills a crowd with its own leaves clients with the ε₀ of their own coins.
 
     Args:

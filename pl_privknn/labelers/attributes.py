@@ -1,4 +1,4 @@
-"""Attributes, each of which holds or doesn't, as labels: clipped votes, how far a record moves them, and decisions.
+"""Binary attributes as labels: clipped votes, their sensitivity, and decision rules.
 
 A vote about a attributes is a row of zeros and ones, clipped to an L1 norm of at most τ. Sums of votes get noise, and
 a rule that uses released values and public constants only turns them into attributes.
@@ -18,7 +18,7 @@ from torch import Tensor
 from pl_privknn._checks import check_open_unit, check_positive, check_switch
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
 
-#: Mixtures are fitted where there are so many answers at least; fewer tell too little.
+#: Least number of answers for which mixtures are fitted.
 _FEWEST_ANSWERS = 50
 _ITERATIONS = 60
 #: Deviation of the noise, as a share of the level of agreement, from which on denoising pays.
@@ -26,7 +26,7 @@ _MUCH_NOISE = 0.2
 
 
 class DecisionRule(abc.ABC):
-    """Turns noisy sums of clipped votes into probabilities of attributes.
+    """Base class of rules that turn noisy sums of clipped votes into probabilities of attributes.
 
     Half the votes is no threshold for clipped votes: a neighbour with s > τ attributes gives each only τ/s of
     a vote, so an attribute on which all k neighbours agree may stay far below k/2. A rule is post-processing:
@@ -54,7 +54,7 @@ class DecisionRule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FixedThresholds(DecisionRule):
-    """One public threshold: an attribute is given where its noisy sum passes fraction · total · min(τ/m, 1).
+    """Public threshold: an attribute is assigned where its noisy sum exceeds fraction · total · min(τ/m, 1).
 
     ``m`` is how many attributes a record is expected to have: min(τ/m, 1) is the part of a vote that clipping
     leaves it, so the threshold is the named fraction of what agreeing neighbours would give.
@@ -85,7 +85,7 @@ class FixedThresholds(DecisionRule):
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
-        """Only for denoising."""
+        """Whether anything is learned from the sums: for denoising only."""
         return self.denoise
 
     def __call__(self, noisy: Tensor, total: float | Tensor, tau: float | None, deviation: float) -> Tensor:
@@ -99,7 +99,7 @@ class FixedThresholds(DecisionRule):
 
 @dataclasses.dataclass(frozen=True)
 class LearnedThresholds(DecisionRule):
-    """A threshold for each attribute, learned from the distribution of the released sums.
+    """Threshold per attribute, learned from the distribution of the released sums.
 
     1. The sums of all answers are :func:`denoised`: attributes go together, noise does not.
     2. For each attribute a mixture of two normal distributions of one variance (those who have it, those who
@@ -185,7 +185,7 @@ def certainty(
 
 
 def denoised(noisy: Tensor, deviation: float) -> tuple[Tensor, Tensor]:
-    """Linear estimate of the sums before noise, from the covariance that all released sums show.
+    """Linear estimate of the sums before noise, from the covariance of all released sums.
 
     With S = M + N, N independent of M with covariance σ²I, the best linear estimate of M is
     μ + (C − σ²I)C⁻¹(S − μ) (Wiener), with μ and C the mean and covariance of the released S. In C's
@@ -237,7 +237,7 @@ def _threshold(sums: Tensor, level: float) -> float:
 
 
 def clip_attributes(labels: Tensor, tau: float | None) -> Tensor:
-    """Each row f scaled by min(τ/|f|₁, 1): the vote of a record or teacher.
+    """Clip votes: each row f is scaled by min(τ/|f|₁, 1).
 
     Args:
         labels: 0 or 1, shape ``(…, a)``.
@@ -253,7 +253,7 @@ def clip_attributes(labels: Tensor, tau: float | None) -> Tensor:
 
 
 def single_vote_norms(tau: float | None, num_attributes: int) -> tuple[float, float]:
-    """Largest L1 and L2 norm of one clipped vote: how far a vote that comes or goes moves a sum of votes.
+    """Largest L1 and L2 norm of one clipped vote: sensitivity of a sum where a vote is added or removed.
 
     A row of s ones has entries c(s) = min(τ/s, 1), hence L1 norm min(s, τ) and L2 norm √(s·c(s)²). L1 is at most
     τ, and because c² ≤ c the squared L2 norm is at most the L1 norm, so at most τ as well: it is τ for
@@ -269,7 +269,7 @@ def single_vote_norms(tau: float | None, num_attributes: int) -> tuple[float, fl
 
 @functools.lru_cache(maxsize=64)
 def swapped_vote_norms(tau: float | None, num_attributes: int) -> tuple[float, float]:
-    """Largest L1 and L2 distance of two clipped votes: how far a sum moves where one vote replaces another.
+    """Largest L1 and L2 distance of two clipped votes: sensitivity of a sum where a vote is replaced.
 
     Let u and w be the votes of the record that enters the k nearest and of the one that it pushes out (or of
     one teacher before and after), each with entries in [0, 1] and L1 norm at most τ. Then
@@ -325,7 +325,7 @@ def sum_noise(noise: Mechanism, l1: float, l2: float, rate: float = 1.0) -> Gaus
 
 @dataclasses.dataclass(frozen=True)
 class Attributes:
-    """The task of a teacher whose records have attributes: how votes are clipped, and how their sums are decided.
+    """Settings of a teacher whose records have attributes: clipping of votes and decision rule.
 
     A record's (or teacher's) vote is its attribute vector f, scaled by min(τ/|f|₁, 1). Sums, one an attribute, get
     noise; nothing is screened. Probabilities of the attributes are released too, at no cost. Private-kNN: Zhu, Yu,

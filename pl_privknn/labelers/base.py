@@ -1,4 +1,4 @@
-"""The interface behind which every private teacher stands."""
+"""Interface of private teachers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "stated_plan"]
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Differentially private answers of a labeler, and nothing else.
+    """Differentially private answers of a labeler.
 
     Attributes:
         labels: int64, shape ``(m,)``; class of each query, -1 where the query was refused. Of multi-label data
@@ -67,15 +67,15 @@ class Release:
 
 
 class Labeler(HasInitArguments, abc.ABC):
-    """A private teacher: holds a private table of features and labels, answers queries about public ones.
+    """Base class of private teachers: answers queries about public examples from a private table.
 
     A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from
     :meth:`charge_and_draw`, which charges the ledger first, for the very mechanism object that draws, and never
-    writes an ε formula of its own. What it may do beyond that (streams, models, …) is in classes of their own, from
+    writes its own ε formula. Optional abilities (streams, models, …) are in separate classes, from
     which it derives.
 
     Private records may lie in shards, one a process, where :attr:`takes_shards` says so. Every process calls
-    :meth:`label` with the same queries then. What it makes of its own records goes through ``processes.sum`` or
+    :meth:`label` with the same queries then. What it computes from its records goes through ``processes.sum`` or
     ``processes.gather``, and each release through ``processes.from_first``: global rank 0 draws the noise, and the
     others get the released value.
 
@@ -102,7 +102,7 @@ class Labeler(HasInitArguments, abc.ABC):
     #: Whether :func:`~pl_privknn.testing.check_labeler` found no fault; runs of labelers of others note it.
     checked: bool = False
     #: Arguments that a plan may look for (:mod:`pl_privknn.planning`): the first that a configuration states, else
-    #: the first of them. One that takes an object stands for the argument that the object's class names.
+    #: the first of them. One that takes an object represents the argument that the object's class names.
     free_parameters: ClassVar[tuple[str, ...]] = ()
     #: What this process holds, where private records lie in shards; set before each fit. Private.
     shard: Shard | None = None
@@ -115,7 +115,7 @@ class Labeler(HasInitArguments, abc.ABC):
 
     @property
     def takes_shards(self) -> bool:
-        """Whether records may lie in shards with these settings."""
+        """Whether records may be in shards with these settings."""
         return False
 
     @property
@@ -125,7 +125,7 @@ class Labeler(HasInitArguments, abc.ABC):
 
     @property
     def processes(self) -> ProcessGroup:
-        """The processes that hold shards; a single one where the table is whole."""
+        """Processes that hold shards; a single one where the table is whole."""
         return ALONE if self.shard is None else self.shard.group
 
     @abc.abstractmethod
@@ -143,7 +143,7 @@ class Labeler(HasInitArguments, abc.ABC):
 
     @abc.abstractmethod
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """The most that a run can cost.
+        """Worst-case charges of a run.
 
         Args:
             num_queries: queries of all rounds together.
@@ -155,17 +155,17 @@ class Labeler(HasInitArguments, abc.ABC):
     def charge_and_draw(
         self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str
     ) -> NoiseSource:
-        """Charge ``count`` releases of ``mechanism`` and get the noise for them: the only way to draw.
+        """Charge ``count`` releases of ``mechanism`` and return their noise source: the only way to draw.
 
         The charge states this labeler's :attr:`adjacencies` (in shards :attr:`adjacencies_in_shards`), its unit of
         privacy, and whether its noise is cryptographic. In shards global rank 0 charges; each process gets a stream
-        that no other has, for the coins of its own records.
+        that no other has, for the coins of its records.
 
         Args:
             ledger: pays.
             mechanism: what is released, with the sensitivity that holds under these adjacencies.
             count: number of releases.
-            key: what the noise is for; a seeded source gives each key and row a stream of its own.
+            key: identifies the release; a seeded source gives each key and row a separate stream.
 
         Returns:
             the noise, after the charge is on disk.
@@ -191,7 +191,7 @@ class Labeler(HasInitArguments, abc.ABC):
 
     @abc.abstractmethod
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Answer queries, paying for each release before its noise is drawn.
+        """Answer queries, charging each release before its noise is drawn.
 
         Args:
             queries: float32 features of public examples, shape ``(m, d)``.
@@ -218,7 +218,7 @@ class FollowerLedger:
 def stated_plan(
     labeler: Labeler, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1
 ) -> list[Charge]:
-    """:meth:`Labeler.plan`, with the guarantee that the labeler's noise, and its author, leave it."""
+    """:meth:`Labeler.plan` with the guarantee level that follows from the labeler's noise source and its author."""
     mark = noise_guarantee(labeler.noise_source)
     if not is_ours(labeler):
         checked = " (check_labeler found no fault)" if labeler.checked else ""
@@ -291,7 +291,7 @@ def check_records(features: Tensor, labels: Tensor, num_targets: int, task: str)
 
 
 def nonnegative_shares(noisy: Tensor) -> Tensor:
-    """The non-negative part of noisy counts, each row scaled to sum to one; a row without one is uniform.
+    """Non-negative part of noisy counts, each row scaled to sum 1; uniform where a row has none.
 
     Args:
         noisy: float, shape ``(m, c)``.
@@ -310,11 +310,11 @@ RecordBlocks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 
 class UsesPublicFeatures(Labeler):
-    """A labeler that looks at the features of all public examples before each round."""
+    """Mixin of labelers that read the features of all public examples before each round."""
 
     @property
     def uses_public_features(self) -> bool:
-        """Whether it does so with these settings."""
+        """Whether public features are used with these settings."""
         return True
 
     @abc.abstractmethod
@@ -326,17 +326,17 @@ class UsesPublicFeatures(Labeler):
 
 
 class StreamsRecords(Labeler):
-    """A labeler that looks at its records block by block, so that nobody holds a table of them."""
+    """Mixin of labelers that read records block by block, without a table in memory."""
 
     @property
     def streams(self) -> bool:
-        """Whether :meth:`fit_blocks` stands for :meth:`fit`: a class below with a :meth:`fit` of its own says no."""
+        """Whether :meth:`fit_blocks` replaces :meth:`fit`; false in a subclass that overrides :meth:`fit`."""
         owner = next(kind for kind in type(self).__mro__ if {"fit", "fit_blocks"} & vars(kind).keys())
         return "fit_blocks" in vars(owner) and "fit" not in vars(self)
 
     @abc.abstractmethod
     def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
-        """Take the private records block by block, in the place of :meth:`Labeler.fit`.
+        """Take the private records block by block, instead of :meth:`Labeler.fit`.
 
         Args:
             blocks: gives all records anew whenever it is called; a block may be made only as it is looked at.
@@ -345,7 +345,7 @@ class StreamsRecords(Labeler):
 
 
 class ProtectsPersons(Labeler):
-    """A labeler whose guarantee can be for a person with all of their records.
+    """Mixin of labelers whose guarantee can hold for a person with all of their records.
 
     Such a labeler looks at :attr:`private_owners` in each :meth:`Labeler.fit`. Where they are set, its sensitivities
     are those of adding, removing or replacing a *person*, its coins are persons', and its charges state so; a ledger
@@ -358,15 +358,15 @@ class ProtectsPersons(Labeler):
 
     @property
     def protects_persons(self) -> bool:
-        """Whether it can do so with these settings."""
+        """Whether persons can be protected with these settings."""
         return True
 
     def checked_owners(self, num_records: int) -> Tensor | None:
-        """**Private.** :attr:`private_owners`, which must fit a table of so many records."""
+        """**Private.** :attr:`private_owners`, checked against the number of records."""
         return None if self.private_owners is None else check_owners(self.private_owners, num_records)
 
     def drawn_records(self, num_records: int, most: int = 1) -> Tensor:
-        """**Private.** Rows that take part: at most ``most`` a person, by private coins; else all of them.
+        """**Private.** Rows that take part: at most ``most`` per person, drawn by private coins; all without persons.
 
         What holds of these rows whatever the coins, holds of the table: a person has no more than ``most`` of them.
         """
@@ -378,13 +378,13 @@ class ProtectsPersons(Labeler):
 
 
 def unit_of(labeler: Labeler) -> Unit:
-    """Difference between neighbouring tables in the guarantee of a labeler, as it is now."""
+    """Unit of privacy of a labeler with its present settings."""
     protects = isinstance(labeler, ProtectsPersons) and labeler.private_owners is not None
     return "person" if protects else "record"
 
 
 def check_protects(labeler: Labeler, unit: Unit) -> None:
-    """Raise ``ValueError`` where a labeler can't protect such a unit."""
+    """Raise ``ValueError`` where a labeler can't protect this unit."""
     if unit == "person" and not (isinstance(labeler, ProtectsPersons) and labeler.protects_persons):
         raise ValueError(
             f"unit='person': {type(labeler).__name__} with these settings protects single records alone; use "
@@ -393,19 +393,19 @@ def check_protects(labeler: Labeler, unit: Unit) -> None:
 
 
 class RecognisesRecords(Labeler):
-    """A labeler that keeps something for each record, and knows records again whatever features they come in."""
+    """Mixin of labelers that keep state per record and recognise records when their features change."""
 
     #: Lasting numbers of the private records, int64 ``(n,)``, where the data module has them; set before each fit.
     #: Private.
     private_ids: Tensor | None = None
     #: What :meth:`record_digests` gave for the records, in the table's order; set before each fit. Private.
     private_digests: Tensor | None = None
-    #: Whether nobody else looks at the table of a fit, so that it may be overwritten; set around it.
+    #: Whether the table of a fit has no other reader, so that it may be overwritten; set around it.
     owns_table: bool = False
 
     @abc.abstractmethod
     def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
-        """**Private.** What records are recognised by: a row for each, or None.
+        """**Private.** Digests that identify records, one row each, or None.
 
         Args:
             images: a batch of private images as the data module gives them, shape ``(b, channels, height, width)``.
@@ -414,15 +414,15 @@ class RecognisesRecords(Labeler):
 
 
 class JoinsRuns(Labeler):
-    """A labeler that keeps something private through a run, and a crash of it."""
+    """Mixin of labelers that keep private state through a run and across a crash."""
 
     @abc.abstractmethod
     def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
-        """Take part in a run, before each fit; a teacher that can't go on with the run refuses here.
+        """Join a run, before each fit; a teacher that can't continue the run raises an error.
 
         Args:
             folder: private to this labeler and this run; made by the labeler if it needs it, readable by its owner
-                only. It lies beside the run's folder, not in it.
+                only. It is next to the run's folder, not in it.
             ledger: what :meth:`Labeler.label` will charge.
         """
 
@@ -432,7 +432,7 @@ class JoinsRuns(Labeler):
 
 
 class MakesModel(Labeler):
-    """A labeler whose releases make a model: post-processing, which may be saved and shown."""
+    """Mixin of labelers whose releases give a model: post-processing, which may be saved and published."""
 
     #: Whether releases are made once, about one kind of features, and answer the queries of all rounds.
     releases_once: bool = False
@@ -446,5 +446,5 @@ class MakesModel(Labeler):
         """Class probabilities ``(n, c)`` of features ``(n, d)``, by the model of :meth:`head_state`."""
 
     def remark(self, state: dict[str, Tensor]) -> str:
-        """A plain sentence about what the releases found, by the model of :meth:`head_state`; empty without any."""
+        """Sentence about findings in the releases, such as a shift of the features; empty without any."""
         return ""

@@ -1,4 +1,4 @@
-"""A released centre: how far private features lie from public ones, and whether that is more than noise."""
+"""Released centre: difference of private and public mean features, and a test whether it exceeds noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ERROR_RATE = 1e-3
 
 
 class Centre(NamedTuple):
-    """A released difference of the private mean from the public one, with its test: post-processing.
+    """Released difference of the private and the public mean, with its test: post-processing.
 
     Attributes:
         offset: the difference, float64 ``(d,)``, noisy.
@@ -29,7 +29,7 @@ class Centre(NamedTuple):
 
     @property
     def is_shift(self) -> bool:
-        """Whether the difference is more than chance, at :data:`ERROR_RATE`; else it is not subtracted."""
+        """Whether the difference is significant at :data:`ERROR_RATE`; otherwise it is not subtracted."""
         return self.p_value < ERROR_RATE
 
     def __str__(self) -> str:

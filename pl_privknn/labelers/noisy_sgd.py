@@ -1,4 +1,4 @@
-"""A private linear model as a teacher: trained once a round by noisy SGD, its answers are free."""
+"""Teacher that is a linear model trained by noisy SGD once per round; its answers cost nothing more."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel):
         return [Charge(self.mechanism, self.steps * rounds)]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Train, paying for the steps, and answer the first ``max_answers`` queries; see :meth:`Labeler.label`.
+        """Train, charging the steps, and answer the first ``max_answers`` queries; see :meth:`Labeler.label`.
 
         Raises:
             RuntimeError: before :meth:`fit`.
@@ -242,7 +242,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel):
         return self._head
 
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        """The model of a state, apart from this labeler and its private table; see :meth:`MakesModel.head`."""
+        """Model of a state, independent of this labeler and its private table; see :meth:`MakesModel.head`."""
         learned, constant = dict(state), self.constant
         weights = learned.pop("weights")
         kept = None if self.model.components is None else learned["directions"].shape[1]
@@ -255,14 +255,14 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel):
         return predict
 
     def whitening_of(self, queries: Tensor) -> PublicWhitening:
-        """What changes the features of a round that asks about these queries, float32 ``(m, d)``."""
+        """Transformation of features, learned from the queries of a round, float32 ``(m, d)``."""
         kept = self.model.components
         kept = None if kept is None else min(kept, queries.shape[1], len(queries))
         return PublicWhitening(queries.shape[1], kept, self.model.whitening).fit(queries)
 
     @property
     def takes_shards(self) -> bool:
-        """Always: a Poisson batch of all records is one of each shard, and the sums of gradients add up."""
+        """Always true: a Poisson batch of all records is one of each shard, and sums of gradients add up."""
         return True
 
     def _gradients(self, weights: Tensor, row: int, left: int) -> Tensor:
@@ -322,7 +322,7 @@ def clipped_softmax_gradients(
         vectors: float32 ``(b, d)``; ``b`` may be 0.
         labels: int64 ``(b,)``.
         max_grad_norm: L2 bound of each example's gradient.
-        constant: stands beside each vector; 0 for no bias.
+        constant: appended to each vector; 0 for no bias.
         persons: of each example, int64 ``(b,)``, person by person: the mean of a person's gradients is clipped.
 
     Returns:

@@ -73,7 +73,7 @@ class PATE(VotingLabeler):
             σ = 0.16 times the number of teachers, of attributes 0.2 times.
         screening: :class:`~pl_privknn.labelers.voting.Screening`, or None to answer every query; a threshold of 0.6
             to 0.8 of the teachers is usual.
-        release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
+        release_counts: release all noisy counts of an answered query, at the price of the winner alone, so that
             answers can be smoothed over neighbouring queries. Data-dependent figures, which are of the winner
             alone, are then not to be had.
         attributes: labels are attributes and not classes; every query is answered.
@@ -139,12 +139,12 @@ class PATE(VotingLabeler):
 
     @property
     def takes_shards(self) -> bool:
-        """Whether each record's part is drawn by itself, so that it can be one of its own shard's teachers."""
+        """Whether each record's part is drawn independently, so that it can be among its shard's teachers."""
         return type(self.partitioner) is RandomPartition and self.attributes is None
 
     @property
     def protects_persons(self) -> bool:
-        """Whether all records of a person can be dealt out together."""
+        """Whether all records of a person can be assigned to one part."""
         return self.partitioner.takes_groups
 
     @property
@@ -153,7 +153,7 @@ class PATE(VotingLabeler):
         return ("add_remove",)
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Deal out the private table and train the teachers; see :meth:`Labeler.fit`.
+        """Partition the private table and train the teachers; see :meth:`Labeler.fit`.
 
         Attributes are ``(n, num_classes)``, 0 or 1.
 
@@ -191,7 +191,7 @@ class PATE(VotingLabeler):
             return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 
     def _own_teachers(self) -> int:
-        """Number of teachers that this process trains, on records of its own."""
+        """Number of teachers that this process trains on its records."""
         rank, size = self.processes.rank, self.processes.size
         if self.num_teachers < size:
             raise ValueError(
@@ -205,7 +205,7 @@ class PATE(VotingLabeler):
         return [Charge(self.partitioner.billed(charge.mechanism), charge.count) for charge in planned]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Let the teachers vote, screen and answer; see :meth:`Labeler.label`.
+        """Count the teachers' votes, screen and answer; see :meth:`Labeler.label`.
 
         Raises:
             RuntimeError: before :meth:`fit`.
@@ -218,7 +218,7 @@ class PATE(VotingLabeler):
         return release
 
     def release(self, votes: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Screen and answer by votes that were counted, paying before each draw; see :meth:`votes`."""
+        """Screen and answer by counted votes, charging before each draw; see :meth:`votes`."""
 
         def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
             return self.charge_and_draw(ledger, self.partitioner.billed(mechanism), count, key)
@@ -271,7 +271,7 @@ class PATE(VotingLabeler):
         return torch.cat(self._asked), torch.cat(self._answered)
 
     def data_dependent_report(self, delta: float) -> DataDependentReport:
-        """**Private.** What the queries so far cost for this table alone.
+        """**Private.** Data-dependent cost of the queries so far.
 
         See :func:`data_dependent_report`. It is computed from private votes, covers the queries that this object was
         asked (not those of an earlier process), and is logged nowhere.
@@ -279,7 +279,7 @@ class PATE(VotingLabeler):
         return data_dependent_report(self, delta)
 
     def forget_queries(self) -> None:
-        """Start :meth:`asked_votes` and :meth:`data_dependent_report` anew."""
+        """Reset :meth:`asked_votes` and :meth:`data_dependent_report`."""
         self._asked: list[Tensor] = []
         self._answered: list[Tensor] = []
 
@@ -330,7 +330,7 @@ class DataDependentReport:
 
 
 def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
-    """**Private.** Data-dependent cost of what ``pate`` was asked; see :class:`DataDependentReport`.
+    """**Private.** Data-dependent cost of the queries to ``pate``; see :class:`DataDependentReport`.
 
     The number of answers is taken as it came out, as the papers do: for the table in hand it is an outcome,
     which is one more reason why the figure is no guarantee stated beforehand.

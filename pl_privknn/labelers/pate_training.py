@@ -1,4 +1,4 @@
-"""PATE's teachers: how private records are dealt out to them, and how they are trained.
+"""PATE's teachers: partitions of the private records, and training.
 
 A partitioner deals records out to disjoint parts and states for which neighbours that keeps PATE's argument; a maker
 of teachers trains one on each part.
@@ -25,7 +25,7 @@ from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import terminal
 
-#: Told how much of the training is done, as a fraction in [0, 1].
+#: Called with the fraction of the training that is done, in [0, 1].
 TrainingProgress = Callable[[float], None]
 
 # Steps whose batches are drawn together: few enough to hold, enough to make the drawing cheap.
@@ -39,7 +39,7 @@ _ROWS_AT_ONCE = 8192
 
 
 class Partitioner(abc.ABC):
-    """Deals records out to parts, one part a record.
+    """Base class of partitions, which assign each record to one part.
 
     PATE's argument: if two neighbouring tables can be partitioned so that they differ in **one** part, one
     teacher's vote changes and no other. Where the partition is drawn at random it is enough that the two
@@ -85,7 +85,7 @@ class Partitioner(abc.ABC):
             num_parts: number of teachers.
             noise: protective randomness; the random choices of the partition belong to the guarantee.
             groups: int64, shape ``(n,)``; records with the same number go to the same part. None: each
-                record is a group of its own.
+                record is a separate group.
 
         Returns:
             int64, shape ``(n,)``, values in ``[0, num_parts)``. Parts may be empty.
@@ -129,7 +129,7 @@ class Partitioner(abc.ABC):
 
 
 class RandomPartition(Partitioner):
-    """Each record's part is drawn independently of all other records: PATE's argument holds outright.
+    """Partition that draws each record's part independently of all other records, as PATE's proof requires.
 
     Coupling: draw the same part for every record that both tables have. Under ``add_remove`` the part of the
     additional record differs by that record; under ``replace_one`` the new record takes the old one's draw.
@@ -159,10 +159,10 @@ class RandomPartition(Partitioner):
 
 
 class ClassBalancedPartition(Partitioner):
-    """The records of each class are shuffled and dealt out in equal shares; conditional.
+    """Partition of the shuffled records of each class into equal shares; conditional.
 
     The dealing of each class starts at a teacher drawn at random, so that classes do not depend on each
-    other and small classes do not all land on the first teachers. If a record is replaced by one of its own
+    other and small classes do not all go to the first teachers. If a record is replaced by one of the same
     class, it takes the old one's place and one part differs. Otherwise the size of a class changes, and up to
     two parts for each class concerned.
 
@@ -205,7 +205,7 @@ def random_permutation(count: int, noise: NoiseSource) -> Tensor:
 
 
 class GuidedPartition(Partitioner):
-    """Clusters of similar records, dealt out cluster by cluster (Arora, "Guided PATE", Algorithm 1).
+    """Partition of clusters of similar records (Arora, "Guided PATE", Algorithm 1).
 
     A classifier is trained on *all* private records, its hidden layer describes each of them, k-medoids
     groups them, and the records of every cluster go to the teachers in turn.
@@ -289,7 +289,7 @@ class GuidedPartition(Partitioner):
 
 
 def deal_clusters(clusters: Tensor, num_parts: int) -> Tensor:
-    """Deal records out in turn, cluster by cluster, each in the order of the table.
+    """Assign records to parts in turn, cluster by cluster, each in the order of the table.
 
     A cluster begins where the one before it stopped, for equal sizes. (The paper's algorithm, as printed, begins each
     at the first teacher, which gives the first teachers more records.)
@@ -369,7 +369,7 @@ def _two_nearest(
 
 
 class TrainedTeachers(abc.ABC):
-    """An ensemble after its training: private, because each teacher remembers its records.
+    """Trained ensemble; private, because each teacher may memorise its records.
 
     Attributes:
         num_teachers: how many teachers there are, silent ones included.
@@ -398,9 +398,9 @@ class TrainedTeachers(abc.ABC):
 
 
 class Teachers(abc.ABC):
-    """Settings by which teachers are made, without data.
+    """Base class of settings of teachers, without data.
 
-    Every teacher has to be a function of its own part, its own number and public settings: nothing about
+    Every teacher has to be a function of its part, its number and public settings alone: nothing about
     *another* part may reach it, not even that part's size. That is what makes one record change one vote.
     """
 
@@ -414,7 +414,7 @@ class Teachers(abc.ABC):
         num_teachers: int,
         progress: TrainingProgress,
     ) -> TrainedTeachers:
-        """Train one teacher a part.
+        """Train one teacher per part.
 
         Args:
             features: float32, shape ``(n, d)``.
@@ -422,7 +422,7 @@ class Teachers(abc.ABC):
             parts: int64, shape ``(n,)``; the teacher of each record.
             num_classes: number of classes; a part need not hold all of them.
             num_teachers: number of teachers.
-            progress: told how far the training is.
+            progress: called with the fraction that is done.
         """
 
 
@@ -430,7 +430,7 @@ class Teachers(abc.ABC):
 
 
 class StackedTeachers(Teachers):
-    """Base of teachers that are small torch modules of one architecture.
+    """Base class of teachers that are small torch modules of one architecture.
 
     The parameters of all teachers are stacked (:func:`torch.func.stack_module_state`) and one vectorised
     loop (:func:`torch.func.vmap`, Adam, cosine decay to 0) trains them together. Each step takes, for each
@@ -474,7 +474,7 @@ class StackedTeachers(Teachers):
 
     @abc.abstractmethod
     def build(self, num_features: int, num_classes: int) -> nn.Module:
-        """A fresh teacher, mapping ``(b, num_features)`` to logits ``(b, num_classes)``."""
+        """New teacher, a map of ``(b, num_features)`` to logits ``(b, num_classes)``."""
 
     def initial(self, teacher: int, num_features: int, num_classes: int) -> nn.Module:
         """Teacher ``teacher`` before its training; leaves the global random state alone."""
@@ -654,7 +654,7 @@ def _batches(own: Tensor, steps: int, batch_size: int, generator: torch.Generato
 
 
 def _teachers_at_once(template: nn.Module) -> int:
-    """Convolutions run best with all activations in the cache, linear layers with many teachers a call."""
+    """Number of teachers per call: convolutions are fastest with activations in cache, linear layers with many."""
     return 16 if any(isinstance(layer, nn.Conv2d) for layer in template.modules()) else 64
 
 
@@ -802,7 +802,7 @@ def teacher_seed(seed: int, teacher: int, purpose: str = "") -> int:
 
 @contextmanager
 def progress_bar(what: str, enabled: bool) -> Iterator[TrainingProgress]:
-    """A progress bar on a terminal; silent elsewhere, and where another one can't be joined.
+    """Progress bar on a terminal; none elsewhere, nor inside another one.
 
     It shows a fraction of what is public, the number of teachers and of their steps. No time that is left: how long
     teachers take depends on their parts.

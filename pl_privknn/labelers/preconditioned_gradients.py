@@ -1,4 +1,4 @@
-"""Softmax regression by few full-batch releases, its curvature from public examples."""
+"""Softmax regression from a few released full-batch gradients, with curvature from public examples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pl_privknn._checks import check_positive
 from pl_privknn.labelers.statistics import (
     LEFT_BITS,
     RIGHT_BITS,
+    NoisySum,
     StatisticsTeacher,
-    Taken,
     fit_maximum_likelihood,
     not_too_long,
     step_for,
@@ -26,10 +26,10 @@ _NORMS = (1.0, 0.5, 0.5, 0.25)
 
 
 class PreconditionedGradients(StatisticsTeacher):
-    """A softmax regression from a handful of noisy full-batch gradients; what needs no label is public.
+    """Softmax regression from a few noisy full-batch gradients; everything without labels comes from public examples.
 
     The gradient Σ (p_W(x) − y) xᵀ needs private records for its label part alone. Release t is the sum of the clipped
-    gradients of all records at the model W_t, plus noise; over N that is G_t. With public examples it tells the
+    gradients of all records at the model W_t, plus noise; over N that is G_t. With public examples it gives the
     moment E[y xᵀ] by M_t = E_public[p_{W_t}(x) xᵀ] − G_t. The next model maximises the likelihood with the mean of
     all M so far, weighted by the inverse of their variances (see
     :func:`~pl_privknn.labelers.statistics.fit_maximum_likelihood`). Gradients shrink as the model learns, and
@@ -107,7 +107,7 @@ class PreconditionedGradients(StatisticsTeacher):
             total += (torch.where(kept[:, None], left, 0.0).T @ right).long()
         return total
 
-    def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:
+    def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
         """Maximum likelihood at the mean of all moments."""
         total, precision = torch.zeros_like(releases[min(releases)].noisy), 0.0
         divisor = self.expected_records * self.targets.error_scale(len(total))

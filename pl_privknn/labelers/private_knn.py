@@ -35,7 +35,7 @@ class PrivateKNN(NeighborVoting):
         noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
             ``Gaussian(sigma)`` as in the paper; ``Laplace`` or ``ExponentialArgmax``
             (arg-max released by Gumbel noise) where they suit better.
-        release_counts: let out all noisy counts of an answered query, at the price of the winner alone, so that
+        release_counts: release all noisy counts of an answered query, at the price of the winner alone, so that
             answers can be smoothed over neighbouring queries. For noise that is added to every count.
         attributes: labels are attributes and not classes: each neighbour adds its clipped attribute vector, every
             query is answered, and one record moves the sums as in

@@ -1,4 +1,4 @@
-"""Reverse kNN: each private record votes once or a few times, for however many queries."""
+"""Reverse kNN: each private record votes for its nearest queries, at a cost independent of their number."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_counts(counts: Tensor) -> None:
 def decide(
     noisy: Tensor, deviation: float, abstain: float, soft: bool, max_answers: int | None = None
 ) -> Release:
-    """Turn noisy counts into labels; uses nothing but the released counts and public constants.
+    """Turn noisy counts into labels, from released counts and public constants alone.
 
     Args:
         noisy: float64, shape ``(s, c)``.
@@ -88,7 +88,7 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
     public images, and every image of a cluster takes its centre's label.
 
     **Trust.** ``"central"``: a curator sees the records and noises the counts. ``"local"``: every record's owner
-    noises its own message (:mod:`~pl_privknn.labelers.reverse_knn_local`) and trusts nobody. ``"shuffle"``: owners
+    randomises its own message (:mod:`~pl_privknn.labelers.reverse_knn_local`), without trust. ``"shuffle"``: owners
     trust a shuffler to mix their messages (:mod:`~pl_privknn.labelers.reverse_knn_local`). The last two are
     simulated here, from one table, with the distribution of the messages; they hold under ``replace_one``, since who
     sends is visible.
@@ -97,8 +97,8 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
     or makes the person's message.
 
     **Attributes.** A record gives its attribute vector, clipped to an L1 norm of at most τ (the r of the paper: it
-    spreads r votes over all of its attributes), to its ``k`` nearest queries, and beside it one vote that says "here
-    is a record": without that count nobody could tell an attribute that few records have from a query that few
+    spreads r votes over all of its attributes), to its ``k`` nearest queries, and one further vote that says "here
+    is a record": without that count an attribute that few records have would look like a query that few
     records are near to. A record so adds to k rows a clipped vector of norms (ℓ₁, ℓ₂)
     (:func:`~pl_privknn.labelers.attributes.single_vote_norms`) and a one: k(ℓ₁ + 1) in L1 and √(k(ℓ₂² + 1)) in L2. A
     replaced record takes that away and adds as much: twice the L1 norm, and at most √2 times the L2 norm because
@@ -230,7 +230,7 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
             self._channel.check_clients(len(labels) if self._drawn is None else int(self._drawn.sum()))
 
     def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
-        """Take the private records block by block, each looked at once a round; see the base.
+        """Take the private records block by block, each read once per round; see the base class.
 
         Of a person one record, drawn by a private coin, is looked at.
         """
@@ -248,7 +248,7 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
         return [Charge(self.mechanism(num_classes), rounds)]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Count, noise and decide, for all queries of a round together; see :meth:`Labeler.label`.
+        """Count votes, add noise and decide for all queries of a round; see :meth:`Labeler.label`.
 
         Raises:
             RuntimeError: before :meth:`fit`.
@@ -259,9 +259,9 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
         return self.release(self.counts(queries), ledger, max_answers)
 
     def release(self, counts: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Pay for one round, noise its counts once and decide: the server's part, with a curator.
+        """Charge one round, add noise to its counts and decide: the server's part, with a curator.
 
-        Counts add up, so records may lie with many clients: each computes :meth:`counts` of its own, and the server
+        Counts add up, so records may be held by many clients: each computes its :meth:`counts`, and the server
         releases the sum. How records are spread over clients changes nothing, the guarantee of each record included.
 
         Args:
@@ -274,7 +274,7 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
         """
         if self._channel is not None:
             raise ValueError(
-                f"trust={self.trust!r}: nobody may see counts; use label, or the randomizer's own functions"
+                f"trust={self.trust!r}: exact counts are not available; use label, or the randomizer's functions"
             )
         if self.attributes is not None:
             return self._release_sums(self.attributes, counts, ledger, max_answers)
@@ -322,7 +322,7 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
         ledger: ChargesLedger,
         max_answers: int | None = None,
     ) -> Release:
-        """Pay for one round, have its messages fetched and decide: the server's part, without a curator.
+        """Charge one round, fetch its messages and decide: the server's part, without a curator.
 
         Args:
             fetch: asks the clients, once the round is paid, and returns messages of :meth:`protocol`, ``(n, w)``.

@@ -1,4 +1,4 @@
-"""Reverse kNN without a curator: each record's owner noises its own message, under local or shuffle privacy."""
+"""Reverse kNN without a curator: each record's owner randomises a message, under local or shuffle privacy."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pl_privknn.privacy.mechanisms import (
 from pl_privknn.privacy.noise import NoiseSource
 
 _KEYS = 1 << 62
-# Least ε for each place in which two messages differ: below it float64 hardly tells e^ε from 1.
+# Least ε for each place in which two messages differ: below it float64 hardly distinguishes e^ε from 1.
 _LEAST = 1e-9
 
 
 class Bloom:
-    """The message of Collision: a public hash of its own, and one hashed value (Wang et al. 2021).
+    """Message of the Collision mechanism: a public hash key and one hashed value (Wang et al. 2021).
 
     m ones of a table are hashed to [0, l). With Ω = m·e^ε + l − m, each value that a one is hashed to is sent with
     probability e^ε/Ω, and the others share what is left. If t ≤ m values are hit, each of the others has
@@ -166,7 +166,7 @@ class Table:
 
 
 class Protocol(abc.ABC):
-    """Messages of clients, each of which noises its own answer.
+    """Base class of protocols in which each client randomises its answer.
 
     Attributes:
         table: shape of an answer.
@@ -240,7 +240,7 @@ class LocalRandomizer(Protocol):
         if self.epsilon < (least := 2 * table.ones * _LEAST):
             raise ValueError(
                 f"epsilon={epsilon!r} of a message with {table.ones} votes must be at least {least:g}; below it "
-                "a message tells nothing. Use a larger ε, or a smaller k"
+                "a message carries no information. Use a larger ε, or a smaller k"
             )
 
     @property
@@ -249,7 +249,7 @@ class LocalRandomizer(Protocol):
         return PureDP(self.epsilon)
 
     def randomize(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """The messages of clients, each a function of its own record and its own coins.
+        """Messages of clients, each a function of the client's record and coins.
 
         Args:
             nearest: int64 ``(n, k)``, each record's queries, different from one another; one row for one client.
@@ -308,7 +308,7 @@ class UnaryRandomizer(LocalRandomizer):
         return self._estimate(messages.sum(dim=0).double(), len(messages))
 
     def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """Two binomials a cell: bits are independent."""
+        """Draw two binomials per cell: bits are independent."""
         true = true_counts(self.table, nearest, labels)
         flip = self.mechanism.flip_probability
         kept = binomial(true, 1 - flip, noise)
@@ -447,19 +447,19 @@ def _keeps(mechanism: NegativeBinomial, epsilon: float, delta: float) -> bool:
 
 
 class Shuffled(Protocol):
-    """Base of both protocols; ``num_clients`` is the public number of clients that are sure to send."""
+    """Base class of both shuffle protocols; ``num_clients`` is the public number of clients certain to send."""
 
     def __init__(self, table: Table, num_clients: int) -> None:
         self.table, self.num_clients = table, check_int("num_clients", num_clients, 2)
 
     @staticmethod
     def shuffle(messages: Tensor, noise: NoiseSource) -> Tensor:
-        """The messages in an order that tells nothing of who sent them; rows are messages."""
+        """Messages in random order, independent of their senders; rows are messages."""
         return messages[noise.uniform((len(messages),)).argsort()]
 
 
 class SingleMessage(Shuffled):
-    """One locally private message a client, amplified by shuffling (Feldman, McMillan, Talwar 2021).
+    """One locally private message per client, amplified by shuffling (Feldman, McMillan, Talwar 2021).
 
     Args:
         name: randomiser of the message; see :data:`~pl_privknn.labelers.reverse_knn_local.RANDOMIZERS`.
@@ -490,12 +490,12 @@ class SingleMessage(Shuffled):
         return self.randomizer.simulate(nearest, labels, noise)
 
     def deviation(self, num_clients: int) -> float:
-        """Of an estimate whose true count is zero."""
+        """Standard deviation of an estimate whose true count is zero."""
         return self.randomizer.deviation(num_clients)
 
 
 class MultiMessage(Shuffled):
-    """A message for each vote, and each client's share of the noise of every cell; see :class:`NegativeBinomial`.
+    """One message per vote and each client's share of the noise of every cell; see :class:`NegativeBinomial`.
 
     Args:
         noise: the whole noise of one cell, for instance of :func:`calibrated_shares`.
@@ -551,13 +551,13 @@ class MultiMessage(Shuffled):
         return (counts.double() - self.mechanism.mean).view(self.table.queries, self.table.classes)
 
     def deviation(self, num_clients: int) -> float:
-        """Of every estimate."""
+        """Standard deviation of every estimate."""
         return math.sqrt(self.mechanism.variance)
 
 
 @dataclasses.dataclass
 class Channel:
-    """Protocol by which clients' answers reach the server without a curator; made once the table's shape is known."""
+    """Channel of clients' answers to the server without a curator; built once the table's shape is known."""
 
     trust: str
     randomizer: str
@@ -576,7 +576,7 @@ class Channel:
         self._shares: dict[int, NegativeBinomial] = {}
 
     def protocol(self, table: Table) -> LocalRandomizer | SingleMessage | MultiMessage:
-        """Mechanism that is charged, and the one that stands for all messages."""
+        """Mechanism that is charged, and the one that represents all messages."""
         if self.trust == "local":
             return make_randomizer(self.randomizer, self.epsilon, table)
         clients = check_int("num_clients", self.num_clients, 2)
@@ -589,7 +589,7 @@ class Channel:
         return SingleMessage(self.randomizer, self._local, table, clients)
 
     def check_clients(self, found: int) -> None:
-        """Refuse a round with fewer clients than the guarantee counts on."""
+        """Refuse a round with fewer clients than the guarantee assumes."""
         if self.trust == "shuffle" and found < check_int("num_clients", self.num_clients, 2):
             raise ValueError(
                 f"num_clients={self.num_clients} is more than take part; the noise of fewer clients does not keep ε. "

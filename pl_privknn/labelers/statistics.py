@@ -1,4 +1,4 @@
-"""Teachers that release sums of the private records once, and make a linear model of them by public data."""
+"""Base of teachers that release sums over the private records once and fit a linear model to them by public data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 
 
 class Targets(abc.ABC):
-    """Labels as vectors, and the exponential family in which a linear model speaks of them.
+    """Labels as vectors, and their exponential family in a linear model.
 
     A record's part in a gradient is (p − y) xᵀ, y its vector and p what the model expects of it. ``c`` is the number
     of classes or attributes.
@@ -80,15 +80,15 @@ class Targets(abc.ABC):
 
     @abc.abstractmethod
     def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
-        """Labels and probabilities of queries that were not answered."""
+        """Labels and probabilities of refused queries."""
 
     def error_scale(self, num_targets: int) -> float:
-        """Public constant that errors p − y are multiplied with: brings them to a length of about 1 at first."""
+        """Public factor of errors p − y, which gives them a length of about 1 before training."""
         return 1.0
 
 
 class ClassTargets(Targets):
-    """One class a record: a softmax."""
+    """One class per record: softmax."""
 
     task = "multiclass"
     farthest = math.sqrt(2.0)
@@ -121,7 +121,7 @@ class ClassTargets(Targets):
 
 
 class AttributeTargets(Targets):
-    """Attributes that hold or don't, each by itself: one sigmoid for each of them."""
+    """Independent binary attributes: one sigmoid each."""
 
     task = "multilabel"
     centre, farthest = 0.5, 2.0
@@ -266,8 +266,8 @@ def fit_maximum_likelihood(
     return torch.from_numpy(found.x).view_as(moment).clone()
 
 
-class Taken(NamedTuple):
-    """A release and the model at which it was taken, both float64 ``(c, p)`` and public."""
+class NoisySum(NamedTuple):
+    """A released noisy sum and the model at which it was computed, both float64 ``(c, p)`` and public."""
 
     noisy: Tensor
     weights: Tensor
@@ -277,8 +277,8 @@ class Taken(NamedTuple):
 _SCHEMA = "CREATE TABLE releases (number INTEGER PRIMARY KEY, taken BLOB NOT NULL);"
 
 
-def write_release(store: PrivateStore, number: int, taken: Taken, sketch: Tensor) -> None:
-    """Keep a release, and what tells the public examples that it is about from others."""
+def write_release(store: PrivateStore, number: int, taken: NoisySum, sketch: Tensor) -> None:
+    """Write a release to a file with the public facts that identify its public examples."""
     buffer = io.BytesIO()
     torch.save(tuple(taken), buffer)
     with store.writing() as db:
@@ -286,10 +286,12 @@ def write_release(store: PrivateStore, number: int, taken: Taken, sketch: Tensor
         store.note("public", sketch.tolist())
 
 
-def read_releases(store: PrivateStore) -> tuple[dict[int, Taken], Tensor | None]:
+def read_releases(store: PrivateStore) -> tuple[dict[int, NoisySum], Tensor | None]:
     """Read the release that :func:`write_release` wrote."""
     rows = store.read("SELECT number, taken FROM releases")
-    taken = {number: Taken(*torch.load(io.BytesIO(kept), "cpu", weights_only=True)) for number, kept in rows}
+    taken = {
+        number: NoisySum(*torch.load(io.BytesIO(kept), "cpu", weights_only=True)) for number, kept in rows
+    }
     sketch = store.fact("public")
     return taken, None if sketch is None else torch.tensor(sketch, dtype=torch.float64)
 
@@ -307,11 +309,11 @@ _INSIDE = 1.0 - 1e-12
 
 
 class ReleaseLostError(RuntimeError):
-    """A paid release that did not survive; nothing may be drawn in its place."""
+    """Raised where a paid release was lost; nothing may be drawn in its place."""
 
 
 class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons):
-    """Releases sums over all private records, makes a linear model of them, and answers by it.
+    """Base class of teachers that release sums over all private records and answer by a linear model of them.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
     the run's private folder from then on: every later query, of every round and of a resumed run, is answered by
@@ -341,7 +343,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         expected_records: N, what sums are divided by: a public constant, about the number of private records.
         ridge: the model's penalty is λ = ridge · σ₁ / N, σ₁ the noise that a single release of sensitivity 1 would
             have at the cost of all. Public constants alone, so one ridge serves many ε.
-        bias: a constant beside the unit features.
+        bias: a constant appended to the unit features.
         components: keep so many principal directions of the public features first; None takes features as they are.
         whitening: divide each direction by its public standard deviation to this power.
         adjacency: neighbouring relation.
@@ -414,7 +416,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         self._kept: PrivateStore | None = None
         self._paid_by: ChargesLedger | None = None
         self._charged = 0
-        self.taken: dict[int, Taken] = {}
+        self.noisy_sums: dict[int, NoisySum] = {}
         self.centre: Centre | None = None
         self._sketch: Tensor | None = None
         self._weights: Tensor | None = None
@@ -439,7 +441,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         """L2 distance that one record can move the sum of a release under :attr:`adjacency`."""
 
     @abc.abstractmethod
-    def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:
+    def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
         """The model's weights, float64 ``(c, p)``: post-processing.
 
         Args:
@@ -471,7 +473,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         return found
 
     def relearn(self, learned: dict[str, Tensor]) -> None:
-        """Take what :meth:`learned` gave."""
+        """Restore the state of :meth:`learned`."""
         self._change, self.centre = None, _centre_in(learned)
         if "directions" in learned:
             width, kept = learned["directions"].shape
@@ -529,7 +531,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
     # ------------------------------------------------------------------ a run
 
     def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
-        """Take up what the run has released; see :meth:`JoinsRuns.join_run`.
+        """Read the releases of the run so far; see :meth:`JoinsRuns.join_run`.
 
         Raises:
             ReleaseLostError: if all releases are paid for and none is there.
@@ -546,8 +548,8 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
             self._charged = sum(
                 ledger.charged(kind) for kind in {part.mechanism for part in self.plan(1, 1, 2)}
             )
-        self.taken, self._sketch = read_releases(self._kept)
-        if len(self.taken) > self._charged:
+        self.noisy_sums, self._sketch = read_releases(self._kept)
+        if len(self.noisy_sums) > self._charged:
             raise ReleaseLostError(
                 f"{folder}: it holds releases that this run's ledger did not pay for; restore the ledger that "
                 "belongs to it"
@@ -555,7 +557,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         self._check_left()
 
     def leave_run(self) -> None:
-        """Write nothing more into the run's folder; see :meth:`JoinsRuns.leave_run`."""
+        """Stop writing to the run's folder; see :meth:`JoinsRuns.leave_run`."""
         if self._kept is not None:
             self._kept.close()
         self._kept = None
@@ -596,7 +598,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         self._table = (features, labels, num_classes)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Answer the first ``max_answers`` queries; the first call releases, and pays. See :meth:`Labeler.label`.
+        """Answer the first ``max_answers`` queries; the first call charges and releases. See :meth:`Labeler.label`.
 
         Raises:
             RuntimeError: before :meth:`fit` and :meth:`fit_public`.
@@ -628,7 +630,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         return None if self._weights is None else {"weights": self._weights, **self.learned()}
 
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        """The model of a state, apart from this labeler and its private table; see :meth:`MakesModel.head`."""
+        """Model of a state, independent of this labeler and its private table; see :meth:`MakesModel.head`."""
         model, learned = copy.copy(self), dict(state)
         model._table = model._paid_by = model._kept = None
         weights = learned.pop("weights")
@@ -636,7 +638,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         return functools.partial(model.predict, weights=weights, private=True)
 
     def remark(self, state: dict[str, Tensor]) -> str:
-        """What the released centre says; see :meth:`MakesModel.remark`."""
+        """Result of the test of the released centre; see :meth:`MakesModel.remark`."""
         return "" if (centre := _centre_in(state)) is None else str(centre)
 
     def unit(self, features: Tensor) -> Tensor:
@@ -665,7 +667,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
 
     @property
     def takes_shards(self) -> bool:
-        """Always: sums add up, and whole numbers have the same sum in any number of shards."""
+        """Always true: sums of whole numbers are the same in any number of shards."""
         return True
 
     def private_parts(
@@ -684,7 +686,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         step: float,
         vectors: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Σ over this process's persons of what their records add together, clipped to ``bound``: **private**.
+        """Σ over this process's persons of the sum of their records, clipped to ``bound``: **private**.
 
         Args:
             left: of x ``(n, p)`` and labels, what each record multiplies its x with, ``(n, c)``.
@@ -717,7 +719,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         return total
 
     def _released(self, ledger: ChargesLedger) -> Tensor:
-        """The model's weights; releases what was not released yet."""
+        """Weights of the model, after the releases that are still due."""
         first = self.processes.from_first
         weights, charged, learned, self._public_mean = first(lambda: self._so_far(ledger))
         if self.processes.rank:
@@ -730,7 +732,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         return weights
 
     def _so_far(self, ledger: ChargesLedger) -> tuple[Tensor, int, dict[str, Tensor], Tensor]:
-        """The model by what was released, the number of paid releases, what was learned, and the public mean."""
+        """Model of the releases so far, number of paid releases, learned state, and the public mean."""
         assert self._public_mean is not None
         if self._paid_by is not ledger:  # a table asked directly, outside of a run
             self._forget(ledger)
@@ -749,20 +751,20 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
     def _take(
         self, number: int, exact: Tensor, noise: NoiseSource, weights: Tensor
     ) -> tuple[Tensor, Centre | None]:
-        """Draw a release that was paid for, keep it, and give the model and the centre by all of them."""
+        """Draw a paid release, store it, and return the model and the centre of all releases."""
         assert self._public_mean is not None
         self._charged += 1
         noisy = self.mechanism(number).add_noise_to_multiples(exact, self._step(number), noise)
-        self.taken[number], self._sketch = Taken(noisy, weights), self._public_mean
+        self.noisy_sums[number], self._sketch = NoisySum(noisy, weights), self._public_mean
         if self._kept is not None:
-            write_release(self._kept, number, self.taken[number], self._sketch)
+            write_release(self._kept, number, self.noisy_sums[number], self._sketch)
         return self._model()
 
     def _model(self) -> tuple[Tensor, Centre | None]:
-        """The model and the centre by what was released; weights of 0 before the first sum."""
+        """Model and centre of the releases so far; weights of 0 before the first sum."""
         assert self._public is not None
         assert self._table is not None
-        sums = dict(self.taken)
+        sums = dict(self.noisy_sums)
         if (centre := sums.pop(CENTRE, None)) is not None:
             noisy, sigma = centre.noisy[0], self.mechanism(CENTRE).sigma
             self.centre = centre_of(noisy, sigma, self.expected_records, self._public[:, : len(noisy)])
@@ -771,7 +773,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         return self._public.new_zeros(self._table[2], self._public.shape[1]), self.centre
 
     def _check_left(self) -> None:
-        if self._charged >= len(self.numbers) and max(self.taken, default=CENTRE) == CENTRE:
+        if self._charged >= len(self.numbers) and max(self.noisy_sums, default=CENTRE) == CENTRE:
             raise ReleaseLostError(
                 "all releases were paid for, and a kill or an error came before one was kept; they are not drawn "
                 "again. Start a new run in another folder, with this run's ledger as ledger_path"
@@ -779,9 +781,9 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
 
     def _forget(self, ledger: ChargesLedger) -> None:
         self._paid_by, self._charged = ledger, 0
-        self.taken, self.centre, self._sketch, self._weights = {}, None, None, None
+        self.noisy_sums, self.centre, self._sketch, self._weights = {}, None, None, None
 
 
 def _centre_in(state: Mapping[str, Tensor]) -> Centre | None:
-    """The centre of what :meth:`StatisticsTeacher.learned` gave; None where none was released."""
+    """Centre in the state of :meth:`StatisticsTeacher.learned`; None where none was released."""
     return Centre(state["offset"], *state["chance"].tolist()) if "offset" in state else None

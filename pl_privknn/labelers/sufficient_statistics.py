@@ -13,8 +13,8 @@ from pl_privknn._checks import check_choice
 from pl_privknn.labelers.statistics import (
     LEFT_BITS,
     RIGHT_BITS,
+    NoisySum,
     StatisticsTeacher,
-    Taken,
     fit_least_squares,
     fit_maximum_likelihood,
     step_for,
@@ -26,7 +26,7 @@ FITS = ("least_squares", "maximum_likelihood")
 
 
 class SufficientStatistics(StatisticsTeacher):
-    """A linear model from one release of Σ y xᵀ, the sums of unit features by class; all else is public.
+    """Linear model from one release of Σ y xᵀ, the sums of unit features by class; everything else is public.
 
     In least squares and in softmax regression labels enter by E[y xᵀ] alone. The other part, E[x xᵀ] or
     E[log Σ exp(Wx)], is taken from public examples, without noise (Mehta et al. 2022, arXiv:2211.13403).
@@ -107,7 +107,7 @@ class SufficientStatistics(StatisticsTeacher):
             total += (within(self._vectors(labels, len(weights)), 1.0, left).T @ rows).long()
         return total
 
-    def model(self, public: Tensor, releases: Mapping[int, Taken]) -> Tensor:
+    def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
         """The public fit."""
         num_targets = len(releases[0].noisy)
         moment = releases[0].noisy / (self.expected_records * self.targets.error_scale(num_targets))

@@ -67,13 +67,13 @@ class Screening:
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """Screening and noise of a labeler that answers queries one by one; states the cost and draws.
+    """Screening and noise of a labeler that answers queries one by one: cost and draws.
 
     Attributes:
         noise: chooses, or noises the counts; its sensitivity and sampling rate are those of the votes.
         screening: decides which queries are answered; None answers every one.
         counts: release the noisy counts and not the winner alone; for :class:`AdditiveNoise`.
-        key: what the noise is for; a seeded source gives each key a stream of its own.
+        key: identifies the release; a seeded source gives each key a separate stream.
         processes: each asks; global rank 0, which gets the votes of all, draws.
     """
 
@@ -90,7 +90,7 @@ class Aggregation:
         return self.noise
 
     def plan(self, num_queries: int, max_answers: int) -> list[Charge]:
-        """The most that so many queries with so many answers can cost."""
+        """Worst-case charges of so many queries with so many answers."""
         charges = [] if self.screening is None or not num_queries else [Charge(self.screening, num_queries)]
         answers = min(num_queries, max_answers)
         return [*charges, Charge(self.noise, answers)] if answers else charges
@@ -98,11 +98,11 @@ class Aggregation:
     def ask(
         self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Screen and answer, paying before each draw.
+        """Screen and answer queries, charging before each draw.
 
         Args:
             num_queries: m.
-            votes: see :data:`Votes`; called after each payment, so that every release has coins of its own.
+            votes: see :data:`Votes`; called after each payment, so that every release has fresh coins.
             pay: see :data:`Pay`.
             max_answers: answer the first so many that pass; all if None.
 
@@ -143,7 +143,7 @@ class Aggregation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttributeSums(Aggregation):
-    """Noisy sums of clipped votes of every query, one an attribute, and the rule that decides by them.
+    """Noisy sums of clipped votes per query and attribute, with the decision rule.
 
     Attributes:
         attributes: has the rule.
@@ -170,7 +170,7 @@ class AttributeSums(Aggregation):
 
 
 class Neighbors(Protocol):
-    """A private table in which the neighbours of a query are found, and vote."""
+    """Protocol of a private table whose records nearest to a query vote."""
 
     def rank(self, queries: Tensor) -> Any:
         """Find the neighbours of queries, float32 ``(m, d)``; the result is indexed by rows of queries."""
@@ -180,7 +180,7 @@ class Neighbors(Protocol):
 
 
 class VotingLabeler(ProtectsPersons):
-    """A labeler in which one record, or one person, moves one vote about a query.
+    """Base class of labelers in which one record, or one person, changes one vote per query.
 
     Args:
         most_votes: number of votes about a query, the largest count that :class:`Screening` sees.
@@ -188,7 +188,7 @@ class VotingLabeler(ProtectsPersons):
         screening: :class:`Screening`, or None to answer every query.
         noise: the aggregation mechanism with its noise scale; sensitivity and sampling rate are filled in.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        release_counts: let out all noisy counts of an answered query.
+        release_counts: release all noisy counts of an answered query.
         attributes: labels are attributes; every query is answered, by sums of clipped votes.
 
     Raises:
@@ -237,7 +237,7 @@ class VotingLabeler(ProtectsPersons):
             self.noise = noise
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """One screening a query and one aggregation an answer; see :meth:`Labeler.plan`."""
+        """Plan of one screening per query and one aggregation per answer; see :meth:`Labeler.plan`."""
         return self.aggregation(num_classes).plan(num_queries, max_answers)
 
     def aggregation(self, num_classes: int) -> Aggregation:
@@ -261,7 +261,7 @@ class VotingLabeler(ProtectsPersons):
 
 
 class NeighborVoting(VotingLabeler):
-    """Screening on one sample of the neighbours, aggregation on another.
+    """Base class of labelers by neighbours: screening on one sample, aggregation on another.
 
     Where the unit of privacy is a person, neighbours are persons: each enters with the record nearest to the query,
     has one coin, and moves votes as one record does. See :class:`VotingLabeler` for the arguments.
@@ -330,14 +330,14 @@ class NeighborVoting(VotingLabeler):
 def vote_noise(
     noise: Mechanism, l1: float, l2: float, rate: float = 1.0, *, counts: bool = False
 ) -> VoteNoise:
-    """The frozen mechanism that both draws and accounts, from what a user gave and a labeler knows.
+    """Build the mechanism of votes from the user's argument and the labeler's sensitivity.
 
     Args:
         noise: a mechanism with its noise scale.
         l1: L1 distance that one record can move the votes.
         l2: L2 distance.
         rate: Poisson rate at which records take part.
-        counts: all noisy counts are to be let out.
+        counts: whether all noisy counts are released.
 
     Raises:
         ValueError: if the mechanism can't noise such votes, or states another value than the labeler's; for

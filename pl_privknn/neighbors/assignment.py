@@ -1,4 +1,4 @@
-"""Assignment of many records to few public queries: one matrix product and little more.
+"""Assignment of many records to few public queries by one matrix product.
 
 :func:`~pl_privknn.neighbors.search.nearest` is made for few queries and a large table. Here many rows choose among
 few, and each choice must be a function of its row alone: reverse kNN's sensitivity counts on it. Float32 products
@@ -125,7 +125,7 @@ def assign(
         with _full_precision(place):
             keys = torch.addmm(offset, block.to(place), left.T).cpu()
         sizes = 1.01 * norms.double()
-        # The last term: where float64 distances can't tell two queries apart, they must decide all the same.
+        # The last term: where float64 distances can't distinguish two queries, they must decide all the same.
         tolerance = gamma * (2 * longest * sizes + highest) + finest * (sizes + farthest) ** 2
         _choose_block(keys, tolerance, block, few, chosen[start : start + step])
     return chosen

@@ -1,4 +1,4 @@
-"""Sign random projections: candidates for the neighbours of a query without looking at every record."""
+"""Sign random projections: candidates for the neighbours of a query without a search of all records."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SignProjections:
 
 
 class HashIndex:
-    """Index of rows that share a bucket with a query in a table; rows come at the end and go anywhere.
+    """Index of rows that share a bucket with a query in some table; rows can be appended and removed.
 
     The sorted tables are of the rows of some time ago, where few have changed since: of these, the ones that went
     are passed over and the ones that came are compared one by one.

@@ -101,7 +101,7 @@ class PoissonTotals(abc.ABC):
 
     @abc.abstractmethod
     def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
-        """Add what records hold to ``totals``.
+        """Add the records' values to ``totals``.
 
         Args:
             totals: shape ``(m, width)``.
@@ -111,7 +111,7 @@ class PoissonTotals(abc.ABC):
         """
 
     def gathered(self, length: int) -> int:
-        """Numbers of memory for a query with a list so long."""
+        """Memory for one query with a list of this length, in numbers."""
         return length
 
     def rank(self, queries: Tensor) -> RankedLists:
@@ -129,7 +129,7 @@ class PoissonTotals(abc.ABC):
         """Totals (numbers of votes, or sums) over one fresh sample for each query.
 
         Args:
-            ranked: from :meth:`rank`; serves any number of calls, each with coins of its own.
+            ranked: from :meth:`rank`; may be used for any number of calls, each with fresh coins.
             coins: tosses independent coins, for instance ``noise.bernoulli``; not used at γ = 1.
 
         Returns:
@@ -281,7 +281,7 @@ def compact(owners: Tensor) -> NDArray[np.int32]:
 
 
 def first_of_each(numbers: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where a number stands for the first time in its row, bool of the shape ``(m, l)``."""
+    """Mask of the first occurrence of each number in its row, bool of the shape ``(m, l)``."""
     order = numbers.argsort(axis=1, kind="stable")
     sorted_numbers = np.take_along_axis(numbers, order, axis=1)
     new = np.ones_like(sorted_numbers, dtype=bool)
@@ -345,10 +345,10 @@ _NOBODY = torch.iinfo(torch.int64).max
 class ShardedNeighbors:
     """Votes of the k nearest records of a Poisson sample of all shards, with the methods of ``PoissonNeighbors``.
 
-    Each process tosses coins for the records of its own shard and finds the k nearest accepted ones. Those of all
+    Each process tosses coins for the records of its shard and finds the k nearest accepted ones. Those of all
     shards are merged by their float64 distance, ties by global index. The k nearest of the whole sample are among
     them, so the votes are those of one process that holds the whole table and tosses the same coins: a record is
-    accepted by a coin of its own, wherever it lies. What travels are 16 bytes for each of the k candidates of a
+    accepted by an independent coin, in any shard. What travels are 16 bytes for each of the k candidates of a
     shard, to process 0 alone. Every process calls :meth:`rank` and :meth:`votes` alike.
 
     Args:
@@ -380,7 +380,7 @@ class ShardedNeighbors:
             )
         self.num_classes, self.shard = num_classes, shard
         self._nearest = _NearestAccepted(table, k, sampling_rate, k, owners=owners, device=device)
-        # One label more, for candidates that are nobody: number -1.
+        # One label more, for missing candidates: number -1.
         self._labels = functional.pad(compact_labels(labels, len(table), num_classes), (0, 1))
 
     def rank(self, queries: Tensor) -> RankedLists:
@@ -409,7 +409,7 @@ class ShardedNeighbors:
         k = self._nearest.k
         farthest = torch.from_numpy(np.partition(squared.numpy(), k - 1, axis=1)[:, k - 1 : k])
         chosen = (squared <= farthest) & (squared < torch.inf)
-        # Ties at the k-th place go by global index, which stands in the upper bits.
+        # Ties at the k-th place go by global index, which is in the upper bits.
         for query in (chosen.sum(dim=1) > k).nonzero()[:, 0].tolist():
             order = np.lexsort((packed[query].numpy(), squared[query].numpy()))
             chosen[query] = False

@@ -46,7 +46,7 @@ class Shard:
         first: global index of the first record.
         stride: step from a record's global index to that of the next.
         total: number of records of all shards.
-        rows: global index of each record where ``first`` and ``stride`` don't tell it, int64 ``(n,)``.
+        rows: global index of each record where ``first`` and ``stride`` do not give it, int64 ``(n,)``.
     """
 
     group: ProcessGroup
@@ -56,7 +56,7 @@ class Shard:
     rows: Tensor | None = None
 
     def index(self, records: Tensor) -> Tensor:
-        """Global indices of records of this shard; -1, nobody, has some negative one."""
+        """Global indices of records of this shard; negative for -1, no record."""
         return self.first + self.stride * records if self.rows is None else self.rows[records]
 
 
@@ -192,7 +192,7 @@ class ProcessGroup:
             raise RuntimeError(self._trouble or _DEAD) from None
 
     def check(self) -> None:
-        """Between two steps of the work: stop where another process has failed or ended, before more is paid for.
+        """Stop between two steps where another process has failed or ended, before further charges.
 
         Raises:
             RuntimeError: with what is known of it.
@@ -201,7 +201,7 @@ class ProcessGroup:
             raise RuntimeError(self._trouble)
 
     def close(self) -> None:
-        """Give the groups back, without a word to the other processes."""
+        """Destroy the groups, without a message to the other processes."""
         while self._groups:
             group = self._groups.pop()
             if dist.is_initialized():

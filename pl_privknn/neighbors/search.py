@@ -264,7 +264,7 @@ def _sort_group(exact, indices, first, last):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _find_groups(keys, tolerance, k, ends, complete):  # type: ignore[no-untyped-def]
-    """Write to each place of a group, whose keys are too close to tell, the place after the group's last one."""
+    """Write to each place of a group of keys too close to be ordered the place after the group's last one."""
     length = keys.shape[1]
     for row in range(len(keys)):
         first = 0
@@ -336,7 +336,7 @@ def in_threads(work: Callable[[int, int], None], total: int, step: int) -> None:
             other.result()
 
 
-# 2**26 float32 keys are 256 MB: the most that a search holds at once beside its inputs and its result.
+# 2**26 float32 keys are 256 MB: the most that a search holds at once besides its inputs and its result.
 _KEYS_AT_A_TIME = 1 << 26
 _QUERIES_AT_A_TIME = 1024
 # Records are centred some 8 MB at a time, and selected from while their keys are in the processor's cache.
@@ -346,7 +346,7 @@ _FEWEST_ROWS, _MOST_ROWS = 256, 2048
 _VALUES_SENT_AT_A_TIME = 1 << 23
 # Keys of features up to 1e18 can't overflow float32.
 _LARGEST_SQUARE = 1e36
-# A candidate's index takes 31 bits beside its key, so a longer table is searched in parts, one after another.
+# A candidate's index takes 31 bits next to its key, so a longer table is searched in parts, one after another.
 _ROWS_OF_A_PART = 2**31 - 1
 # Pairs of a block whose keys are compared with their exact values, at least.
 _CHECKED_PAIRS = 4096
@@ -364,7 +364,7 @@ def nearest(
 
     The order is that of distances computed in float64 from the float32 features, ties going to the lower index,
     whatever the block sizes and the device. Whether one record comes before another therefore depends on no
-    third record. Beside the arguments and the result it takes some 0.1 GB, and 0.5 GB at most.
+    third record. Besides the arguments and the result it takes some 0.1 GB, and 0.5 GB at most.
 
     Args:
         queries: floating point, shape ``(m, d)``.

@@ -42,7 +42,7 @@ for _builder in (small_cnn, wide_cnn, mnist_cnn, svhn_cnn, cifar_cnn, linear_pro
 
 
 def available_networks() -> list[str]:
-    """Names that :func:`build_network` knows, beside ``"timm:NAME"``."""
+    """Names that :func:`build_network` knows, in addition to ``"timm:NAME"``."""
     return sorted(_BUILDERS)
 
 

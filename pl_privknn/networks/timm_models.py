@@ -1,4 +1,4 @@
-"""Any timm model as a student network, without a download behind the user's back."""
+"""Any timm model as a student network; nothing is downloaded without being requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs of releases, and their record. Names are loaded on first use; nothing here is heavy."""
+"""Accounting of differentially private releases: mechanisms, accountants and the ledger. Names load on first use."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Audit of a run's folder: its files are those that its ledger noted, and ε is that of the ledger."""
+"""Audit of a run's folder: files compared with the ledger's notes, and ε recomputed from the ledger."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _Rows = list[dict[str, Any]]
 
 
 class NotARun(ValueError):
-    """A folder whose files can't be read as those of a run."""
+    """Raised where a folder's files can't be read as those of a run."""
 
 
 @contextlib.contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Turn any error of a reader of damaged files into one line.
+    """Convert any error of reading a damaged file into one line.
 
     Raises:
         NotARun: in place of errors that no reader raises by itself.
@@ -93,7 +93,7 @@ def ledger_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:
 
 
 def named_values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
-    """Texts under a name, anywhere in settings."""
+    """Strings under a name, anywhere in settings."""
     if depth > 12:
         return
     if isinstance(settings, Mapping):
@@ -112,7 +112,7 @@ def audit_run(
     writing: Place | None = None,
     **expected: Any,
 ) -> dict[str, Any]:
-    """Recompute ε of a run from its ledger, and compare everything that leaves the run with what the ledger noted.
+    """Recompute ε of a run from its ledger, and compare all files that leave the run with the ledger's notes.
 
     Args:
         folder: of the run.
@@ -179,7 +179,7 @@ def audit_run(
 
 
 def in_short(names: list[str]) -> str:
-    """The first names of a list, and how many there are more."""
+    """The first names of a list and the number of the others."""
     return ", ".join(names[:_MOST_NAMED]) + (
         f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     )

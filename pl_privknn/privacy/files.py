@@ -1,4 +1,4 @@
-"""Files that survive a crash, and their digests."""
+"""Durable writing of files, and their digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def replaced_durably(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that replaces another one as a whole; on disk, old or new, whenever a crash comes.
+    """Replace a file atomically and durably: after a crash either the old or the new content is on disk.
 
     An exception in the block leaves the old file.
 

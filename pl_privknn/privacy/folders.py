@@ -1,4 +1,4 @@
-"""Folders of runs: where they are, and which run has one."""
+"""Folders of runs: choice of the folder, and its lock."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LOCK = "run.lock"
 
 
 class FolderInUse(RuntimeError):
-    """Another run has the folder."""
+    """Raised where another run holds the folder."""
 
 
 class FolderLock:
-    """Keeps other runs out of a folder until :meth:`release`, or the end of the process, however it comes.
+    """Exclusive lock on a folder until :meth:`release`, or the end of the process, however it ends.
 
     Args:
         folder: the run's folder, made if missing.
@@ -50,7 +50,7 @@ class FolderLock:
             self._runs.add(self._folder)
 
     def release(self) -> None:
-        """Let others in; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._held:
             self._held = False
             if self._is_run:
@@ -71,7 +71,7 @@ class FolderLock:
 def resumed_folder(
     state: Mapping[str, Any], checkpoint: str | Path | None, run_id_in: Callable[[Path], str | None]
 ) -> Path:
-    """The folder in which a resumed run goes on: the one that its checkpoint lies in.
+    """Folder in which a resumed run continues: the one that holds its checkpoint.
 
     A folder that was copied or moved goes on in itself, not in the one where the run began.
 
@@ -95,7 +95,7 @@ def resumed_folder(
 
 
 def new_number(folder: Path) -> Path:
-    """A new folder in this one: the first number that is free."""
+    """New folder in this one, named by the first free number."""
     number = 0
     while True:
         new = folder / str(number)
@@ -107,9 +107,9 @@ def new_number(folder: Path) -> Path:
 
 
 def trainers_folder(trainer: Any, place: str | Path, name: str) -> Path:
-    """The folder of a new run: where the trainer's loggers write, or ``runs/NAME/NUMBER``.
+    """Folder of a new run: where the trainer's loggers write, or ``runs/NAME/NUMBER``.
 
-    A trainer without loggers and without a folder of its own would leave each run in the working directory, where a
+    A trainer without loggers and without a root folder would leave each run in the working directory, where a
     second one would not be let in.
 
     Args:
@@ -123,6 +123,6 @@ def trainers_folder(trainer: Any, place: str | Path, name: str) -> Path:
 
 
 def private_folder(run_dir: Path) -> Path:
-    """Where a run keeps what must survive a crash and must not be shared: beside the run's folder, not in it."""
+    """Folder of a run's private state, which survives a crash and is not to be shared: next to the run's folder."""
     place = run_dir.resolve()
     return place.parent / f"{place.name}.private"

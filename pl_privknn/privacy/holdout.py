@@ -1,8 +1,8 @@
-"""Accuracy on a hold-out of private records, which takes no part in a training and pays in parallel with it.
+"""Accuracy on held-out private records, released at the ε of the training by parallel composition.
 
 A secret coin decides for each record, or each person, whether it is trained on or held out. A record is in one part
 alone, so that two releases of which each costs ε, one of the training part and one of the hold-out, cost every record
-ε (parallel composition). The hold-out's release is noisy counts of hits and of records, in a ledger of its own.
+ε (parallel composition). The hold-out's release is noisy counts of hits and of records, in a separate ledger.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def held_out(
     begun: bool,
     records: Callable[[], Iterable[Sequence[Tensor]]] | None = None,
 ) -> Tensor | None:
-    """Toss the coins of a run, the same ones whenever it is resumed.
+    """Draw the hold-out of a run, the same whenever it is resumed.
 
     Args:
         evaluation: what is asked for now; it must be what the run began with, since a record that changes its part
             would pay for both.
-        run_dir: the run's folder; the secret key lies in the private one beside it.
+        run_dir: the run's folder; the secret key is in the private one next to it.
         run_id: the run.
         numbers: of records, or of the persons that they belong to, int64 ``(n,)``.
         begun: whether something was paid for.
@@ -149,7 +149,7 @@ def release_accuracy(
     unit: Unit = "record",
     conditions: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Release the accuracy on the hold-out, once a run: a second call gives what the first one released.
+    """Release the accuracy on the hold-out, once per run: a second call returns what the first one released.
 
     Args:
         run_dir: the run's folder.

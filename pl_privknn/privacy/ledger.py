@@ -1,4 +1,4 @@
-"""The ledger: what was promised and what was paid, on disk before any noise is drawn."""
+"""The privacy ledger: plans and charges of all runs, on disk before any noise is drawn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _ROUNDING = 1e-12
 
 
 class BudgetExceeded(RuntimeError):
-    """A plan or charge would pass ``max_epsilon``. Nothing was written, drawn or released.
+    """Raised where a plan or charge would exceed ``max_epsilon``. Nothing was written, drawn or released.
 
     Attributes:
         epsilon: ε that would have been reached.
@@ -86,7 +86,7 @@ class BudgetExceeded(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class LedgerReport:
-    """The totals of a ledger, or of one of its runs.
+    """Totals of a ledger, or of one of its runs.
 
     Attributes:
         guarantee: of the worst case stated beforehand: for each run and mechanism the larger of what was
@@ -117,11 +117,11 @@ class LedgerReport:
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of what was charged in fact."""
+        """ε of what was charged."""
         return self.spent.epsilon
 
     def trade_off(self) -> TradeOff:
-        """Error rates of an attacker that the guarantee allows; exact where the report is."""
+        """Attacker's error rates that the guarantee allows; exact where the report is."""
         stated = self.guarantee
         exact = stated.epsilon_exact is not None
         return trade_off(self.guaranteed, delta=stated.delta, adjacency=stated.adjacency, exact=exact)
@@ -150,7 +150,7 @@ def reached(balance: Balance, guarantee: Sequence[Charge], late: bool) -> tuple[
 
 
 def check_budget(balance: Balance, run_id: str, asked: Sequence[Charge], after: Releases, what: str) -> None:
-    """Raise where a run would pass the budget by the rule that applies.
+    """Raise ``BudgetExceeded`` where a run would exceed the budget by the rule that applies.
 
     Args:
         balance: the ledger as it is.
@@ -243,7 +243,7 @@ def _condition(balance: Balance, late: Sequence[int]) -> str:
 
 
 class ChargesLedger(Protocol):
-    """Protocol of a ledger for labelers and baselines: pay before drawing."""
+    """Protocol of a ledger for labelers and baselines: charge, then draw."""
 
     def charge(
         self,
@@ -259,7 +259,7 @@ class ChargesLedger(Protocol):
 
 
 class LedgerRun:
-    """One run's handle on a ledger: what labelers and baselines pay with. Get it from :meth:`Ledger.run`."""
+    """Handle of one run on a ledger, to which labelers and baselines charge releases; see :meth:`Ledger.run`."""
 
     def __init__(self, ledger: Ledger, run_id: str) -> None:
         self.ledger = ledger
@@ -274,7 +274,7 @@ class LedgerRun:
         adjacencies: Sequence[Adjacency] | None = None,
         unit: Unit = "record",
     ) -> int:
-        """Pay for ``count`` releases; the row is on disk when this returns. Draw only afterwards.
+        """Charge ``count`` releases; the row is on disk when this returns. Draw only afterwards.
 
         Within the plan this takes milliseconds. Beyond it the budget is checked again. Several processes may
         charge the same run.
@@ -322,7 +322,7 @@ class LedgerRun:
             return ledger._append("charge", {"run": self.run_id, "charge": charge.to_record(), **stated})
 
     def note(self, topic: str, text: str) -> None:
-        """Write down a public fact, beside the charges and as durably; it costs nothing.
+        """Note a public fact in the ledger, as durably as a charge and at no privacy cost.
 
         State that is kept elsewhere (what a teacher has left to spend, for instance) notes here how far it has
         come, and is found out later where an older copy of it was put back.
@@ -346,7 +346,7 @@ class LedgerRun:
 
     @property
     def origin(self) -> str:
-        """Hash of the ledger's first row, which tells it from other ledgers, wherever it lies."""
+        """Hash of the ledger's first row, which identifies the ledger wherever its file is."""
         return self.ledger._balance.origin
 
     @property
@@ -355,7 +355,7 @@ class LedgerRun:
         return self.ledger.charges_after(self.run_id, 0)
 
     def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
-        """Totals of this run alone; ``run.ledger.report()`` has those of everybody."""
+        """Totals of this run alone; ``run.ledger.report()`` has those of all runs."""
         return self.ledger.run_report(self.run_id, delta, exact)
 
     @property
@@ -379,14 +379,14 @@ class Ledger:
 
     **How the budget is kept.** Plans stated before the first charge are fixed before anything was released,
     so ordinary composition covers them: the smallest ε of RDP, PLD and, if needed, the exact worst case.
-    Interleaving runs and stopping early change nothing (Haney et al. 2023). Whoever states a further plan
+    Interleaving runs and stopping early change nothing (Haney et al. 2023). An analyst who states a further plan
     after that, or charges beyond a plan, may have looked at answers before choosing its parameters. For that
     fully adaptive choice the ledger uses a Rényi filter at one order, fixed when the ledger is made (Feldman
     and Zrnic 2021, "Individual privacy accounting via a Rényi filter"), with the improved conversion to ε, and
-    beside it the plain sum of pure ε, where every release has one: ten releases of pure ε 0.1 fit into a budget of 1.
+    also the plain sum of pure ε, where every release has one: ten releases of pure ε 0.1 fit into a budget of 1.
     PLD totals and minima over further orders are not proven valid as filters.
 
-    **What the report says then.** ``report().filter["rule"]`` tells which rule applied, ``"composition"`` or
+    **What the report says then.** ``report().filter["rule"]`` names the rule that applied, ``"composition"`` or
     ``"renyi filter"``. Under the second one ε of the guarantee is still that of composition, which holds if
     the later parameters did not depend on earlier answers, so it is marked conditional, with this reason;
     whatever they depended on, the filter keeps the ledger within ``max_epsilon``. To avoid it, state all plans
@@ -442,7 +442,7 @@ class Ledger:
         if kept is not None and kept.head is not None and not Path(path).exists():
             raise FileNotFoundError(
                 f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, "
-                "or give a new ledger a head_path of its own"
+                "or give a new ledger another head_path"
             )
         self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, "unit": unit, **budget}))
         try:
@@ -501,7 +501,7 @@ class Ledger:
         plan: Sequence[Charge] = (),
         description: dict[str, Any] | None = None,
     ) -> LedgerRun:
-        """State a run's worst case and get the handle with which it pays.
+        """State a run's worst case and return the handle to which it charges.
 
         Args:
             run_id: lasting name of the run. The same id with the same plan, or with none, continues the run
@@ -540,7 +540,7 @@ class Ledger:
         return LedgerRun(self, run_id)
 
     def witness(self, note: Callable[[str], None]) -> None:
-        """Have the head hash noted now and after each row that is written here, before anybody may draw.
+        """Pass the head hash to a witness now and after each row written here, before any draw.
 
         Args:
             note: takes the hash and keeps it durably.
@@ -616,7 +616,7 @@ class Ledger:
         return self._balance.head
 
     def check_head(self, head: str, where: str) -> int:
-        """Position of the row whose hash was noted earlier.
+        """Position of the row that has this hash, noted earlier.
 
         Args:
             head: the hash.
@@ -635,7 +635,7 @@ class Ledger:
         return position
 
     def charges_after(self, run_id: str, position: int) -> int:
-        """Number of charges of a run behind a row."""
+        """Number of a run's charges after a row."""
         self._sync()
         return sum(place > position for place in self._balance.run(run_id).charge_rows)
 
@@ -647,7 +647,7 @@ class Ledger:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One transaction over rows that are known, after which its own are known too.
+        """One transaction over verified rows; its own rows are verified afterwards.
 
         A file that is written in place under this object then disagrees with what it knows.
         """
@@ -679,7 +679,7 @@ _STAMPED = ("open", "plan")
 
 
 def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    # Times of charges would tell how long each step took, and so how many records it drew.
+    # Times of charges would show how long each step took, and so how many records it drew.
     stamped = (
         {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")} if kind in _STAMPED else {}
     )
@@ -700,12 +700,12 @@ Place = Literal["files", "report", "export", "elsewhere"]
 
 
 def files_topic(run_id: str, place: Place) -> str:
-    """Topic of a run's note of the files in one place: their digests, by their names in the run's folder."""
+    """Topic of a run's note on files in one place: their digests by their names in the run's folder."""
     return f"{place} {run_id}"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Text of that note: numbers of queries, which are released."""
+    """Text of that note: numbers of queries, which are public."""
     return f"counts: {json.dumps(dict(counts), sort_keys=True)}"
 
 

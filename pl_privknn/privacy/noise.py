@@ -1,9 +1,9 @@
-"""The source of protective randomness: every coin and every noise draw of a release comes from here.
+"""Sources of protective randomness: every coin and every noise draw of a release.
 
 Whole numbers get exact noise: coins and integers compare random bits with the digits of a rational number, rounded
 normal and Laplace noise, thresholds and choices compare them with probabilities in float64, and in multiple precision
-wherever float64 can't tell. This closes the floating-point attacks of Mironov (2012). The running time depends on the
-values drawn: timing is not covered.
+where float64 does not suffice. This prevents the floating-point attacks of Mironov (2012). The running time depends
+on the values drawn: timing is not covered.
 
 References:
     Mironov. On Significance of the Least Significant Bits for Differential Privacy. CCS 2012.
@@ -41,7 +41,7 @@ _SLACK = 2.0**-16
 
 
 class Known:
-    """A uniform number in [0, 1) of which the first bits are known; more are drawn where a comparison needs them.
+    """Uniform number in [0, 1) of which the first bits are known; more are drawn where a comparison needs them.
 
     Args:
         source: of further bits.
@@ -99,7 +99,7 @@ Shape = int | Sequence[int]
 
 
 class NoiseSource(abc.ABC):
-    """Draws noise from 64-bit random words; subclasses say where the words come from.
+    """Base class of noise samplers on 64-bit random words; subclasses generate the words.
 
     What is covered against floating-point attacks (Mironov 2012: the spacing of floating-point results of a
     noisy sum gives away the value before the noise):
@@ -212,7 +212,7 @@ class NoiseSource(abc.ABC):
     def normal_at_least(self, thresholds: Tensor, scale: float) -> Tensor:
         """Whether fresh normal noise of deviation ``scale`` reaches each threshold; bool, exact.
 
-        A coin of the probability Φ(−threshold/scale): a random word decides it where float64 can tell, else multiple
+        A coin of the probability Φ(−threshold/scale): a random word decides it where float64 suffices, else multiple
         precision does.
 
         Args:
@@ -238,8 +238,8 @@ class NoiseSource(abc.ABC):
     def exponential_choice(self, scores: Tensor, scale: float) -> Tensor:
         """Choices among the last dimension's places, exactly with P[y] proportional to exp(scores[y] / scale).
 
-        A random word is compared with the cumulated probabilities; those that float64 can't tell from it are computed
-        in multiple precision.
+        A random word is compared with the cumulated probabilities; those too close to it for float64 are
+        computed in multiple precision.
 
         Args:
             scores: finite, shape ``(..., c)``; taken as the float64 numbers that they are.
@@ -328,7 +328,7 @@ class NoiseSource(abc.ABC):
 
 
 class SystemNoise(NoiseSource):
-    """The operating system's cryptographic generator: the source for real runs.
+    """Noise from the operating system's cryptographic generator: the source for real runs.
 
     It keeps no state and buffers nothing, so copies, pickles, threads and forked processes never share a
     draw. :meth:`stream` returns the source itself: all its draws are independent anyway.
@@ -357,7 +357,7 @@ class SystemNoise(NoiseSource):
 class SeededNoise(NoiseSource):
     """Reproducible noise for tests and simulations; **it protects nothing**.
 
-    Whoever knows the seed can subtract the noise, and the generator behind it is not cryptographic.
+    A person who knows the seed can subtract the noise, and the generator is not cryptographic.
 
     The words are the exclusive or of two torch generators, seeded with two halves of a hash of the seed:
     torch's CPU generator uses 32 bits of its seed, and among 60,000 streams some two would coincide.
@@ -409,7 +409,7 @@ class SeededNoise(NoiseSource):
 
 
 def default_noise() -> NoiseSource:
-    """The source for real runs: :class:`SystemNoise`.
+    """Noise source for real runs: :class:`SystemNoise`.
 
     Example:
         >>> from pl_privknn.privacy import default_noise

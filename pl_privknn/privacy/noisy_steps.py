@@ -1,4 +1,4 @@
-"""Noisy SGD without the training: what its steps cost, draw and release."""
+"""Steps of noisy SGD without the training: cost, Poisson samples and noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def step_mechanism(noise_multiplier: float, max_grad_norm: float, sampling_rate:
 
 
 def steps_per_epoch(sampling_rate: float) -> int:
-    """⌈1 / sampling_rate⌉ steps, in which a record is expected once; of the rate alone, not of the records."""
+    """Number of steps per epoch, ⌈1 / sampling_rate⌉; depends on the rate alone, not on the records."""
     # 1 / rate may come out a hair above a whole number.
     return math.ceil(1 / check_rate("sampling_rate", sampling_rate) - 1e-9)
 
@@ -85,7 +85,7 @@ def steps_within(
 def noise_aware_lr(
     lr: float, noise_limit: float | None, noise_multiplier: float, steps: int, batch_size: float
 ) -> float:
-    """Lower a learning rate where a training is noisy, by public numbers alone.
+    """Reduce a learning rate for a noisy training, by public numbers alone.
 
     ν = noise_multiplier · √steps / batch_size is the noise that all steps together add, per weight, in units of
     the clipping norm. The rate is multiplied by min(1, noise_limit / ν), so that one setting serves for many ε;
@@ -124,7 +124,7 @@ def poisson_sample(count: int, sampling_rate: float, noise: NoiseSource) -> Tens
 
     Each of ``count`` records is in it with probability ``sampling_rate``, once at most, independently of all
     others. A sample of fixed size, or one drawn with replacement, would not have the stated guarantee. Which
-    records were drawn, and how many, is private: amplification holds because nobody knows.
+    records were drawn, and how many, is private: amplification requires that it is not known.
     """
     return torch.nonzero(noise.bernoulli((count,), sampling_rate)).flatten()
 
@@ -150,7 +150,7 @@ def poisson_persons(owners: Tensor, sampling_rate: float, most: int, noise: Nois
 
 
 class PaidSteps:
-    """Counts out steps that were paid for: a ledger row for every few of them, written before their noise.
+    """Counter of charged steps: one ledger row for every few of them, written before their noise.
 
     Args:
         ledger: pays.
@@ -177,7 +177,7 @@ class PaidSteps:
         self.row = 0
 
     def pay(self, noise: NoiseSource) -> int:
-        """Pay for the next step, where that was not done yet; the coins of its batch may be tossed from then on.
+        """Charge the next step, where that was not done yet; its batch may be drawn afterwards.
 
         Args:
             noise: source of the noise.
@@ -200,11 +200,11 @@ class PaidSteps:
         return self.row
 
     def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:
-        """Pay for a step, where that was not done yet, then add its noise.
+        """Charge a step, where that was not done yet, then add its noise.
 
         Args:
             gradients: sum of clipped gradients, shape ``(parameters,)``, all zero for an empty batch.
-            noise: source of the noise; each step draws from a stream of its own.
+            noise: source of the noise; each step draws from a separate stream.
 
         Returns:
             float64, shape ``(parameters,)``.

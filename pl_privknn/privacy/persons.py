@@ -17,7 +17,7 @@ def check_owners(owners: Tensor | None, num_records: int) -> Tensor:
     """
     if owners is None:
         raise ValueError(
-            "unit='person': nobody says who owns the private records; give the data module private_groups, or use "
+            "unit='person': the private records have no owners; give the data module private_groups, or use "
             "unit='record'"
         )
     if owners.dtype != torch.int64 or tuple(owners.shape) != (num_records,):
@@ -45,7 +45,7 @@ def persons_of(owners: Tensor) -> tuple[Tensor, Tensor]:
 def records_drawn(owners: Tensor, most: int, noise: NoiseSource) -> Tensor:
     """Rows of at most ``most`` records of each person, drawn without replacement by private coins.
 
-    Each record gets a random key of its own, and a person's records with the smallest keys are drawn, so who else is
+    Each record gets a random key, and a person's records with the smallest keys are drawn, so who else is
     in the table changes nothing.
 
     Args:

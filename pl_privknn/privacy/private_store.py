@@ -23,7 +23,7 @@ _PUT_BACK = "put back an undamaged copy that is up to date"
 
 
 class PrivateStoreError(RuntimeError):
-    """The store is damaged, incomplete, an older or second copy, in use, or could not be written."""
+    """Raised where the store is damaged, incomplete, an older or second copy, in use, or could not be written."""
 
 
 class PrivateStore(SQLiteFile):
@@ -31,7 +31,7 @@ class PrivateStore(SQLiteFile):
 
     *Durable*: what is changed within :meth:`writing` is changed as a whole or not at all, and is on disk when the
     block ends. *Private*: readable by the owner alone; what is deleted is overwritten. *One writer*: a lock file
-    beside it is held while the store is open, and goes with the process; a forked child can't write. *One place*: a
+    next to it is held while the store is open, and goes with the process; a forked child can't write. *One place*: a
     copy is refused while the original is where it was, for state that only counts down.
 
     Args:
@@ -48,7 +48,7 @@ class PrivateStore(SQLiteFile):
         PrivateStoreError: for a file that is damaged, in use, or a second copy.
     """
 
-    # The journal is emptied after each commit, which the folder need not be told.
+    # The journal is emptied after each commit, which needs no sync of the folder.
     settings = ("journal_mode = TRUNCATE", "synchronous = EXTRA", "secure_delete = ON", "cache_size = -65536")
 
     def __init__(
@@ -160,7 +160,7 @@ def _name_of(path: Path) -> str | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder, and those above it, for the owner alone; on disk when this returns."""
+    """Create a folder and its parents, readable by the owner alone; on disk when this returns."""
     if folder.is_dir():
         return
     _make_private(folder.parent)

@@ -1,4 +1,4 @@
-"""Budgets of single records: from (ε, δ) to a budget, who is who, and the table of what each has spent."""
+"""Budgets of single records: conversion from (ε, δ), identification of records, and the table of spent budgets."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def _largest(fits: Callable[[float], bool]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class RecordKey:
-    """Recognises records by what they hold, whatever their place in the table.
+    """Identification of records by their content, whatever their position in the table.
 
-    A digest is of one record alone, under a key that never leaves the private state: without the key it tells
+    A digest is of one record alone, under a key that never leaves the private state: without the key it reveals
     nothing of the record, not even to somebody who guesses it.
 
     Attributes:
@@ -146,7 +146,7 @@ class RecordKey:
         )
 
     def numbers(self, digests: Tensor) -> tuple[Ids, Ids]:
-        """Numbers of records; equal records are counted, so each copy has one of its own.
+        """Numbers of records; equal records are counted, so each copy has a different one.
 
         Args:
             digests: uint8, shape ``(n, 16)``.
@@ -177,7 +177,7 @@ def as_bytes(digests: Tensor) -> list[bytes]:
 
 
 def changed_numbers(known: Mapping[int, bytes], now: Mapping[int, bytes]) -> bool:
-    """Whether a record comes under another number than before.
+    """Whether a record has another number than before.
 
     That is so where a digest that is known comes under a number that never had it, while a number that had it
     has lost it. Where all have kept it, the newcomer is an equal record.
@@ -197,7 +197,7 @@ def changed_numbers(known: Mapping[int, bytes], now: Mapping[int, bytes]) -> boo
 
 
 def read_ids(ids: Any, count: int) -> Ids:
-    """Numbers that the owner gave, as an array or the path of a ``.npy`` file, one whole number for each record.
+    """Read the record numbers given by the owner, an array or the path of a ``.npy`` file, one integer per record.
 
     Raises:
         ValueError: unless there is one whole number for each record, and each once.
@@ -237,8 +237,8 @@ class BudgetTable(PrivateStore):
 
     The stream is one release in a ledger, so its budgets must never be spent twice under one entry. Refused are
 
-    * *an older copy put back*: every call draws a mark, also where nobody pays, that is written with what it cost and
-      noted in the ledger before its answers are let out. A table without the ledger's last mark is older;
+    * *an older copy put back*: every call draws a mark, even if no record pays, that is written with what it cost and
+      noted in the ledger before its answers are returned. A table without the ledger's last mark is older;
     * *a lost table*: the ledger says that this run has paid for a stream, and the table knows nothing of the run;
     * *a second copy*, see :class:`~pl_privknn.privacy.private_store.PrivateStore`;
     * *other noise*: what the ledger says of the noise holds for all answers, so all come from one kind of source.
@@ -308,12 +308,12 @@ class BudgetTable(PrivateStore):
 
     @property
     def calls(self) -> int:
-        """Number of batches of answers that these budgets have paid for."""
+        """Number of batches of answers charged to these budgets."""
         return int(self.read("SELECT COALESCE(MAX(number), 0) FROM calls").fetchone()[0])
 
     @property
     def begun(self) -> bool:
-        """Whether anything was answered, from these budgets or from those of other shards."""
+        """Whether any query was answered, from these budgets or from those of other shards."""
         return self.begun_elsewhere or self.calls > 0
 
     # ------------------------------------------------------------------ who is who
@@ -327,14 +327,14 @@ class BudgetTable(PrivateStore):
         is_shard: bool = False,
         unit: Unit = "record",
     ) -> Ids:
-        """Give each record of a table its budget, which is its own once anything was answered.
+        """Assign its budget to each record of a table; fixed once a query was answered.
 
         Before the first answer the stream may still be about other records.
 
         Args:
             ids: the owner's numbers, or None.
             digests: uint8, shape ``(n, 16)``; of the records as the data module gives them, or None.
-            table: features ``(n, d)`` and labels, which stand for the records where neither is given.
+            table: features ``(n, d)`` and labels, which identify the records where neither is given.
             limits: what each may spend, ``(n,)``; None for the whole budget.
             is_shard: refuse other records than those with which the stream began. Shards don't know each other's
                 records: one that moved would get a second budget where it comes.
@@ -389,7 +389,7 @@ class BudgetTable(PrivateStore):
         return ids
 
     def admit(self, ids: Ids, allowed: Ids | None = None, digests: Sequence[bytes] | None = None) -> None:
-        """Give a budget to those that have none; digests that are given are noted anew."""
+        """Add budgets for numbers that have none, and update the digests that are given."""
         allowed = self._quanta(len(ids)) if allowed is None else allowed
         known = [None] * len(ids) if digests is None else digests
         with self.writing() as db:
@@ -419,14 +419,14 @@ class BudgetTable(PrivateStore):
     # ------------------------------------------------------------------ payments
 
     def next_mark(self) -> str:
-        """A mark for the next batch of answers: its number and what is drawn for it; public."""
+        """Mark of the next batch of answers: its number and a random part; public."""
         return f"{self.calls + 1}:{secrets.token_hex(8)}"
 
     def spend(self, mark: str) -> None:
-        """Write what a batch of answers has taken from :attr:`left`; on disk when the transaction ends.
+        """Write the budgets that a batch of answers has spent; on disk when the transaction ends.
 
         Args:
-            mark: of the batch; one of the same number belongs to a batch that was let out nowhere.
+            mark: of the batch; one of the same number belongs to a batch whose answers were never returned.
 
         Raises:
             PrivateStoreError: if a record would have spent more than it may, or it could not be written: let nothing
@@ -441,11 +441,11 @@ class BudgetTable(PrivateStore):
         self._written = self.left.copy()
 
     def pay_for(self, total: Mechanism, ledger: ChargesLedger | None, source: NoiseSource) -> NoiseSource:
-        """Charge the whole stream to a ledger, unless its run has paid for it already, and get a batch's noise.
+        """Charge the whole stream to a ledger, unless its run has done so, and return the noise source of a batch.
 
         Args:
             total: what the stream costs where neighbours differ by one record more or less.
-            ledger: pays; None where nobody keeps books.
+            ledger: receives the charge; None for a call without a ledger.
             source: of the noise.
 
         Returns:
@@ -453,7 +453,7 @@ class BudgetTable(PrivateStore):
 
         Raises:
             BudgetExceeded: as the ledger says; nothing was drawn.
-            PrivateStoreError: if the budgets are not, or are no more, those of the answers that the run has let out.
+            PrivateStoreError: if the budgets are not, or are no more, those of the answers that the run has returned.
             ValueError: if earlier answers were drawn from a source of another kind.
         """
         self.check(total, ledger)
@@ -480,7 +480,7 @@ class BudgetTable(PrivateStore):
         return source.stream("ind_knn", self.fact("row", -1), self.calls)
 
     def check(self, total: Mechanism, ledger: ChargesLedger | None) -> None:
-        """Check that the ledger's run, if it has answered, did so from these budgets, and that they are the latest.
+        """Check that earlier answers of the ledger's run were paid from these budgets and that these are the latest.
 
         Args:
             total: what the stream costs.
@@ -511,13 +511,13 @@ class BudgetTable(PrivateStore):
         return ledger.noted(self.topic) if isinstance(ledger, LedgerRun) else None
 
     def vouch(self, ledger: ChargesLedger | None, mark: str) -> None:
-        """Note in the ledger how far the stream has come, before its last answers are let out."""
+        """Note the stream's last mark in the ledger before its last answers are returned."""
         if isinstance(ledger, LedgerRun) and self.path is not None:
             ledger.note(self.topic, mark)
 
     @property
     def topic(self) -> str:
-        """Of the ledger's notes."""
+        """Topic of the ledger's notes."""
         return f"ind_knn {self.name}"
 
     @property
@@ -530,7 +530,7 @@ class BudgetTable(PrivateStore):
 
 
 def check_unpaid(folder: Path, total: Mechanism, ledger: ChargesLedger) -> None:
-    """Check that a run has paid for no stream, before a folder that knows nothing of it is used, or made.
+    """Check that a run has charged no stream before a folder without its state is used.
 
     Args:
         folder: where the budgets would be.
@@ -560,6 +560,6 @@ def _check_digests(numbers: Ids, following: Ids, known: Ids) -> None:
         )
     if np.isin(following, known).any():
         raise ValueError(
-            "private records: of some that are equal not all are there, and which of them are can't be told; put "
+            "private records: of some that are equal not all are present, and it is not known which; put "
             f"them back, give every record a lasting number with ids from the start, or {_NEW_STREAM}"
         )

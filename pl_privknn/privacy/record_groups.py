@@ -1,4 +1,4 @@
-"""Groups of records with sampling rates of their own in the same noisy steps: what they cost, and their coins."""
+"""Groups of records with different sampling rates in the same noisy steps: their cost and their Poisson samples."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pl_privknn.privacy.noisy_steps import poisson_sample, step_mechanism
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordGroups:
-    """Groups of private records, and the ε that the owners of a group's records chose.
+    """Groups of private records, each with the ε that the owners of its records chose.
 
     Which group a record is in must follow from a rule that was there before, and from this record alone: its owner's
-    choice, or where it comes from. A group by what other records are, or by what a model says, has no ε of its own.
+    choice, or where it comes from. A group defined by other records, or by a model's output, has no separate ε.
 
     Args:
         members: group of each private record in the data module's order, whole numbers from 0, shape ``(n,)``, or
@@ -64,10 +64,10 @@ class RecordGroups:
         object.__setattr__(self, "members", members.long())
 
     def largest(self, epsilon: float | None) -> float:
-        """The largest ε of a group, which the ledger promises.
+        """Largest ε of all groups, which is the ledger's guarantee.
 
         Args:
-            epsilon: of all records, None beside groups.
+            epsilon: of all records; None where there are groups.
 
         Raises:
             ValueError: where there is one.
@@ -98,12 +98,12 @@ def rate_for_steps(epsilon: float, delta: float, noise_multiplier: float, steps:
 def group_costs(
     rates: Sequence[float], steps: Charge, charges: Sequence[Charge], delta: float, exact: bool = True
 ) -> list[float]:
-    """ε of each group of records that has a Poisson rate of its own in the same steps.
+    """ε of each group of records, where groups have different Poisson rates in the same steps.
 
     Args:
         rates: one a group.
         steps: the steps as they are charged, with the largest rate.
-        charges: all that was released, ``steps`` among it; what is beside them counts in full for every group.
+        charges: all releases, including ``steps``; all others count in full for every group.
         delta: δ of the guarantee.
         exact: see :func:`~pl_privknn.privacy.accounting.accountant.account`.
     """
@@ -123,7 +123,7 @@ def group_costs(
 
 
 def poisson_sample_by_group(members: Tensor, rates: Sequence[float], noise: NoiseSource) -> Tensor:
-    """As :func:`poisson_sample`, of records with the rates of their groups.
+    """Poisson sample of records at the rates of their groups; see :func:`poisson_sample`.
 
     Args:
         members: group of each record, int64 ``(n,)``.

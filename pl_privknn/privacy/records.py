@@ -1,4 +1,4 @@
-"""Rows, memory and reading code of a data set of private records.
+"""Inspection of data sets of private records: rows, memory and reading code.
 
 A record is one index of the data set. What reading it returns is the record, so reading one must not use another:
 that can be seen of tables of tensors and of this package's data sets, and is an assumption for all others.
@@ -20,12 +20,12 @@ _HELD = ("store", "stores", "_items")
 
 
 def is_ours(thing: Any) -> bool:
-    """Whether an object's class is of this package."""
+    """Whether an object's class is defined in this package."""
     return type(thing).__module__.split(".")[0] == _PACKAGE
 
 
 def leaves_of(dataset: Any, rows: Tensor | None = None) -> Iterator[tuple[Any, Tensor]]:
-    """The data sets that a data set reads, and which of their rows.
+    """Underlying data sets of a data set, and the rows that it reads.
 
     Args:
         dataset: map-style; ``Subset`` and ``ConcatDataset`` are looked into.
@@ -47,7 +47,7 @@ def leaves_of(dataset: Any, rows: Tensor | None = None) -> Iterator[tuple[Any, T
 
 
 def has_repeated_rows(dataset: Any) -> bool:
-    """Whether a data set is seen to read a row of another one twice, as oversampling does.
+    """Whether a data set reads a row of another one twice, as in oversampling.
 
     Example:
         >>> import torch
@@ -82,7 +82,7 @@ def foreign_reader(dataset: Any) -> str | None:
 
 
 def memory_of(value: Any, depth: int = 4) -> Iterator[tuple[int, int]]:
-    """Addresses, begin and end, of the tensors and arrays that an object holds, as far as its attributes lead.
+    """Memory ranges (first and last address) of tensors and arrays reachable through an object's attributes.
 
     Args:
         value: an object, a tensor, or a container of them.
@@ -113,6 +113,6 @@ def shares_memory(first: Any, second: Any) -> bool:
 
 
 def shares_records(private: Any, other: Any) -> bool:
-    """Whether a data set is seen to read from a data set of private records, or to share memory with it."""
+    """Whether a data set reads from a data set of private records, or shares memory with it."""
     own = {id(leaf) for leaf, _ in leaves_of(private)}
     return any(id(leaf) in own or shares_memory(private, leaf) for leaf, _ in leaves_of(other))

@@ -1,4 +1,4 @@
-"""Redaction of code that reads private records: its output, its exceptions, and which figures a run may log."""
+"""Redaction of output and exceptions of code that reads private records, and the list of figures a run may log."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
 
 _PACKAGE = __name__.split(".")[0]
 _RAISE = dis.opmap["RAISE_VARARGS"]
-#: Raise with public values alone, whoever calls them.
+#: Raise with public values alone, from any caller.
 _PUBLIC_VALUES = tuple(
     f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "store", "private_store", "run", "sqlite_file")
 )
-#: Stand between two functions of this package without giving arguments of their own.
+#: Frames between two functions of this package that pass no other arguments.
 _PASS_ON = (_PACKAGE, "torch", "contextlib", "functools")
 _FILES = (1, 2)
 
@@ -36,18 +36,18 @@ Result = TypeVar("Result")
 
 
 class RedactedError(RuntimeError):
-    """Something failed where private records are at hand; it says what and where, never the text."""
+    """Raised where code that reads private records failed; it names the type and the place, never the text."""
 
 
 def redacted(
     function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
-    """Call ``function``, which sees private records, so that nothing but its result comes out.
+    """Call a function that reads private records: suppress its output and redact its exceptions.
 
     What it prints, logs or warns of is dropped (:func:`silenced`). Exceptions raised by this package's own ``raise``
     statements, whose texts hold no private value, pass without what lies behind them: from the ledger always, from
-    elsewhere where no foreign code stands between, whose arguments a text might repeat. Any other exception, a
-    teacher's or a library's, may quote a record: its type and place are told and its text, its notes, its causes
+    elsewhere where no foreign code lies between, whose arguments a text might repeat. Any other exception, a
+    teacher's or a library's, may quote a record: its type and place are shown and its text, its notes, its causes
     and the frames that hold records are left behind. With the environment variable
     ``PRIVKNN_SHOW_PRIVATE_ERRORS=1`` everything comes through.
 
@@ -61,15 +61,15 @@ def redacted(
             with silenced():
                 return function(*args, **kwargs)
         except BaseException as error:
-            told = _told(error)
+            shown = _shown(error)
     try:
-        raise told  # outside of the handler, or the exception itself would be its context
+        raise shown  # outside of the handler, or the exception itself would be its context
     finally:
-        del told
+        del shown
 
 
 def private_seconds() -> float:
-    """Wall time that this process has spent in :func:`redacted` code. **Private**: more records take longer."""
+    """Wall time spent in :func:`redacted` code by this process. **Private**: more records take longer."""
     return _seconds[0]
 
 
@@ -90,7 +90,7 @@ def _clocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what runs inside prints (child processes and C code too), logs or warns of.
+    """Suppress output, logs and warnings inside the context, also of child processes and C code.
 
     For the whole process, so briefly: from the first block of any thread that begins to the last one that ends.
     """
@@ -117,7 +117,9 @@ _turn, _blocks, _undo = threading.Lock(), 0, contextlib.ExitStack()
 
 def _silence() -> contextlib.ExitStack:
     with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings(record=True))  # not shown, whoever lets them pass inside
+        stack.enter_context(
+            warnings.catch_warnings(record=True)
+        )  # not shown, whatever filters are set inside
         warnings.simplefilter("ignore")
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(sys.maxsize)
@@ -130,7 +132,7 @@ def _silence() -> contextlib.ExitStack:
 
 @contextlib.contextmanager
 def terminal() -> Iterator[TextIO]:
-    """A stream to where standard output leads now, which :func:`silenced` leaves open: for progress bars."""
+    """Stream to the present standard output that :func:`silenced` leaves open, for progress bars."""
     try:
         handle = os.dup(sys.stdout.fileno())
     except (AttributeError, OSError, ValueError):  # a notebook's, or a test's: no file
@@ -142,7 +144,7 @@ def terminal() -> Iterator[TextIO]:
 
 @functools.cache
 def _null() -> TextIO:
-    """Leads nowhere, and stays open: a library may keep it as the place of its messages."""
+    """Null stream that stays open: a library may keep it for its messages."""
     return open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
 
 
@@ -155,13 +157,13 @@ def _c_flush() -> Callable[[Any], Any] | None:
 
 
 def shows_private_errors() -> bool:
-    """Whether the data owner lets texts of the private side through."""
+    """Whether the data owner allows messages of code that reads private records."""
     return os.environ.get(SHOW) == "1"
 
 
 @contextlib.contextmanager
 def descriptors_led_to(file: IO[Any]) -> Iterator[None]:
-    """Let file descriptors 1 and 2 lead to another file, for child processes and C code."""
+    """Redirect file descriptors 1 and 2 to another file, for child processes and C code."""
     kept = {}
     _flush()
     for descriptor in _FILES:
@@ -185,7 +187,7 @@ def _flush() -> None:
         flush(None)
 
 
-def _told(error: BaseException) -> BaseException:
+def _shown(error: BaseException) -> BaseException:
     """Text that may be shown of an exception."""
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
@@ -210,7 +212,7 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_safe(frames: list[TracebackType]) -> bool:
-    """Whether the exception began at a ``raise`` of this package, and not in a call, with this package's values."""
+    """Whether the exception was raised by a ``raise`` statement of this package with this package's values."""
     last = frames[-1]
     if _room(last) != _PACKAGE or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE:
         return False
@@ -218,7 +220,7 @@ def _is_safe(frames: list[TracebackType]) -> bool:
 
 
 def _is_users(trace: TracebackType) -> bool:
-    """Whether a line is a user's own, where a fault is looked for first."""
+    """Whether a line is of the user's own code, where a fault is likeliest."""
     file = trace.tb_frame.f_code.co_filename
     library = "site-packages" in file or file.startswith((sysconfig.get_paths()["stdlib"], "<"))
     return not library and _room(trace) != _PACKAGE
@@ -290,11 +292,11 @@ _LISTS = {
 
 
 class UndeclaredError(ValueError):
-    """Something was to be logged beside the private side that nobody has declared."""
+    """Raised where a figure to be logged during private training is not declared."""
 
 
 def check_declared(names: Iterable[str], where: Where = "metrics") -> None:
-    """Refuse to log what is not on the list.
+    """Refuse to log figures that are not on the list.
 
     Args:
         names: of metrics, keys of ``summary.json``, or parts of a report.
@@ -312,7 +314,7 @@ def check_declared(names: Iterable[str], where: Where = "metrics") -> None:
 
 
 def declare(name: str, made_of: str, where: Where = "metrics") -> None:
-    """Put a figure of one's own on the list.
+    """Add a figure to the list.
 
     Args:
         name: of the metric, or the key of ``summary.json``.

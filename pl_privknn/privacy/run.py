@@ -33,7 +33,7 @@ class Facts(Protocol):
 
 
 class FactsFile:
-    """Facts in one JSON file, which is replaced as a whole.
+    """Facts in one JSON file, replaced atomically.
 
     Args:
         path: the file, made with the first fact.
@@ -43,7 +43,7 @@ class FactsFile:
         self.path = path
 
     def facts(self) -> dict[str, Any]:
-        """All that was noted, by name."""
+        """All noted facts by name."""
         return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
 
     def fact(self, name: str, otherwise: Any = None) -> Any:
@@ -66,7 +66,7 @@ def noted_head(facts: Facts) -> str | None:
 
 
 class Run:
-    """Opens, or continues, a run in a folder and states its plan in the ledger.
+    """One run in a folder: opened or continued, with its plan stated in the ledger.
 
     The folder is the run's until :meth:`close`. The run has its id on disk before it is in the ledger, so that a
     kill in between states no second plan. After each row the ledger's head is noted before anything may be drawn, so
@@ -133,18 +133,18 @@ class Run:
             raise
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
-        """The most that the run may release, and public facts for the reader of the ledger.
+        """Plan of the run (the most it may release) and public facts for the reader of the ledger.
 
         Called once the ledger is open, before anything is stated; raises where the run can't go on.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let another run use the folder; the ledger stays readable for reports."""
+        """Release the folder; the ledger stays readable for reports."""
         self._lock.release()
 
     def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
-        """The guarantee stated beforehand and what was spent, of the whole ledger at this run's δ."""
+        """Guarantee and spent budget of the whole ledger at this run's δ."""
         report = self.ledger.report(delta=self.delta, exact=exact)
         return report.guarantee, report.spent
 
@@ -153,7 +153,7 @@ class Run:
         self.facts.note(_HEAD, head)
 
     def _known(self, terms: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
-        """What the folder says of its run, once it has an id."""
+        """Facts of the folder's run, once it has an id."""
         known = self.facts.fact(_BEGUN)
         if checkpoint is not None and (known is None or known["run_id"] != checkpoint):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Groups of arguments that private trainings and labelling share: the budget and the ledger's files."""
+"""Groups of arguments shared by private training and labelling: the budget and the ledger's files."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class SQLiteFile:
             self._db.close()
 
     def failure(self, error: sqlite3.DatabaseError) -> Exception:
-        """Error of this file in the place of SQLite's."""
+        """Error of this file that replaces SQLite's."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ inner work
@@ -102,7 +102,7 @@ class SQLiteFile:
             self._db = connected(self.path, settings, mode)
 
     def _check_process(self) -> None:
-        """Open a connection of its own in a forked process."""
+        """Open a new connection in a forked process."""
         if self._pid != os.getpid():
             _INHERITED.append(self._db)
             self._connect()

@@ -1,4 +1,4 @@
-"""Rows of a ledger on disk, what they add up to, and the file that notes their head."""
+"""Rows of a ledger on disk, their running totals, and the file that notes their head hash."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PARTS = {("table", "rows"), ("table", "head")}
 _BUSY_SECONDS = 600.0
 _POLL_SECONDS = 0.002
 _KILLED_WRITER = (
-    "If a -journal file lies beside it, a writer was killed: copy both into a folder where you may write, and "
+    "If there is a -journal file next to it, a writer was killed: copy both into a folder where you may write, and "
     "read the copy"
 )
 #: Hash "before" the first row.
@@ -55,7 +55,7 @@ _WAL_BYTE = 18  # of an SQLite file's header: 2 where the file is written ahead
 
 
 class LedgerCorrupt(RuntimeError):
-    """The file is no ledger, or its rows do not fit their hashes. It is never repaired silently."""
+    """Raised where a file is no ledger, or its rows do not match their hashes. It is never repaired silently."""
 
 
 def seal(previous: str, body: str) -> str:
@@ -74,7 +74,7 @@ class RowStore(SQLiteFile):
     **Durability.** A row is committed and synced when :meth:`writing` ends. The file uses a rollback journal,
     so that between commits everything is in the one file and readers need no write access; the journal's
     folder is synced too. A process killed within a commit leaves a journal with which the next opening
-    undoes the unfinished row. Writers exclude each other by a lock file beside the ledger.
+    undoes the unfinished row. Writers exclude each other by a lock file next to the ledger.
 
     **What can be found out.** A change, deletion, insertion or reordering of rows breaks the chain; a cut of
     the last rows disagrees with the head that the file keeps apart. The file holds no secret, so somebody who
@@ -130,7 +130,7 @@ class RowStore(SQLiteFile):
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the file lock and one transaction, so that a check and the append after it are one step.
+        """Hold the file lock and one transaction, so that a check and the following append are atomic.
 
         Raises:
             LedgerCorrupt: if the file was moved or replaced since it was opened.
@@ -168,7 +168,7 @@ class RowStore(SQLiteFile):
         return int(position) + 1
 
     def reading(self) -> threading.RLock:
-        """A lock under which no other thread's transaction is open, to read rows and take them in."""
+        """Lock under which no other thread's transaction is open, to read and apply rows."""
         self._check_process()
         return self._turn
 
@@ -220,7 +220,7 @@ class RowStore(SQLiteFile):
         return int(found[0][0]) if found else None
 
     def failure(self, error: sqlite3.DatabaseError) -> Exception:
-        """SQLite's errors in the words of a ledger."""
+        """Error of a ledger that replaces SQLite's."""
         if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
             doing, hint = ("read", _KILLED_WRITER) if self.readonly else ("written", "Nothing was charged.")
             return OSError(f"{self.path} can't be {doing}: {error}. {hint}")
@@ -278,17 +278,17 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def refuse_wal(path: Path) -> None:
-    """Refuse a file whose newest rows may lie in another one beside it, so that a copy of it would forget them.
+    """Refuse a file in write-ahead mode, whose newest rows may be in another file that a copy would miss.
 
     Raises:
-        LedgerCorrupt: where another program turned it to write-ahead logging, or a log lies beside it.
+        LedgerCorrupt: where another program turned it to write-ahead logging, or there is a log next to it.
     """
     with path.open("rb") as file:
         version = file.read(_WAL_BYTE + 1)[_WAL_BYTE:]
     if version == b"\x02" or Path(f"{path}-wal").exists():
         raise LedgerCorrupt(
             f"{path} was turned to write-ahead logging by another program, and its newest rows may lie in "
-            f"{path.name}-wal; where that file still lies beside it, run: sqlite3 {path.name} 'PRAGMA "
+            f"{path.name}-wal; where that file is still next to it, run: sqlite3 {path.name} 'PRAGMA "
             "journal_mode=DELETE'. A copy that was made without it is not to be used"
         )
 
@@ -352,7 +352,7 @@ class RunBalance:
         return larger(self.planned, self.charged)
 
     def after(self, charge: Charge) -> Charge | None:
-        """All charges of a mechanism with this one, where they go beyond the guarantee so far; else None."""
+        """All charges of a mechanism with this one, where they exceed the guarantee so far; else None."""
         total = merged([*self.charged.values(), charge])[charge.mechanism]
         return total if total.count > count_of(self.guaranteed(), charge.mechanism) else None
 
@@ -362,7 +362,7 @@ class Balance:
 
     Attributes:
         opened: whether the opening row was seen.
-        origin: its hash, which tells this ledger from others.
+        origin: its hash, which identifies this ledger.
         adjacency: neighbouring relation of everything.
         unit: unit of privacy of everything.
         delta: δ of the budget in force.
@@ -391,19 +391,19 @@ class Balance:
 
     @property
     def late(self) -> list[int]:
-        """Positions of plans and charges that raised the guarantee after the ledger's first charge.
+        """Positions of plans and charges that increased the guarantee after the ledger's first charge.
 
-        Whoever wrote them may have seen answers.
+        Their authors may have seen answers.
         """
         return sorted(position for run in self.runs.values() for position in run.late)
 
     @property
     def filter(self) -> RenyiFilter:
-        """The filter of the budget in force."""
+        """Rényi filter of the budget in force."""
         return RenyiFilter(self.order, self.delta, self.adjacency)
 
     def apply(self, body: Mapping[str, Any]) -> None:
-        """Take one verified row in.
+        """Apply one verified row.
 
         Raises:
             LedgerCorrupt: for a row that no ledger writes.
@@ -510,7 +510,7 @@ def _noise_mark(body: Mapping[str, Any]) -> Guarantee:
 
 
 class _UnknownMechanism(Exception):
-    """A record of a mechanism that nobody has registered."""
+    """Record of a mechanism that is not registered."""
 
 
 def _charge(record: dict[str, Any]) -> Charge:
@@ -529,7 +529,7 @@ def _read(text: str) -> Charge:
 
 
 class HeadFile:
-    """Notes the head hash of a ledger in a file of its own, after every row.
+    """File that holds the head hash of a ledger, written after every row.
 
     What it proves: as long as this file is not put back together with the ledger, an older copy of the ledger,
     a new one and one whose rows were rewritten are found out, since none of them holds the noted head. So keep

@@ -1,4 +1,4 @@
-"""ε of ledgers and lists of records, the audit of a ledger, and the figures of a summary, from files alone."""
+"""Verification from files alone: ε of ledgers and lists of records, audit of a ledger, figures of a summary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pl_privknn.privacy.store import Balance, read_rows
 
 @dataclasses.dataclass(frozen=True)
 class Releases:
-    """Releases that a file states.
+    """Releases stated in a file.
 
     Attributes:
         charges: the most that may be released.
@@ -59,7 +59,7 @@ def read_releases(path: str | Path) -> Releases:
 
 
 def releases_in(document: Any, path: str | Path) -> Releases:
-    """The releases in a document that :func:`~pl_privknn.config.read_document` read from ``path``."""
+    """Releases in a document that :func:`~pl_privknn.config.read_document` read from ``path``."""
     if not isinstance(document, dict):
         return Releases(tuple(read_records(document)))
     names = [name for name in ("releases", "records") if name in document]
@@ -90,7 +90,7 @@ def epsilon_of_file(
     exact: bool = True,
     unit: Unit | None = None,
 ) -> dict[str, Any]:
-    """ε of a JSON or YAML list of records, a plan, or a ledger (told apart by their content).
+    """ε of a JSON or YAML list of records, a plan, or a ledger (distinguished by their content).
 
     Args:
         path: the file; see :func:`~pl_privknn.privacy.verification.read_releases` for lists and plans.
@@ -127,7 +127,7 @@ def epsilon_of_files(
     exact: bool = True,
     unit: Unit | None = None,
 ) -> dict[str, Any]:
-    """ε of several files over the same private data together: ledgers, lists and plans, mixed as they come.
+    """Total ε of several files over the same private data: any mixture of ledgers, lists and plans.
 
     Of a ledger, what its runs may release at most is counted. The total is ordinary composition, which holds for
     plans that were all fixed before any answer was seen: the guarantee is conditional on that, and on whatever
@@ -299,7 +299,7 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
 
 
 def releases_of(path: str | Path) -> Releases:
-    """The releases that a file is about: of a ledger, the most that its runs may release together.
+    """Releases in a file; of a ledger, the most that its runs may release together.
 
     Raises:
         ValueError: for a bad record.
@@ -317,7 +317,7 @@ def releases_of(path: str | Path) -> Releases:
 
 
 def parameters_text(record: dict[str, Any]) -> str:
-    """The parameters of a release, for people."""
+    """Parameters of a release as readable text."""
     shown = {name: value for name, value in record.items() if name not in _NO_PARAMETERS}
     return ", ".join(
         f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
@@ -346,7 +346,7 @@ def _existing(path: str | Path) -> Path:
     return path
 
 
-# All that such a note may say: whoever forges a summary could also add a note to the ledger.
+# The only text allowed in such a note: a forger of a summary could also add a note to the ledger.
 _COUNTED = ("queried", "answered", "refused", "lost")
 _REPORTED = (
     "epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld", "epsilon_exact", "delta", "adjacency",
@@ -357,7 +357,7 @@ _ROUNDING = 1e-6
 
 
 def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = True) -> list[dict[str, Any]]:
-    """Compare what a summary states with what its ledger says at the row that the summary names.
+    """Compare a summary's figures with its ledger at the row that the summary names.
 
     ε, δ and the rest of the report are computed anew from the rows up to ``ledger_head``. Numbers of queries and
     answers follow from what the run noted in the ledger; steps and noise of a private training from its plan and its
@@ -406,7 +406,7 @@ def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = 
 
 
 def _check_head(summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head must be a row's, and no later row may be of the same run: a summary is written at the run's end."""
+    """Check that the head is a row's and that no later row is of the same run: the summary comes last."""
     head, run = summary.get("ledger_head"), summary.get("run")
     known = [row["position"] for row in rows if row["hash"] == head]
     if not known:
@@ -465,7 +465,7 @@ def _training(planned: Iterable[Charge], charged: Iterable[Charge]) -> dict[str,
 
 
 def compared(name: str, stated: Any, found: Any) -> dict[str, Any]:
-    """A stated value beside the one that was found, and whether they agree; figures up to rounding."""
+    """Stated and recomputed value, and whether they agree; figures up to rounding."""
     if isinstance(stated, int | float) and isinstance(found, int | float) and not isinstance(stated, bool):
         agrees = stated == found or math.isclose(stated, found, rel_tol=_ROUNDING)
     elif isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):

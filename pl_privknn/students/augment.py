@@ -75,14 +75,14 @@ OPERATIONS = ("identity", "rotate", "shear_x", "shear_y", "translate_x", "transl
 
 @dataclasses.dataclass(frozen=True)
 class WeakAugmentation:
-    """Shifts by whole pixels; mirrored halves and squares cut out where that is asked for.
+    """Weak augmentation: shifts by whole pixels, and optionally horizontal flips and cutout.
 
     Args:
         shift: largest shift in either direction, as a fraction of the side, and at least one pixel where it
             isn't 0. (FixMatch has 0.125 for photographs; centred objects want less.)
         flip: mirror half of the images. Off unless asked for: it turns digits and letters into others.
         fill: value of pixels from outside the image.
-        cutout: side of the square that is cut out of each image, about a pixel of its own, as a fraction of the
+        cutout: side of the square that is cut out of each image, around a random pixel, as a fraction of the
             longer side; 0 cuts nothing.
         cutout_fill: value of pixels in that square, for instance the mean of public images; ``fill`` if None.
 
@@ -141,7 +141,7 @@ class WeakAugmentation:
 
 @dataclasses.dataclass(frozen=True)
 class StrongAugmentation:
-    """A weak augmentation, then operations drawn for each example as in RandAugment, then cutout.
+    """Strong augmentation: a weak one, then operations drawn for each example as in RandAugment, then cutout.
 
     Each example draws ``num_ops`` operations (with replacement) out of :data:`OPERATIONS`, each with a level of its
     own, uniform up to ``magnitude`` as in FixMatch (Sohn et al. 2020). For photographs that paper has

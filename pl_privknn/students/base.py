@@ -101,7 +101,7 @@ def _half_cosine(progress: float) -> float:
 
 
 class EMA(nn.Module):
-    """Exponential moving average of a network, kept beside it and saved with it.
+    """Exponential moving average of a network, saved with it.
 
     After update ``t`` (counted from 0) the average moves by ``1 - min(decay, (1 + t) / (10 + t))`` towards
     the network: the warm-up keeps a short training from being evaluated near its random start. Floating-point
@@ -185,7 +185,7 @@ def fresh_weights(network: nn.Module, fresh: nn.Module | None = None) -> None:
 
 
 class StudentModule(HasInitArguments, OnFrozenFeatures):
-    """Trains a network on public images; subclasses say on what batches, and by what loss.
+    """Base class of modules that train a network on public images; subclasses define batches and loss.
 
     In evaluation mode :meth:`forward` and :meth:`features` use the moving average of the weights where
     ``ema_decay`` is set, in training mode always the weights that are being trained. The average is updated
@@ -261,7 +261,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         self._schedule_start = 0
 
     def setup(self, stage: str) -> None:
-        """Begin each training with a schedule of its own; a checkpoint is loaded after this."""
+        """Start each training with a new schedule; a checkpoint is loaded after this."""
         if stage == "fit":
             self._schedule_start = 0
             if self.extractor is not None:
@@ -304,7 +304,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         return network.features(self.normalize(images))
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits of the network that is being trained, in the mode that it is in."""
+        """Logits of the trained network in its present mode."""
         return self.network(self.normalize(images))
 
     def log_training(self, values: Mapping[str, Tensor], batch_size: int) -> None:
@@ -451,7 +451,7 @@ def split_batch(batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
 
 @contextlib.contextmanager
 def deterministic(network: nn.Module) -> Iterator[None]:
-    """Within: every module but batch normalisation is in evaluation mode (no dropout or stochastic depth).
+    """Context in which all modules but batch normalisation are in evaluation mode (no dropout or stochastic depth).
 
     Args:
         network: whose modules change mode; they get their own back.
@@ -468,12 +468,12 @@ def deterministic(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_statistics(network: nn.Module) -> Iterator[None]:
-    """Within: batch normalisation in training mode uses the batch's statistics but keeps its running ones.
+    """Context in which batch normalisation in training mode keeps its running statistics.
 
     Bitwise: a momentum of 0 would still count batches, and would turn an infinite activation into NaN.
 
     Args:
-        network: whose running statistics stand still.
+        network: whose running statistics are kept.
     """
     norms = [
         module
@@ -493,22 +493,22 @@ AUGMENT = ("none", "weak")
 
 
 class Student(StudentModule, abc.ABC):
-    """A classifier trained on public images and released labels; subclasses say by what objective.
+    """Base class of classifiers trained on public images and released labels; subclasses define the objective.
 
     A training batch is ``{"labeled": (x, y), "unlabeled": x}``, or without ``"unlabeled"``, or a plain
     ``(x, y)``. ``x`` is float32 ``(n, channels, height, width)`` in [0, 1]; ``y`` is int64 ``(n,)`` with -1
     for "no label", or float ``(n, num_classes)`` with rows that sum to one. Validation and test batches are
     ``(x, y)``, prediction batches ``x`` or ``(x, …)``.
 
-    Under ``task="multilabel"`` each output is an attribute with a probability of its own: ``y`` is
+    Under ``task="multilabel"`` each output is an attribute with a separate probability: ``y`` is
     ``(n, num_classes)``, int64 0 or 1 or float probabilities, -1 where not known; losses are binary, means over
     attributes; ``val/accuracy`` and ``test/accuracy`` are mean attribute accuracies, and each attribute's own is
-    logged beside them as ``val/accuracy_<name>``, by the names that the data module gives.
+    logged in addition as ``val/accuracy_<name>``, by the names that the data module gives.
 
     Args:
         *args: arguments of :class:`~pl_privknn.students.base.StudentModule`, in its order.
         loss: the loss on labels.
-        augment: ``"weak"`` moves (and mirrors) labelled images in training, each by a draw of its own.
+        augment: ``"weak"`` moves (and mirrors) labelled images in training, each by a separate draw.
         task: ``"multiclass"`` or ``"multilabel"``.
         **kwargs: arguments of :class:`~pl_privknn.students.base.StudentModule`.
 
@@ -550,7 +550,7 @@ class Student(StudentModule, abc.ABC):
         """
 
     def label_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Mean loss on labels, with the smoothing, robustness and weighting that the student was given.
+        """Mean loss on labels, with the student's smoothing, robustness and weighting.
 
         Args:
             logits: ``(n, c)``.

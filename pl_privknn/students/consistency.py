@@ -1,4 +1,4 @@
-"""Students that keep predictions on two views of an unlabelled image alike: UDA and FixMatch."""
+"""Students by consistency of two views of an unlabelled image: UDA and FixMatch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pl_privknn.students.losses import (
 
 
 class ConsistencyStudent(Student):
-    """Trains on labels, and on unlabelled images to predict on strong views what it predicts on weak ones.
+    """Base class of students trained on labels and on consistency of strong with weak views.
 
     The loss is ``L(labels) + consistency_weight · mean(consistency)``, the mean over all unlabelled images of
     the batch, counting or not. Their number for each labelled one (μ in FixMatch, up to 7) is that of the
@@ -87,7 +87,7 @@ class ConsistencyStudent(Student):
 
 
 class UDAStudent(ConsistencyStudent):
-    """Learns the sharpened prediction of the weak view, where that is confident, on the strong view.
+    """UDA: the strong view's target is the sharpened prediction of the weak view, where that is confident.
 
     Of attributes, each counts by itself where its own probability, or that of its absence, passes the threshold.
 
@@ -118,7 +118,7 @@ class UDAStudent(ConsistencyStudent):
 
 
 class FixMatchStudent(ConsistencyStudent):
-    """Learns the class of a confident prediction on the weak view, as a hard label, on the strong view.
+    """FixMatch: the strong view's hard label is the class of a confident prediction on the weak view.
 
     Of attributes, each counts by itself where its own probability, or that of its absence, passes the threshold.
 

@@ -246,7 +246,7 @@ class Outputs:
 
 
 class AttributeOutputs(Outputs):
-    """The same of attributes, each a problem of two classes: absent, with logit 0, and present, with its own."""
+    """Losses and probabilities of attributes, each a problem of two classes: absent, with logit 0, and present."""
 
     def rows(self, logits: Tensor) -> Tensor:
         """Logits ``(n · a, 2)``, attribute by attribute of each example."""

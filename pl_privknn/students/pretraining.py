@@ -17,7 +17,7 @@ from pl_privknn.students.losses import LabelLoss
 
 
 class SimCLRStudent(StudentModule):
-    """Trains a network's features on unlabelled public images (SimCLR, Chen et al. 2020).
+    """SimCLR: features learned from unlabelled public images (Chen et al. 2020).
 
     Two strong views of an image attract each other, views of different images repel. A training batch is
     ``{"unlabeled": x}``; validation and test batches are ``(x, …)``, of which the loss is logged. The classifier of
@@ -110,7 +110,7 @@ class SimCLRStudent(StudentModule):
 
 
 def contrastive_loss(projected: Tensor, temperature: float) -> Tensor:
-    """NT-Xent: each of 2n views has to find its other view among the 2n - 1 others by cosine similarity.
+    """NT-Xent loss: each of 2n views is matched with its other view among the 2n - 1 others by cosine similarity.
 
     Args:
         projected: ``(2n, d)``; rows i and n + i are views of one image.

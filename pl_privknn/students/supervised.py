@@ -1,4 +1,4 @@
-"""The student that learns from labels alone: the measure for all others."""
+"""Supervised student, the baseline of all others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SupervisedStudent(Student):
 
     @property
     def trains_on_rows(self) -> bool:
-        """Whether labelled images are seen as they are."""
+        """Whether labelled images are used without augmentation."""
         return bool(self.hparams["augment"] == "none")
 
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:

@@ -67,7 +67,7 @@ def adversarial_direction(
 
 
 class VATStudent(Student):
-    """Learns from labels and, on unlabelled images, to predict the same at ``x`` and at the worst ``x + r``.
+    """Virtual adversarial training: loss on labels, and the divergence at the worst ``x + r`` of unlabelled images.
 
     The loss is ``L(labels) + vat_weight · mean KL(p(x) ‖ p(x + r))`` where
     ``r = radius · d`` and ``d`` is :func:`adversarial_direction`. No gradient flows through ``p(x)`` of the
@@ -125,7 +125,7 @@ class VATStudent(Student):
 
     def clean_logits(self, images: Tensor, update_statistics: bool) -> Tensor:
         """Logits at unperturbed images, without gradient."""
-        # The labelled pass has moved the statistics already where labelled images stand in.
+        # The labelled pass has updated the statistics already where labelled images are used instead.
         still = contextlib.nullcontext() if update_statistics else frozen_statistics(self.network)
         with deterministic(self.network), still, torch.no_grad():
             return self.logits(images)

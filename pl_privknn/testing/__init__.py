@@ -1,4 +1,4 @@
-"""For tests of private teachers: a free ledger, and a check of what a labeler promises."""
+"""Tests of private teachers: a free ledger and privacy checks of labelers."""
 
 from pl_privknn.testing.check import CheckReport, check_labeler
 from pl_privknn.testing.distances import distance

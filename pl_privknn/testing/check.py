@@ -1,4 +1,4 @@
-"""``check_labeler``: does a labeler keep what it promises?"""
+"""``check_labeler``: privacy checks of a labeler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pl_privknn.testing.watch import (
 _ORDERS = np.array([1.5, 2.0, 8.0])
 #: Refuse the first charge, the second, …; a labeler with more charges is refused at these.
 _REFUSALS = 4
-# Enough that whoever counts records finds a person moves more than one of them.
+# Enough that a labeler which counts records is found where a person moves several of them.
 _RECORDS_OF_A_PERSON = 3
 
 
@@ -48,8 +48,8 @@ def check_source(subject: Subject) -> str:
         raise LabelerCheckError("has no noise_source; call super().__init__(noise_source) in __init__")
     if not source.cryptographic:
         raise LabelerCheckError(
-            f"noise_source={source!r} is seeded: whoever knows the seed can subtract the noise. Make the labeler "
-            "without a noise_source, as for a real run (the check puts in sources of its own)"
+            f"noise_source={source!r} is seeded: with the seed the noise can be subtracted. Make the labeler "
+            "without a noise_source, as for a real run (the check provides sources)"
         )
     return ""
 
@@ -134,7 +134,7 @@ def check_within_plan(run: Run, queries: int, answers: int, rounds: int = 1) -> 
 
 
 def check_release(release: Release, queries: int, answers: int, num_classes: int, task: str) -> str:
-    """Labels, probabilities and scores have the shapes, dtypes and values that a release has."""
+    """Labels, probabilities and scores have the shapes, dtypes and values of a release."""
     if not isinstance(release, Release):
         raise LabelerCheckError(f"label returns {type(release).__name__}; want a Release")
     shape = (queries,) if task == "multiclass" else (queries, num_classes)
@@ -162,7 +162,7 @@ def check_release(release: Release, queries: int, answers: int, num_classes: int
             )
         if release.score_deviation is None or not 0 < release.score_deviation < math.inf:
             raise LabelerCheckError(
-                f"score_deviation={release.score_deviation!r} beside scores; state their noise's"
+                f"score_deviation={release.score_deviation!r} with scores; state their noise's"
             )
     return ""
 
@@ -218,7 +218,7 @@ def check_fresh_noise(subject: Subject, table: Table) -> str:
                 if owner != (number, event.stream):
                     raise LabelerCheckError(
                         f"{'a resumed run' if number else 'a later draw'} repeats the noise of stream {event.path}: "
-                        "whoever sees both answers can subtract it. Get the noise of each release from "
+                        "it can be subtracted by anyone who sees both answers. Get the noise of each release from "
                         "self.charge_and_draw, "
                         "whose stream belongs to the row that was charged"
                     )
@@ -233,7 +233,7 @@ def check_reproducible(subject: Subject, table: Table) -> str:
 
 
 def check_forgets(subject: Subject, table: Table, others: Sequence[Table]) -> str:
-    """Check that what was fitted before has no part in the answers."""
+    """Check that tables fitted earlier do not affect the answers."""
     try:
         runs = [Run(subject).fit(earlier).fit(table).label(table.queries) for earlier in others]
         seen = ""
@@ -296,7 +296,7 @@ def sampling_rate(charge: Charge) -> float:
 
 @dataclasses.dataclass
 class Largest:
-    """The largest moves that were seen, and what was passed over.
+    """Largest observed moves, and skipped checks.
 
     Attributes:
         still: nothing may move, because no record is drawn.
@@ -350,7 +350,7 @@ class Largest:
 
 
 def check_outcomes(first: Run, second: Run) -> None:
-    """Raise unless two runs with equal answers of all mechanisms let out the same, at the same charges."""
+    """Raise unless two runs with equal answers of all mechanisms release the same, at the same charges."""
     rows = [[(row.mechanism, row.count) for row in run.ledger.rows] for run in (first, second)]
     if rows[0] != rows[1]:
         raise LabelerCheckError(
@@ -367,7 +367,7 @@ def check_outcomes(first: Run, second: Run) -> None:
 
 
 def check_strangers(subject: Subject, table: Table, others: Sequence[Table]) -> str:
-    """Whatever the table, equal answers of the mechanisms give an equal release, at equal charges."""
+    """On any tables, equal answers of the mechanisms give equal releases, at equal charges."""
     for passing in ("all", "half"):
         first = Run(subject, coins="heads", passing=passing, records=len(table)).fit(table)
         first.label(table.queries)
@@ -376,8 +376,8 @@ def check_strangers(subject: Subject, table: Table, others: Sequence[Table]) -> 
                 Run(subject, coins="heads", after=first, hold_parts=False).fit(other).label(table.queries)
             )
             check_outcomes(first, second)
-            for what, told in second.left().items():
-                if told != first.left()[what]:
+            for what, value in second.left().items():
+                if value != first.left()[what]:
                     raise LabelerCheckError(
                         f"{what} differ between private tables; what is private reaches the release alone, by noise"
                     )
@@ -395,7 +395,7 @@ def _accepted(made: Callable[..., Run], subject: Subject, table: Table, largest:
         return run.label(table.queries)
     except (ValueError, RuntimeError) as error:
         raise LabelerCheckError(
-            f"label raises {type(error).__name__} on a table that fit took ({error}), which tells of the table: let "
+            f"label raises {type(error).__name__} on a table that fit took ({error}), which reveals the table: let "
             "fit refuse it, for reasons that are public"
         ) from error
 
@@ -564,7 +564,7 @@ class _Examined:
         return found
 
     def do(self, name: str, check: Callable[..., str], *arguments: Any) -> None:
-        """Run one check and note what it saw."""
+        """Run one check and note its result."""
         name = name if len(self.owner.tasks) == 1 else f"{name}, {self.task}"
         with named(name, self.owner):
             try:

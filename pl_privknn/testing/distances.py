@@ -1,4 +1,4 @@
-"""Distances between what enters noise on two tables, and what was charged for them."""
+"""Distances between the inputs of mechanisms on two tables, compared with their charges."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Move:
 
     @property
     def exceeds(self) -> bool:
-        """Whether it is more than is allowed, beyond rounding."""
+        """Whether the distance exceeds the sensitivity, beyond rounding."""
         return not self.amount <= self.allowed * (1 + _RELATIVE) + self.rounding
 
 
 @functools.singledispatch
 def distance(mechanism: Mechanism, first: Tensor, second: Tensor) -> tuple[float, float, str]:
-    """Distance between what enters a mechanism's noise on two neighbouring tables.
+    """Distance between the inputs of a mechanism on two neighbouring tables.
 
     Register a function for a mechanism of your own that states neither ``l1_sensitivity`` nor ``l2_sensitivity``::
 
@@ -128,7 +128,7 @@ def norm(values: Tensor, order: float) -> float:
 
 @dataclasses.dataclass
 class Pool:
-    """All that was charged for one mechanism, and all that entered it.
+    """Charges and inputs of one mechanism.
 
     Attributes:
         drawn: the mechanism that draws.
@@ -176,7 +176,7 @@ def _rows(entered: Entered) -> int:
 
 
 def pools(events: Sequence[Any]) -> list[Pool]:
-    """Match all that entered noise with the charges that came before.
+    """Match the inputs of mechanisms with the charges before them.
 
     Raises:
         LabelerCheckError: for a draw that no charge pays for.

@@ -1,4 +1,4 @@
-"""Private tables to try a labeler on."""
+"""Private tables for checks of a labeler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Table:
         labels: int64 ``(n,)``; of multi-label data ``(n, num_classes)``.
         queries: float32 ``(m, d)``; public.
         records: positions of the records that a neighbour lacks, or has another record in place of.
-        others: under ``replace_one``, a record ``(features, label)`` to put there, beside those made up.
+        others: under ``replace_one``, a record ``(features, label)`` to put there, besides those made up.
         owners: person of each record, where persons are the unit; the first record of person ``i`` lies at ``i``.
     """
 
@@ -135,7 +135,7 @@ class Makers:
         self.line = torch.nn.functional.normalize(torch.ones(self.d), dim=0)
 
     def random(self, name: str = "random", n: int | None = None) -> Table:
-        """Clusters, one a class; one record of each class, and the one nearest to a query, are to go."""
+        """Clusters, one per class; one record of each class, and the one nearest to a query, are removed in turn."""
         n = self.n if n is None else n
         classes = torch.arange(n) % self.c
         features = self._centres[classes] + self._normal(n, self.d)
@@ -146,7 +146,7 @@ class Makers:
         return Table(name, features, self._labels(classes), queries, tuple(dict.fromkeys(records)))
 
     def scattered(self, name: str = "no pattern", n: int | None = None) -> Table:
-        """Records of all classes in one place, in no order; some of them are to go."""
+        """Records of all classes at one place, in no order; some of them are removed in turn."""
         n = self.n if n is None else n
         classes = (torch.arange(n) % self.c)[torch.randperm(n, generator=self._generator)]
         features, queries = 2 * self._normal(n, self.d), 2 * self._normal(self.m, self.d)
@@ -167,13 +167,13 @@ class Makers:
         )
 
     def decisive(self) -> Iterator[Table]:
-        """Tables in which one record decides: it is of one class (or set of attributes), all others of another."""
+        """Tables with one decisive record: it is of one class (or set of attributes), all others of another."""
         for mine, theirs in self._kinds():
             labels = torch.stack([mine] + [theirs] * (self.n - 1))
             yield self.in_order("one record decides", labels, self.n, (0,))
 
     def rare(self, n: int) -> Iterator[Table]:
-        """Clusters in no order, of which some are small; the first record and one of each small cluster are to go."""
+        """Clusters in no order, some small; the first record and one of each small cluster are removed in turn."""
         for start in range(0, len(_RARE), self.c - 1):
             sizes = torch.tensor(_RARE[start : start + self.c - 1])
             rare = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -244,11 +244,11 @@ class Makers:
         """Tables that have nothing in common with one another, nor with the random one; the last has more records."""
         random, alike = self.random("other labels"), self.random("labels all alike", self.n + more)
         same = torch.full((self.n + more,), self.c - 1)
-        nobody = self.random("nobody near")
+        distant = self.random("no record near")
         return [
             dataclasses.replace(random, labels=random.labels.roll(1, 0)),
             self.scattered(),
-            dataclasses.replace(nobody, features=nobody.features - 1000 * self.line),
+            dataclasses.replace(distant, features=distant.features - 1000 * self.line),
             dataclasses.replace(alike, labels=self._labels(same)),
         ]
 

@@ -1,4 +1,4 @@
-"""One run of a labeler under observation: its charges, its draws, and what enters them."""
+"""Observed run of a labeler: charges, draws and the private values that enter them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from pl_privknn.testing.tables import Table
 
 
 class LabelerCheckError(AssertionError):
-    """A labeler breaks a promise; the message names the check, the tables and the amounts, in one line."""
+    """Raised where a labeler fails a check; the message names the check, the tables and the amounts in one line."""
 
 
 class FreeLedger:
-    """Notes every charge in memory and asks for nothing: for tests, and for benchmarks on public data.
+    """Ledger in memory without a budget, for tests and for benchmarks on public data.
 
     Never for a release: what it notes is gone with the process, and no budget stops it.
 
@@ -135,7 +135,7 @@ CALLED, REFUSED = "called", "refused"
 
 
 class WatchedNoise(NoiseSource):
-    """Reproducible noise that tells a :class:`Run` of every draw. It protects nothing."""
+    """Reproducible noise that reports every draw to a :class:`Run`. It protects nothing."""
 
     def __init__(self, run: Run, source: SeededNoise, path: tuple[int | str, ...]) -> None:
         self.run, self._source, self._path = run, source, path
@@ -264,7 +264,7 @@ class Run:
         self.releases: list[Release] = []
 
     def fit(self, table: Table, images: Tensor | None = None) -> Run:
-        """Public features, then the private table; as before each round.
+        """Fit public features, then the private table, as before each round.
 
         Args:
             table: the private table.
@@ -284,7 +284,7 @@ class Run:
         return self
 
     def label(self, queries: Tensor, max_answers: int | None = None) -> Run:
-        """One call of ``label``."""
+        """Call ``label`` once."""
         self.place = "label"
         self.events.append(CALLED)
         with observing(self._observed):
@@ -292,7 +292,7 @@ class Run:
         return self
 
     def left(self) -> dict[str, Any]:
-        """What is public beside the release: attributes of the labeler, keys of the streams that draws used."""
+        """Public state besides the release: attributes of the labeler, and keys of the streams of its draws."""
         shown = {
             name: value.tolist() if isinstance(value, Tensor | np.ndarray) else value
             for name, value in vars(self.labeler).items()
@@ -428,7 +428,7 @@ def copies_of(labeler: Labeler) -> Callable[[], Labeler]:
 
 @contextlib.contextmanager
 def named(check: str, subject: object, where: str = "") -> Iterator[None]:
-    """Put the name of the check, and of the tables, in front of what a failed check says."""
+    """Prefix the message of a failed check with the names of the check and the tables."""
     try:
         yield
     except LabelerCheckError as error:

@@ -1,4 +1,4 @@
-"""Trainings on private records, and their data, as configurations state them."""
+"""Private trainings and their data built from configurations."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def made_data(section: Any, own_classes: bool = False) -> Any:
     """
     if section is None:
         raise ConfigurationError(
-            "there is no data section, which tells the classes and, for selection: all, the number of queries"
+            "there is no data section, which gives the classes and, for selection: all, the number of queries"
         )
     known_classes()
     parser = ArgumentParser(exit_on_error=False)
@@ -78,7 +78,7 @@ def made_data(section: Any, own_classes: bool = False) -> Any:
 def made_training(
     document: Mapping[str, Any], data: Any, name: str
 ) -> tuple[LightningModule, PrivateTraining]:
-    """The module, and the callback that trains it, which may be the module's own.
+    """Module and the callback that trains it, which the module may provide.
 
     A module's classes, task and image size are those of the data where its class asks for them and the file does not
     say.
@@ -117,7 +117,7 @@ def made_training(
 
 
 def plan_section(section: Any) -> Any:
-    """A copy without what has no part in a plan."""
+    """Copy without the settings that do not affect a plan."""
     if not isinstance(section, Mapping):
         return section
     return {name: plan_section(value) for name, value in section.items() if name not in _LEFT_OUT}

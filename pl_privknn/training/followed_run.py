@@ -1,4 +1,4 @@
-"""What processes without the ledger know of a private training."""
+"""State of a private training in the processes that have no ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FollowedSteps:
 
 @dataclasses.dataclass
 class FollowedRun:
-    """Facts of a training that the first process, which has the ledger, tells the others.
+    """Facts of a training that the first process, which has the ledger, sends to the others.
 
     Attributes:
         planned: number of steps that the guarantee covers.
@@ -26,7 +26,7 @@ class FollowedRun:
         num_charges: rows that the run had paid when this process joined it.
         lost: paid steps that are not in the weights.
         steps: how far it is.
-        last_reports: the guarantee and what was spent, as they were told last.
+        last_reports: the guarantee and the spent budget, as received last.
     """
 
     planned: int
@@ -39,21 +39,21 @@ class FollowedRun:
     ledger = folder = None
 
     def hear(self, left: int, row: int, reports: tuple[PrivacyReport, PrivacyReport] | None) -> None:
-        """Something was released; ``reports`` where a row was paid for it."""
+        """Update after a release; ``reports`` are given where a ledger row was charged."""
         self.steps.left, self.steps.row = left, row
         if reports is not None:
             self.last_reports = reports
 
     def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
-        """The guarantee stated beforehand and what was spent, as the first process tells them."""
+        """Guarantee and spent budget, as received from the first process."""
         return self.last_reports
 
     def summary(self) -> None:
-        """Only the first process has the ledger that a summary is made of."""
+        """None: only the first process has the ledger of a summary."""
 
     def state(self) -> dict[str, Any]:
-        """Only the first process's checkpoint is written."""
+        """Empty: only the first process's checkpoint is written."""
         return {}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

@@ -1,4 +1,4 @@
-"""Sums of clipped per-record gradients of a module's own training_step."""
+"""Sums of clipped per-record gradients of a module's ``training_step``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CLOSE = 1e-3
 
 
 class RecordGradients:
-    """Clipped gradients of ``training_step``, one record alone at a time.
+    """Clipped gradients of ``training_step``, computed for one record at a time.
 
     The step is traced (:mod:`~pl_privknn.training.traced_step`) and the graph runs on chunks of records by ``vmap``,
     or on one after another, whichever is faster on made-up records. A step that can't be traced runs on batches of
@@ -52,7 +52,7 @@ class RecordGradients:
         layers: a network whose records share a forward pass, and what makes its inputs; see
             :func:`~pl_privknn.training.layer_gradients.separable`.
         physical_batch_size: records at once; by what memory and ``expected_batch_size`` allow if None.
-        expected_batch_size: public; chunks are small beside it.
+        expected_batch_size: public; chunks are small compared with it.
         augment: see :class:`~pl_privknn.training.private_training.PrivateTraining`.
         views: likewise.
         trainer: of the fit, or None.
@@ -137,7 +137,7 @@ class RecordGradients:
 
     @property
     def logged(self) -> frozenset[str]:
-        """Names that the step logs, where it was traced."""
+        """Names logged by the step, where it was traced."""
         return frozenset() if self.traced is None else self.traced.logged
 
     def in_words(self) -> str:
@@ -168,7 +168,7 @@ class RecordGradients:
         return total
 
     def try_predictions(self) -> None:
-        """Find how outputs for single held-out records are computed; a further condition where they can't be traced.
+        """Choose how outputs for single held-out records are computed; adds a condition where that can't be traced.
 
         Raises:
             ValueError: for a module or data whose predictions can't be judged.
@@ -212,7 +212,7 @@ class RecordGradients:
         return outputs
 
     def hits(self) -> tuple[Tensor, Tensor]:
-        """**Private.** Indices of the held-out records, and whether the module predicts each of them right.
+        """**Private.** Indices of the held-out records, and whether each is predicted correctly.
 
         A record whose prediction fails is wrong.
         """
@@ -229,7 +229,7 @@ class RecordGradients:
         return rows, hits.bool()
 
     def made_up_sum(self, count: int) -> Tensor:
-        """The sum of as many made-up records' gradients: for a trial without private ones.
+        """Sum of gradients of the same number of made-up records, for a trial without private ones.
 
         Args:
             count: of records.
@@ -241,7 +241,7 @@ class RecordGradients:
         return total.finish()
 
     def surrogate(self, gradient: Tensor) -> Tensor:
-        """A loss of value 0 whose gradient is ``gradient``: nothing else is in it.
+        """Loss of value 0 whose gradient is ``gradient``.
 
         Args:
             gradient: noisy, shape ``(size,)``.
@@ -259,7 +259,7 @@ class RecordGradients:
     # ------------------------------------------------------------------ the choice
 
     def choose(self, timed: bool = True) -> None:
-        """Trace the step, try it on made-up records, and take the faster way; before anything is paid.
+        """Trace the step, try it on made-up records and choose the faster way, before any charge.
 
         Args:
             timed: whether the clock decides; else ``vmap`` where it gives the same.
@@ -282,7 +282,7 @@ class RecordGradients:
         self._randomness.drew = None
 
     def _try_ghost(self, batch: Any) -> None:
-        """Refuse layers and losses with which a batch of several made-up records has another sum than its records."""
+        """Refuse layers and losses where a batch's gradient is not the sum of its records', on made-up records."""
         # A norm that clips nothing shows factors that clipping hides.
         total, alone = (ClippedSum(self._sizes, 1e9, self.device) for _ in range(2))
         stack = [torch.stack([part] * 3) for part in tensors_of(batch, self.device)[0]]
@@ -309,7 +309,7 @@ class RecordGradients:
             )
 
     def refresh(self) -> None:
-        """Trace anew, with the parameters that are trained now.
+        """Trace again with the parameters that are trained now.
 
         Raises:
             ValueError: where the step can't be traced any more.
@@ -360,7 +360,7 @@ class RecordGradients:
         self._check_keeps_nothing(batch)
 
     def _differs(self, traced: TracedStep, batch: Any) -> bool:
-        """Whether the graph's gradient is another one than the step's, where neither draws."""
+        """Whether the gradients of graph and step differ, where neither draws random numbers."""
         self._randomness.begin()
         tensors, _ = tensors_of(batch, self.device)
         try:
@@ -392,7 +392,7 @@ class RecordGradients:
         )
 
     def _check_keeps_nothing(self, batch: Any) -> None:
-        """Refuse a step that gives a record another gradient after other records: it keeps something of them."""
+        """Refuse a step that keeps state of other records: its gradient of a record changes after them."""
         found: list[list[Tensor]] = []
         for one in (batch, *self.data.made_up(), batch):
             self._randomness.begin(7)
@@ -406,7 +406,7 @@ class RecordGradients:
             )
 
     def _is_faster(self, traced: TracedStep, stack: list[Tensor]) -> bool:
-        """Whether a chunk takes less of the processor than its records do one by one: the least of some turns."""
+        """Whether a chunk takes less processor time than its records one by one, by the least of several runs."""
         total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
         many = self._clocked(lambda: total.add(traced.rows(stack)))
         one = self._clocked(lambda: total.add_one(traced.gradient([part[0] for part in stack])))
@@ -430,7 +430,7 @@ class RecordGradients:
         return batch
 
     def _gradient(self, batch: Any) -> list[Tensor]:
-        """The gradient of one batch of one, a tensor a trained parameter."""
+        """Gradient of a batch of one, one tensor per trained parameter."""
         if self.way in ("copies", "ghost"):
             return self._step.run(batch, self._number)
         tensors, key = tensors_of(batch, self.device)
@@ -449,7 +449,7 @@ class RecordGradients:
         return graph
 
     def _chunks(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Tensor]]]:
-        """A batch of one, and tensors of a chunk of such batches ``(b, 1, …)``."""
+        """Batch of one, and the tensors of a chunk of such batches ``(b, 1, …)``."""
         if self.data.has_rows:
             for part in torch.tensor(places, dtype=torch.int64).split(self._chunk) if places else ():
                 stack = [tensor.to(self.device) for tensor in self.data.rows(part)]
@@ -501,7 +501,7 @@ class RecordGradients:
                 total.add_one(graph.gradient([part[place] for part in stack]))
 
     def _seen(self, joined: Any, count: int) -> tuple[LayerGradients, Any]:
-        """Inputs of layers for a joined batch, whose loss is taken for the mean of examples'."""
+        """Inputs of layers for a joined batch, whose loss is taken as the mean over examples."""
         return self._step.on_copy(
             lambda step, leaves: (
                 (layers := LayerGradients(step, leaves)),
@@ -521,7 +521,7 @@ def _close(found: Sequence[Tensor], wanted: Sequence[Tensor], close: float = _CL
 
 @contextlib.contextmanager
 def _silently() -> Iterator[None]:
-    """A record that fails counts as zero: an error would tell that it was there."""
+    """Let a record that fails count as zero: an error would reveal that it was drawn."""
     try:
         yield
     except (Exception, SystemExit):
@@ -530,7 +530,7 @@ def _silently() -> Iterator[None]:
 
 
 def clipped_sum(module: Any, data: Any, records: Sequence[int], max_grad_norm: float = 1.0) -> Tensor:
-    """The sum of the clipped gradients of some records as private training forms it, without noise.
+    """Sum of clipped gradients of some records, as in private training but without noise.
 
     For tests of one's own modules: whatever a module does, one record more or less moves the sum by at most
     ``max_grad_norm``. Random numbers that a record draws follow from its index here, where training draws them anew.
@@ -608,7 +608,7 @@ def check_layers(module: nn.Module, remedy: str) -> None:
 
 
 def replace_batch_norms(module: nn.Module) -> None:
-    """Put group normalisation in the place of batch normalisation, in the module itself (Opacus' fixer of layers)."""
+    """Replace batch by group normalisation in a module, in place (by Opacus' ``ModuleValidator.fix``)."""
     from opacus.validators.batch_norm import fix
 
     for parent in list(module.modules()):

@@ -1,4 +1,4 @@
-"""Per-record gradients from what each layer saw: Opacus' samplers, and norms of linear layers without gradients.
+"""Per-record gradients from layer inputs: Opacus' grad samplers, and ghost norms of linear layers.
 
 Records share one forward pass here. They stay apart where the network is :func:`separable`; for any other one the
 guarantee is conditional.
@@ -42,11 +42,11 @@ Seen = tuple[Any, Tensor, Tensor]
 
 
 class NotSupportedError(ValueError):
-    """A parameter whose per-record gradients no layer gives."""
+    """Raised for a parameter whose per-record gradients no layer gives."""
 
 
 def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """One cross-entropy a record, ``(b,)``, in float32 at least."""
+    """Cross-entropy of each record, ``(b,)``, in float32 at least."""
     return F.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, targets, reduction="none")
 
 

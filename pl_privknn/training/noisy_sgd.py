@@ -1,4 +1,4 @@
-"""The private baseline: a classifier of images trained by noisy SGD on the private records themselves."""
+"""Private baseline: an image classifier trained by noisy SGD on the private records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADS = ("linear", "mlp")
 
 @dataclasses.dataclass(frozen=True)
 class FeatureHead:
-    """The classifier of frozen features, and what they go through before it.
+    """Classifier of frozen features, with their transformations.
 
     Args:
         head: ``"linear"``, whose weights start at 0, or ``"mlp"``, with one hidden layer of tanh (bounded activations
@@ -64,7 +64,7 @@ class FeatureHead:
             )
 
     def build(self, in_features: int, num_classes: int) -> nn.Module:
-        """The head itself.
+        """Build the head.
 
         Args:
             in_features: width of the features.
@@ -159,9 +159,9 @@ register_network("tanh_cnn", tanh_cnn)
 
 
 class NoisySGD(HasInitArguments, OnFrozenFeatures):
-    """A classifier of images that is trained on the private records by noisy SGD (Abadi et al. 2016).
+    """Image classifier trained on the private records by noisy SGD (Abadi et al. 2016).
 
-    It is a module of its own for :class:`~pl_privknn.training.private_training.PrivateTraining`, which it brings to
+    It is a module for :class:`~pl_privknn.training.private_training.PrivateTraining`, which it brings to
     the trainer: see there for how records are drawn, gradients clipped and steps paid. Sums of clipped gradients come
     from what each layer saw where every layer is on a short list, whose outputs for a record depend on that record
     alone, and from records one by one otherwise.
@@ -292,7 +292,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         return self.optimization.over([p for p in self.network.parameters() if p.requires_grad])
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Set the learning rate by what is left of the plan."""
+        """Set the learning rate by the remaining share of the plan."""
         run, size = self.private_training.run, self.private_training.expected_batch_size
         rate = self.optimization.lr
         if run is not None:  # the step has been released and counts as done
@@ -326,10 +326,10 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
 
 
 class _OfClassifier(PrivateTraining):
-    """The training of :class:`NoisySGD`, which makes vectors of its records once."""
+    """Private training of :class:`NoisySGD`, which extracts features of its records once."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Make what stands on public features ready; see the base."""
+        """Fit the extractor to public features; see the base class."""
         data = trainer.datamodule
         if stage == "fit":
             if not hasattr(data, "private_in_shards"):
@@ -354,7 +354,7 @@ class _OfClassifier(PrivateTraining):
         return conditions
 
     def layers_of(self, module: Any) -> Any:
-        """The network, where its layers keep records apart; see the base."""
+        """The network, where its layers process records independently; see the base class."""
         if type(module) is not NoisySGD or "training_step" in vars(module) or not separable(module.network):
             return None
         own = {id(parameter) for parameter in module.network.parameters()}

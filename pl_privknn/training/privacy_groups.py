@@ -1,4 +1,4 @@
-"""Groups of private records, each with an ε of its own: the same noise, and another sampling rate for each."""
+"""Groups of private records, each with its ε: the same noise and different sampling rates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLOSE = 0.01
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivacyGroups(RecordGroups):
-    """Gives every group of records the ε that its owners chose (Boenisch et al. 2023, "Have it your way", *Sample*).
+    """Groups of records, each with the ε that its owners chose (Boenisch et al. 2023, "Have it your way", *Sample*).
 
     All steps have the same noise and the same clipping norm. A record of group g takes part in a step with the
     probability at which all steps together cost just about ``epsilons[g]``. Adding or removing one record of g is
@@ -35,7 +35,7 @@ class PrivacyGroups(RecordGroups):
 
     Who is in a group follows from the record alone, see :class:`~pl_privknn.privacy.record_groups.RecordGroups`.
     To move a record from g to h is to remove it and to add another one, which costs both. A resumed training is held
-    to the same records and members, in any order, by a keyed digest in the private folder beside the run's.
+    to the same records and members, in any order, by a keyed digest in the private folder next to the run's.
 
     Args:
         members: group of each private record in the data module's order, whole numbers from 0, shape ``(n,)``, or
@@ -73,7 +73,7 @@ class PrivacyGroups(RecordGroups):
             raise ValueError(f"shares={self.shares!r} sum to {sum(self.shares):g}; let them sum to 1")
 
     def rates(self, noise_multiplier: float, delta: float, steps: int) -> list[float]:
-        """The Poisson rate of each group; 1 where even all of its records in every step cost less than its ε.
+        """Poisson rate of each group; 1 where all of its records in every step cost less than its ε.
 
         Args:
             noise_multiplier: of all steps.
@@ -86,7 +86,7 @@ class PrivacyGroups(RecordGroups):
         return [rate_for_steps(e, delta, noise_multiplier, steps) for e in self.epsilons]
 
     def noise_for(self, mean_rate: float, delta: float, steps: int) -> float:
-        """A noise multiplier with which the groups' rates draw about the expected batch.
+        """Noise multiplier at which the groups' rates give about the expected batch size.
 
         Args:
             mean_rate: expected batch over expected records.
@@ -112,7 +112,7 @@ class PrivacyGroups(RecordGroups):
 def check_members(
     run_dir: Path, run_id: str, records: Iterable[tuple[Tensor, Tensor]], members: Tensor, begun: bool
 ) -> None:
-    """Note the members of a training before its first step; refuse others afterwards.
+    """Note the members of a training before its first step; refuse changed members afterwards.
 
     A record that changed its group would take part in some steps at one rate and in others at another, which no
     group's ε covers. One keyed digest of all records with their groups, whatever their order, lies in the run's
@@ -153,7 +153,7 @@ def check_members(
 
 
 def _digest(key: bytes, records: Iterable[tuple[Tensor, Tensor]], members: Tensor) -> bytes:
-    """Of the sorted digests of single records, each with its labels and its group."""
+    """Digest of the sorted digests of single records, each with its labels and its group."""
     each: list[bytes] = []
     for images, labels in records:
         groups = members[len(each) : len(each) + len(images), None]

@@ -1,4 +1,4 @@
-"""The private records of a training, whoever loads them: read one at a time, each as a batch of one."""
+"""Private records of a training, read one at a time, each as a batch of one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PrivateData:
             if source.batch_size is None and source.batch_sampler is None:
                 raise ValueError(
                     "train_dataloader: batch_size=None, so an item may be a batch of several records, which private "
-                    "training must tell apart; let the dataset give single records and set a batch_size (any)"
+                    "training must distinguish; let the dataset give single records and set a batch_size (any)"
                 )
             self._collate, source = source.collate_fn, source.dataset
         elif isinstance(source, dict | list | tuple) or type(source).__name__ == "CombinedLoader":
@@ -81,7 +81,7 @@ class PrivateData:
         return f"{type(self).__name__}()"
 
     def hold_out(self, held: Tensor) -> None:
-        """Keep some records out of all that follows but :meth:`held_batches`.
+        """Exclude some records from everything but :meth:`held_batches`.
 
         Args:
             held: bool ``(n,)``, for all private records.
@@ -102,7 +102,7 @@ class PrivateData:
                 yield [part[rows if index is None else index[rows]] for part in tensors]
 
     def held_batches(self) -> Iterator[tuple[int, Any]]:
-        """**Private.** Each held-out record's index, and the batch of one that it makes; None where reading fails."""
+        """**Private.** Index and batch of one of each held-out record; None where reading fails."""
         rows, vectors = self._rows, self._vectors
         self._rows, self._vectors = self._held, None
         try:
@@ -116,13 +116,13 @@ class PrivateData:
 
     @property
     def reader(self) -> str | None:
-        """Name of the class or function of others that reads records; None where nothing but ours does."""
+        """Name of the foreign class or function that reads records; None where only this package does."""
         if self._collate is not default_collate:
             return getattr(self._collate, "__name__", type(self._collate).__name__)
         return foreign_reader(self.dataset)
 
     def check_rows(self) -> None:
-        """Raise ``ValueError`` where a record is seen to be several rows."""
+        """Raise ``ValueError`` where one record has several rows."""
         if has_repeated_rows(self.dataset):
             raise ValueError(
                 f"train_dataloader: its {type(self.dataset).__name__} reads some rows several times, and one record "
@@ -131,7 +131,7 @@ class PrivateData:
             )
 
     def check_same(self, agree: Callable[[bytes], bool]) -> None:
-        """Refuse processes that hold different records, where each is to read a share of them.
+        """Refuse processes that hold different records, where each is to read a share.
 
         Args:
             agree: whether all processes give the same bytes.
@@ -158,7 +158,7 @@ class PrivateData:
         return owners[self._rows]
 
     def own(self, values: Tensor) -> Tensor:
-        """Those of this process's records, of values ``(n,)`` for all private records.
+        """Values of this process's records, from values ``(n,)`` for all private records.
 
         Raises:
             ValueError: for more or fewer of them.
@@ -170,7 +170,7 @@ class PrivateData:
         return values[self._rows]
 
     def of_all_processes(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """**Private.** What tells records apart, in their order and in blocks: two tensors ``(b, …)``."""
+        """**Private.** Contents that identify records, in their order and in blocks: two tensors ``(b, …)``."""
         if self.images is None:
             raise ValueError(
                 "groups: members are held to images and labels; use one of pl_privknn.datamodules"
@@ -197,14 +197,14 @@ class PrivateData:
     # ------------------------------------------------------------------ single records
 
     def batch(self, place: int) -> Any:
-        """**Private.** The batch of one that a record makes, by its place among this process's records."""
+        """**Private.** Batch of one record, by its place among this process's records."""
         if self.has_rows:
             return [part[0] for part in self.rows(torch.tensor([place]))]
         row, read = int(self._rows[place]), getattr(self.dataset, "__getitems__", None)
         return self._collate(read([row]) if read is not None else [self.dataset[row]])
 
     def made_up(self) -> list[Any]:
-        """Batches of one with the shapes of the private ones, and nothing of their values; none without records.
+        """Batches of one with the shapes of the private ones and made-up values; none without records.
 
         Raises:
             Exception: what reading raises, where none of the first records can be read.
@@ -229,12 +229,12 @@ class PrivateData:
 
     @property
     def has_vectors(self) -> bool:
-        """Whether :meth:`prepare` has made vectors of the images."""
+        """Whether :meth:`prepare` has extracted the images' features."""
         return self._vectors is not None
 
     @torch.no_grad()
     def prepare(self, transform: Callable[[Tensor], Tensor]) -> None:
-        """Turn each image into a vector, once; vectors are kept in memory alone.
+        """Extract features of each image once; they are kept in memory alone.
 
         Args:
             transform: maps images ``(b, channels, height, width)`` to vectors ``(b, d)``, each image by itself.
@@ -245,7 +245,7 @@ class PrivateData:
 
 
 def _made_up(number: int, path: str, leaf: Any) -> Any:
-    """A random float, ``number`` for whole numbers, and a word that means nothing."""
+    """Made-up leaf: a random float, ``number`` for whole numbers, or a placeholder word."""
     if isinstance(leaf, Tensor):
         floats = leaf.is_floating_point() or leaf.is_complex()
         return torch.rand(leaf.shape).to(leaf.dtype) if floats else torch.full_like(leaf, number)
@@ -264,7 +264,7 @@ def _table_of(dataset: Any) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
 
 
 class Steps(Dataset[Any]):
-    """Empty batches that a trainer iterates over in place of private records.
+    """Empty batches over which a trainer iterates instead of private records.
 
     Args:
         count: steps of an epoch.
@@ -282,7 +282,7 @@ class Steps(Dataset[Any]):
         return []
 
     def loader(self) -> DataLoader[Any]:
-        """One that no trainer puts a sampler into."""
+        """Loader into which a trainer puts no sampler."""
         from torch.utils.data.distributed import DistributedSampler
 
         whole: DistributedSampler[Any] = DistributedSampler(self, num_replicas=1, rank=0, shuffle=False)

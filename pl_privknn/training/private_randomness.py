@@ -1,4 +1,4 @@
-"""Secret seeds for what private steps draw from the global generators."""
+"""Secret seeds of the global generators during private steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 class PrivateRandomness:
-    """Global generators of torch, numpy and Python, seeded secretly inside and put back afterwards.
+    """Context with secretly seeded global generators of torch, numpy and Python, restored afterwards.
 
     What a record draws must not depend on which others are there, and must not be known.
 
@@ -42,12 +42,12 @@ class PrivateRandomness:
         self._mark = None if self.drew is None else generator_states()
 
     def drawn(self) -> bool:
-        """Whether something was drawn since the generators were seeded last."""
+        """Whether a random number was drawn since the last seeding."""
         return self._mark != generator_states()
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """For the time of a block."""
+        """Context in which the generators are seeded secretly."""
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
         numbers, theirs = np.random.get_state(), random.getstate()
         with torch.random.fork_rng(devices):

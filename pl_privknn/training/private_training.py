@@ -52,7 +52,7 @@ _REMEDY = "replace_batch_norm=True"
 
 
 class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
-    """Trains any LightningModule on private records by noisy SGD (Abadi et al. 2016), by its own training_step.
+    """Callback that trains any LightningModule on private records by noisy SGD (Abadi et al. 2016).
 
     At each step every private record is drawn with probability ``expected_batch_size / expected_records``,
     independently. The batch hooks and ``training_step`` are traced on fake tensors, and each drawn record goes
@@ -254,7 +254,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     # ------------------------------------------------------------------ hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse what private training would go wrong with; take the place of the training data."""
+        """Check module, trainer and data, and replace the training data."""
         if stage != "fit":
             return
         self._leave()  # what a training that an error ended may have left
@@ -290,7 +290,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.loaded = checkpoint.get(_KEY)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Save where the run's folder is and how far it came; charges stay in the ledger."""
+        """Save the run's folder and progress; charges stay in the ledger."""
         if self.run is not None:
             checkpoint[_KEY] = self.run.state()
 
@@ -343,7 +343,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self._replace_step(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Trace the step anew, as the module now is."""
+        """Trace the step of the present module again."""
         if self._gradients is not None and self._asked:  # not in the first epoch
             self._trace_anew(pl_module)
 
@@ -387,7 +387,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         )
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give the trainer its own step back, and leave the private records and the run's folder."""
+        """Restore the module's step, and release the private records and the run's folder."""
         if stage == "fit":
             self._leave()
 
@@ -396,22 +396,22 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self._check_evaluation("test_dataloader", trainer.test_dataloaders)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Give the trainer its own step back, and let another run use the folder."""
+        """Restore the module's step and release the folder."""
         self._leave()
 
     # ------------------------------------------------------------------ work
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is not in a fit."""
+        """State of a copy, outside of a fit."""
         return {**super().__getstate__(), **_outside_fits(), "_records": None}
 
     def _reading(self, data: PrivateData, trainer: Any) -> str | None:
-        """The condition on how records are read; None where nothing but this package reads them."""
+        """Condition on how records are read; None where only this package reads them."""
         alone = self.options.reads_alone or getattr(trainer.datamodule, "reads_alone", False)
         return None if alone or data.reader is None else READS_ALONE.format(data.reader)
 
     def _check_evaluation(self, name: str, loaders: Any) -> None:
-        """Refuse to evaluate on private records: the exact figure of them is paid by nothing."""
+        """Refuse to evaluate on private records: no charge covers the exact figure."""
         found: list[Any] = []
         pytree.tree_map(
             lambda one: found.append(getattr(one, "dataset", None)), getattr(loaders, "iterables", loaders)
@@ -424,11 +424,11 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             )
 
     def layers_of(self, module: Any) -> Any:
-        """A network whose layers give the gradients, and what makes its inputs; see the gradients."""
+        """Network whose layers give per-record gradients, with its input function; see ``RecordGradients``."""
         return None
 
     def _before_gradients(self, trainer: Any, module: Any, data: PrivateData) -> tuple[str, ...]:
-        """Prepare the private records before the first step; what has to hold for that, in words."""
+        """Prepare the private records before the first step; returns the conditions of that."""
         return ()
 
     def _leave(self) -> None:
@@ -476,7 +476,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         redacted(self._gradients.refresh)
 
     def _noisy_loss(self, module: Any, batch_idx: int) -> Tensor:
-        """One noisy step: a loss of value 0 that has the noisy gradient, and nothing else in it."""
+        """Loss of one noisy step: value 0, with the noisy gradient."""
         gradients = self._gradients
         assert gradients is not None
         if [id(p) for p in module.parameters() if p.requires_grad] != [id(p) for p in gradients.parameters]:
@@ -508,7 +508,7 @@ def _outside_training(trainer: Any, hook: Callable[..., Any]) -> Callable[..., A
 
 
 def _records_of(trainer: Any, source: Any) -> Any:
-    """Holder of the private records: our data module, or the loader that the trainer would train on."""
+    """Source of the private records: this package's data module, or the trainer's training loader."""
     data = trainer.datamodule
     if hasattr(data, "private_in_shards"):  # of this package
         return data
@@ -516,7 +516,7 @@ def _records_of(trainer: Any, source: Any) -> Any:
 
 
 def _made_up_records(data: Any) -> Any:
-    """Records of the shapes of our data modules' private ones, which stay unread; others give one for its shape."""
+    """Made-up records with the shapes of the private ones, which are read only for foreign data modules."""
     if not hasattr(data, "private_in_shards"):
         return data
     labels = (2, data.num_classes) if data.task == "multilabel" else (2,)

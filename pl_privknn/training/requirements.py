@@ -16,7 +16,7 @@ _TRIALS = ("BatchSizeFinder", "GradientAccumulationScheduler", "LearningRateFind
 
 
 def check_module(module: Any) -> None:
-    """Raise ``ValueError`` for a module that takes its steps itself.
+    """Raise ``ValueError`` for a module with manual optimization.
 
     Args:
         module: what is trained.
@@ -34,7 +34,7 @@ def check_module(module: Any) -> None:
 
 
 def check_optimizers(trainer: Any) -> None:
-    """Raise ``ValueError`` for optimizers that step otherwise than once on one gradient.
+    """Raise ``ValueError`` for optimizers that do not take exactly one step per gradient.
 
     Args:
         trainer: with its optimizers set up.
@@ -72,7 +72,7 @@ def check_resumable(trainer: Any) -> None:
 
 
 def check_readers(trainer: Any, logged: Set[str]) -> None:
-    """Raise ``ValueError`` for whatever waits for a private figure, which never comes.
+    """Raise ``ValueError`` for callbacks and schedulers that monitor a private figure, which is never logged.
 
     Args:
         trainer: with its optimizers set up.
@@ -90,7 +90,7 @@ def check_readers(trainer: Any, logged: Set[str]) -> None:
 
 
 def check_trainer(trainer: Any, training: Any) -> None:
-    """Raise ``ValueError`` for settings that break the accounting of noisy SGD, and say what to do.
+    """Raise ``ValueError`` for trainer settings that break the accounting of noisy SGD.
 
     Args:
         trainer: of the training.
@@ -127,12 +127,12 @@ def check_trainer(trainer: Any, training: Any) -> None:
         )
     if type(trainer.profiler).__name__ != "PassThroughProfiler":
         raise ValueError(
-            f"profiler={type(trainer.profiler).__name__}: times of single steps tell how many records were drawn, "
+            f"profiler={type(trainer.profiler).__name__}: times of single steps reveal how many records were drawn, "
             "which is private; leave the profiler out"
         )
     if any(hasattr(part, "_wandb_hook_names") for part in trainer.lightning_module.modules()):
         raise ValueError(
-            "wandb.watch: its hooks run at every pass of the network, and how many there are tells how many records "
+            "wandb.watch: its hooks run at every pass of the network, and their number reveals how many records "
             "were drawn, which is private; call unwatch() before the training"
         )
     for callback in trainer.callbacks:

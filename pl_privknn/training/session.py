@@ -1,4 +1,4 @@
-"""Steps of a private training around its gradients: Poisson samples, the plan in the ledger, noise, the end."""
+"""Steps of a private training except its gradients: Poisson samples, the plan in the ledger, noise, the end."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ class TrainingOptions(LedgerFiles):
 
 
 class PrivateSession:
-    """One private training in a trainer, whoever computes its gradients: the base of what trains.
+    """Base class of a private training in a trainer, independent of how its gradients are computed.
 
-    With several processes each draws samples of its own share of the records; the first one sums up what they
+    With several processes each draws samples of its share of the records; the first one sums up what they
     clipped, pays, and draws the noise once. ε is that of one process.
 
     Attributes:
@@ -128,12 +128,12 @@ class PrivateSession:
         max_grad_norm: bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by.
         sampling_rate: Poisson rate of a step.
-        groups: of records, each with an ε of its own, or None.
+        groups: of records, each with its ε, or None.
         options: rarely used settings.
         noise_source: of coins and noise.
         unit: unit of privacy, ``"record"`` or ``"person"``.
         run_dir: the run's folder, as it was asked for; may be set until the fit.
-        run: the training in its folder, once the fit has started; in all processes but the first, what they are told.
+        run: the training in its folder, once the fit has started; in all processes but the first, the facts received.
         private: the records, during the fit; None in a ``fast_dev_run``.
         conditions: what the guarantee rests on.
         way: how records go through the module, once that is known.
@@ -158,7 +158,7 @@ class PrivateSession:
         self.way = "traced"
         self.loaded: dict[str, Any] | None = None
         self.__dict__.update(_OF_A_FIT)
-        self._told_row = 0  # the last row that other processes were told of
+        self._sent_row = 0  # the last row that was sent to other processes
 
     run: TrainingRun | FollowedRun | None
     private: PrivateData | None
@@ -167,7 +167,7 @@ class PrivateSession:
     _owners: Tensor | None  # of this process's records, where the unit is a person
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy holds no private record and no open ledger."""
+        """State of a copy, without private records and open ledger."""
         return {**self.__dict__, **_OF_A_FIT}
 
     def draw_from(self, source: Any, trainer: Any, owners: Tensor | None = None) -> None:
@@ -203,7 +203,7 @@ class PrivateSession:
                 )
 
     def open(self, trainer: Any) -> None:
-        """State the plan in the ledger, or continue that of an interrupted run; nothing where nothing is drawn.
+        """State the plan in the ledger, or continue that of an interrupted run; nothing in a ``fast_dev_run``.
 
         Raises:
             BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
@@ -243,15 +243,15 @@ class PrivateSession:
                 except BaseException:
                     run.close()
                     raise
-            return run.told()
+            return run.followed()
 
-        told = self._processes.from_first(open_run)
-        self.run = opened[0] if opened else told
+        followed = self._processes.from_first(open_run)
+        self.run = opened[0] if opened else followed
         if self.run.lost:
             rank_zero_info(f"{self.run.lost} paid steps were lost; the training is shorter by them")
 
     def noise_for(self, steps: int) -> float:
-        """The noise multiplier with which so many steps are trained.
+        """Noise multiplier of a training of so many steps.
 
         Args:
             steps: of the whole training.
@@ -264,7 +264,7 @@ class PrivateSession:
         return noise_for_steps(self.epsilon_asked, self.delta, self.sampling_rate, steps)
 
     def plan(self, steps: int) -> list[Charge]:
-        """The most that a training of so many steps can cost, by public numbers alone, before there is a run.
+        """Worst-case charges of a training of so many steps, from public numbers alone.
 
         Args:
             steps: of the whole training.
@@ -284,7 +284,7 @@ class PrivateSession:
         return [charge.with_guarantee(mark) for charge in charges]
 
     def hold_out(self, evaluation: PaidEvaluation | None, owners: Tensor | None) -> None:
-        """Hold out a share of the private records, by the coins of the run.
+        """Hold out a share of the private records, drawn by the run's coins.
 
         Args:
             evaluation: has the share; None holds out none.
@@ -307,7 +307,7 @@ class PrivateSession:
             self._owners = self._owners[~held]
 
     def ended(self, trainer: Any) -> bool:
-        """Whether all planned steps are done; the trainer is told to stop then."""
+        """Whether all planned steps are done; the trainer is stopped then."""
         if self.run is None or self.run.steps.left:
             return False
         trainer.should_stop = True
@@ -315,7 +315,7 @@ class PrivateSession:
         return True
 
     def sample(self) -> Tensor:
-        """Pay for the next step where that is due, then toss its coins: places of this process's records; private."""
+        """**Private.** Charge the next step where that is due, then draw its sample of this process's records."""
         assert self.private is not None
         assert self.run is not None
         assert self._processes is not None
@@ -333,11 +333,11 @@ class PrivateSession:
         return poisson_sample(len(self.private), self.sampling_rate, coins)
 
     def persons(self, places: Tensor) -> Tensor | None:
-        """The person of each drawn record; None where no drawn person has several. **Private**."""
+        """**Private.** Person of each drawn record; None where no drawn person has several."""
         return None if self._owners is None or self.options.records_per_person == 1 else self._owners[places]
 
     def release(self, total: Tensor) -> Tensor:
-        """Pay for a step where that was not done, and draw its noise, once for all processes.
+        """Charge a step where that was not done, and draw its noise, once for all processes.
 
         Args:
             total: float64 sum of the clipped gradients of this process's sample; all zero for an empty one.
@@ -354,8 +354,8 @@ class PrivateSession:
         def release() -> tuple[Tensor, tuple[int, int, Any]]:
             assert isinstance(run, TrainingRun)
             noisy = run.steps.release(whole, self.noise_source)
-            is_news = processes.size > 1 and run.steps.row != self._told_row
-            self._told_row = run.steps.row
+            is_news = processes.size > 1 and run.steps.row != self._sent_row
+            self._sent_row = run.steps.row
             return noisy, (run.steps.left, run.steps.row, run.reports() if is_news else None)
 
         noisy, progress = processes.from_first(release)
@@ -364,7 +364,7 @@ class PrivateSession:
         return noisy.to(total.device) / self.expected_batch_size
 
     def leave(self) -> None:
-        """Let another run use the folder, and forget the private records; the ledger stays readable."""
+        """Release the folder and the private records; the ledger stays readable."""
         self.private = self._groups = self._owners = None
         if self._processes is not None:
             self._processes.close()

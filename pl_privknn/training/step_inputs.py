@@ -1,4 +1,4 @@
-"""Inputs of a traced step: batches as lists of tensors, and stand-ins for the trainer, loggers and metrics."""
+"""Inputs of a traced step: batches as lists of tensors, and replacements of the trainer, loggers and metrics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NUMBERS = (bool, int, float)
 
 
 class UntraceableError(ValueError):
-    """A step that is no graph of tensor operations; the text says why in a few words."""
+    """Raised where a step is no graph of tensor operations; the text gives the reason."""
 
 
 class _NoFactError(UntraceableError, AttributeError):
-    """Lets ``getattr`` with a default, and ``hasattr``, work."""
+    """Error that ``hasattr``, and ``getattr`` with a default, handle."""
 
 
 def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "batch") -> Any:
@@ -56,7 +56,7 @@ def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "batch") -
 
 
 def tensors_of(batch: Any, device: torch.device) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Tensors of a batch, numbers among them, and what batches must share to go through one graph.
+    """Tensors of a batch, including its numbers, and the key that batches of one graph share.
 
     Args:
         batch: of one record.
@@ -82,7 +82,7 @@ def tensors_of(batch: Any, device: torch.device) -> tuple[list[Tensor], tuple[An
 
 
 def with_tensors(batch: Any, tensors: Iterator[Any]) -> Any:
-    """The batch with other tensors; leaves of other kinds raise where they are used."""
+    """Batch with other tensors; leaves of other kinds raise where they are used."""
 
     def replace(path: str, leaf: Any) -> Any:
         if isinstance(leaf, _NUMBERS) or (isinstance(leaf, Tensor) and leaf.layout is torch.strided):
@@ -121,7 +121,7 @@ def views_of(batch: Any, augment: Callable[[Tensor], Tensor], views: int) -> Any
 
 
 class Absent:
-    """Raises :class:`UntraceableError` wherever it is used.
+    """Placeholder that raises :class:`UntraceableError` on any use.
 
     Args:
         said: the text.
@@ -165,7 +165,7 @@ Absent.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class Sink(nn.Module):
-    """Takes every call and gives itself: metrics and loggers of a step.
+    """Replacement of metrics and loggers in a step: every call returns the object itself.
 
     Args:
         names: of the metrics of a collection.
@@ -200,7 +200,7 @@ class Sink(nn.Module):
 
 
 class StepNumber(int):
-    """``batch_idx``, which notes that something was computed with it."""
+    """``batch_idx`` that records whether a computation used it."""
 
     note: Callable[[], Any]
 
@@ -234,7 +234,7 @@ StepNumber.__hash__ = int.__hash__  # type: ignore[method-assign]
 
 
 class PublicTrainer:
-    """Public facts of a trainer that a step may read; for what it has not it says so in one line.
+    """Public facts of a trainer that a step may read; other attributes raise a one-line error.
 
     Args:
         trainer: of the fit, or None outside of one.

@@ -57,7 +57,7 @@ _DECOMPOSITIONS = {
     for operator, rule in core_aten_decompositions().items()
     if not any(word in str(operator) for word in ("dropout", "bernoulli"))
 }
-# Largest constant (values) that a step may hold beside its parameters and buffers.
+# Largest constant (values) that a step may hold besides its parameters and buffers.
 _LARGEST = 1 << 20
 #: Batch hooks, in the order of their calls.
 TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -77,13 +77,13 @@ _TRACKERS = {
 
 @dataclasses.dataclass
 class TracedStep:
-    """A step as a graph.
+    """Training step as a graph.
 
     Attributes:
         graph: ``(trained, other, tensors) -> loss``.
         trained: parameters by their names in the graph.
         other: frozen parameters, buffers and constants, which are read and never written.
-        constants: shapes of the tensors that the graph holds beside parameters and buffers, by their names.
+        constants: shapes of the tensors that the graph holds besides parameters and buffers, by their names.
         changing: what the trace read or drew that is other at every step: the graph holds for one step then.
         logged: names that the step logs.
     """
@@ -150,7 +150,7 @@ class RecordStep:
         self._hooks = {name: hook_owner(name, module, datamodule) for name in TRANSFERS}
 
     def trace(self, batch: Any, batch_idx: int = 0, predicts: bool = False) -> TracedStep:
-        """Trace the step for batches of the shapes of one; no value of the batch has a part in it.
+        """Trace the step for batches of the given shapes; values of the batch are not used.
 
         Args:
             batch: of one record, or a made-up one.
@@ -247,7 +247,7 @@ class RecordStep:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether something changes a batch before the module's step gets it."""
+        """Whether a hook changes a batch before the module's step."""
         return self._augment is not None or any(owner is not None for owner in self._hooks.values())
 
     # ------------------------------------------------------------------ copies
@@ -277,7 +277,7 @@ class RecordStep:
     def _copy(
         self, memo: dict[int, Any], note: Callable[[str], Any] = str, logged: set[str] | None = None
     ) -> _Step:
-        """A copy of module and hooks that shares the tensors in ``memo``; for a trace, all tensors.
+        """Copy of module and hooks that shares the tensors in ``memo``; for a trace, all tensors.
 
         What holds records, and what can't be copied, raises where it is used.
         """
@@ -341,7 +341,7 @@ class RecordStep:
         return _Step(shadow, hooks, self._trainer, self._augment, self._views)
 
     def _note(self, memo: dict[int, Any], name: str, value: Any, traced: bool) -> None:
-        """Say what stands in copies for metrics and records; a trace shares tensors."""
+        """Register the replacements of metrics and records in copies; a trace shares tensors."""
         leaves: list[Any] = []
         if not isinstance(value, nn.Module):
             mapped(value, lambda _, leaf: leaves.append(leaf))
@@ -388,7 +388,7 @@ class _Step(nn.Module):
         self._given = hooks, getattr(trainer, "precision_plugin", None), augment, views
 
     def prepared(self, batch: Any) -> Any:
-        """The batch as hooks make it."""
+        """Batch after the hooks."""
         hooks, plugin, _, _ = self._given
         if plugin is not None:
             batch = plugin.convert_input(batch)
@@ -413,7 +413,7 @@ class _Step(nn.Module):
 
 
 class _Recorded(TorchFunctionMode):
-    """Records what a graph does not by itself: blocks without gradients. Values of tensors can't be looked at."""
+    """Recorder of blocks without gradients during a trace; values of tensors can't be read."""
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -434,7 +434,7 @@ class _Recorded(TorchFunctionMode):
 
 
 def _mended(graph: Any) -> Any:
-    """Views in place of copies, no copies of values, and random draws that vmap makes different for each record."""
+    """Replace copies by views and make random draws different for each record under vmap."""
     nodes = graph.graph
     order = {node: place for place, node in enumerate(nodes.nodes)}
     for node in list(nodes.nodes):
@@ -482,7 +482,7 @@ def _attributes(owner: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _rebound(function: Any, memo: dict[int, Any]) -> Any:
-    """A function whose closure holds copies."""
+    """Function with copies in its closure."""
     cells = []
     for cell in function.__closure__ or ():
         with contextlib.suppress(Exception):  # an empty one, or something that can't be copied
@@ -515,7 +515,7 @@ def _without_checkpoint(function: Callable[..., Any], preserve: bool, *args: Any
 
 
 def _in_few_words(error: Exception) -> str:
-    """Why a step can't be traced; an error on fake tensors holds no private value."""
+    """Reason why a step can't be traced; an error on fake tensors holds no private value."""
     said, kind = " ".join(str(error).split()), type(error).__name__
     if isinstance(error, UntraceableError):
         return said
@@ -554,7 +554,7 @@ def arguments_of(step: Callable[..., Any]) -> list[str]:
 
 
 def hook_owner(name: str, module: Any, datamodule: Any) -> Any:
-    """Owner of a batch hook, as Lightning selects it: the data module before the module; None for nobody.
+    """Owner of a batch hook, as Lightning selects it: the data module before the module; None without one.
 
     Args:
         name: of the hook.
@@ -571,7 +571,7 @@ def hook_owner(name: str, module: Any, datamodule: Any) -> Any:
 
 
 def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Replace a method of one object; copies of it for a step have the method that was there before.
+    """Replace a method of one object; copies of the object for a step keep the original method.
 
     Returns:
         What puts the method back.

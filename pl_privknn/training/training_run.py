@@ -1,4 +1,4 @@
-"""One private training: its plan, its folder, its rows in the ledger, the steps that are left."""
+"""One private training: plan, folder, ledger rows and remaining steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FILE = "private_training.json"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """Public request of a training, before anything is known of the budget.
+    """Public parameters of a training, as requested, before the budget is applied.
 
     Attributes:
         steps: number of steps, known beforehand.
@@ -61,7 +61,7 @@ class TrainingPlan:
     records_per_person: int | None = None
 
     def described(self) -> dict[str, Any]:
-        """In plain types, without what was not asked for."""
+        """The plan as plain types, without unset fields."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
@@ -71,7 +71,7 @@ def run_folder(
     checkpoint: str | Path | None,
     default: str | Path,
 ) -> Path:
-    """The run's folder: the chosen one, that of the checkpoint which is being resumed, or the default.
+    """Folder of the run: the chosen one, that of the resumed checkpoint, or the default.
 
     Args:
         chosen: by the user, or None.
@@ -88,7 +88,7 @@ def run_folder(
 
 
 class TrainingRun(Run):
-    """Opens, or continues, a training in a folder; see :class:`~pl_privknn.privacy.run.Run`.
+    """Training in a folder, opened or continued; see :class:`~pl_privknn.privacy.run.Run`.
 
     The plan is the guarantee. Steps are charged before their noise is drawn; what a crash wastes is taken from
     the steps that are left, so ε never grows beyond the plan and never falls below what was drawn.
@@ -139,7 +139,7 @@ class TrainingRun(Run):
         self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
-        """All steps, decided when the run begins: as many as fit the budget, with the noise that was found then."""
+        """Plan of all steps, fixed when the run begins: as many as fit the budget, with their noise."""
         decided = None if self.is_new else self.facts.fact("decided")
         self.noise_multiplier: float = self._noise() if decided is None else decided["noise_multiplier"]
         self.mechanism = mechanism_of(
@@ -167,7 +167,7 @@ class TrainingRun(Run):
         return self.ledger_run.num_charges
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: where the run's folder is and how far it came."""
+        """State for a checkpoint: the run's folder and progress."""
         return {
             "run_id": self.run_id,
             "run_dir": str(self.folder),
@@ -175,7 +175,7 @@ class TrainingRun(Run):
             "done": self.planned - self.steps.left - self.lost,
         }
 
-    def told(self) -> FollowedRun:
+    def followed(self) -> FollowedRun:
         """Facts that other processes of the same training need."""
         steps = FollowedSteps(self.steps.left)
         return FollowedRun(
@@ -244,14 +244,14 @@ class TrainingRun(Run):
 
 
 def mechanism_of(noise_multiplier: float, max_grad_norm: float, sampling_rate: float) -> StepMechanism:
-    """The release of one step; without noise where the multiplier is 0, which an infinite ε asks for."""
+    """Mechanism of one step; without noise where the multiplier is 0, as for an infinite ε."""
     if noise_multiplier == 0:
         return NoNoise()
     return step_mechanism(noise_multiplier, max_grad_norm, sampling_rate)
 
 
 def guarantee_of(conditions: Sequence[str] | None, noise: NoiseSource) -> Guarantee:
-    """The guarantee of a training's releases.
+    """Guarantee level of a training's releases.
 
     Args:
         conditions: what it rests on.

@@ -1,4 +1,4 @@
-"""A paid search over settings of a private training: its plan, and its run."""
+"""Paid search over settings of a private training: plan and run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _UNPAID = ("groups",)
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """A search: the best of a random number of private trainings with settings drawn at random.
+    """Search for the best of a random number of private trainings with random settings.
 
     Attributes:
         document: the configuration of one candidate, its settings still to be put in.
@@ -78,7 +78,7 @@ class Tuning:
         return document
 
     def plan(self) -> dict[str, Any]:
-        """In plain types, for the ledger's reader and to know the search again."""
+        """The search as plain types, for the ledger's reader and to identify it on resume."""
         return {
             "tuning": "NoisySGD" if "callbacks" not in self.document["trainer"] else "PrivateTraining",
             "document": self.document,
@@ -96,7 +96,7 @@ def tuning_of(
     mean: float | None = None,
     score_noise: float = 50.0,
 ) -> Tuning:
-    """Read what is asked for and find the noise with which the whole search costs ``epsilon``.
+    """Read a search and find the noise with which it costs ``epsilon`` in all.
 
     Args:
         document: configuration of a training by :class:`~pl_privknn.training.noisy_sgd.NoisySGD` or
@@ -180,7 +180,7 @@ def tuning_of(
 
 
 def _place_of_training(document: Mapping[str, Any]) -> str:
-    """Where the arguments of the private training stand."""
+    """Section that holds the arguments of the private training."""
     places = list(private_trainings(document))
     if places == ["model"] and class_named(str(get(document, "model.class_path"))) is NoisySGD:
         return _without_unpaid(_MODEL, get(document, _MODEL))
@@ -197,7 +197,7 @@ def _place_of_training(document: Mapping[str, Any]) -> str:
 
 
 def _without_unpaid(place: str, arguments: Any) -> str:
-    """The place of a training's arguments, none of which costs more than a search pays for."""
+    """Section of a training's arguments, checked for settings whose cost the search does not cover."""
     if given := [name for name in _UNPAID if (arguments or {}).get(name) is not None]:
         raise ConfigurationError(
             f"{place}.{given[0]}: a search pays for steps and scores alone; leave it out"
@@ -228,7 +228,7 @@ _SCHEMA = "CREATE TABLE best (only INTEGER PRIMARY KEY CHECK (only = 1), model B
 
 
 class TuningRun(Run):
-    """A search in its folder, started or continued; see :func:`~pl_privknn.training.tuning.tuning_of`.
+    """Search in a folder, started or continued; see :func:`~pl_privknn.training.tuning.tuning_of`.
 
     The whole search is one charge, written before the first candidate is trained. What only the search may know (how
     many candidates there are, their scores, the best one so far) lies in a folder that its owner alone may read, and
@@ -266,7 +266,7 @@ class TuningRun(Run):
         )
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
-        """The whole search, one charge."""
+        """Plan of the whole search as one charge."""
         return [Charge(self.tuning.mechanism).with_guarantee(noise_guarantee(self.noise))], self.tuning.plan()
 
     def run(self) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class TuningRun(Run):
                 return dict(json.loads((self.output / _RESULT).read_text(encoding="utf-8")))
             with contextlib.closing(self._paid()) as store:
                 state = store.fact("state")
-                with silenced():  # a candidate's words would tell how many there are
+                with silenced():  # a candidate's output would reveal their number
                     data = made_data(self.tuning.document["data"])
                     while state["done"] < len(state["drawn"]):
                         self._try_next(store, state, data)
@@ -292,7 +292,7 @@ class TuningRun(Run):
             self.close()
 
     def _paid(self) -> PrivateStore:
-        """Draw what is to be tried, and pay for the search; or continue one that is paid for."""
+        """Draw the candidates and charge the search, or continue one that is charged."""
         run, run_id = self.ledger_run, self.run_id
         store = PrivateStore(self.output / _SECRET / FILE_NAME, _SCHEMA, one_place=False)
         try:
@@ -369,7 +369,7 @@ class TuningRun(Run):
 
 @torch.no_grad()
 def _right(module: pl.LightningModule, data: Any) -> torch.Tensor:
-    """Number of private records that the module gets right, int64 ``(1,)``; a record moves it by 1.
+    """Number of private records predicted correctly, int64 ``(1,)``; a record changes it by 1.
 
     Each is predicted alone, on a copy of the module, so that no other record has a say in it.
     """
@@ -377,6 +377,6 @@ def _right(module: pl.LightningModule, data: Any) -> torch.Tensor:
     for x, y in data.private_batches():
         for image, label in zip(x.split(1), y, strict=True):
             alone = copy.deepcopy(module, {id(module._trainer): None}).eval()
-            with contextlib.suppress(Exception):  # a prediction that fails is wrong, and nobody hears of it
+            with contextlib.suppress(Exception):  # a prediction that fails counts as wrong, without a message
                 total += int(alone(image.to(module.device)).reshape(-1).argmax()) == int(label)
     return torch.tensor([total])

@@ -51,13 +51,13 @@ def test_released_statistics_are_those_of_one_process(name, parts):
     expected, (found, *others) = alone.label(queries, ledgers[0]), shards.label(queries, ledgers[1])
     # One charge and one draw of noise each, by the first process; sums are in whole numbers.
     assert ledgers[0].rows == ledgers[1].rows
-    for number, taken in alone.taken.items():
-        assert torch.equal(members[0].taken[number].noisy, taken.noisy)
+    for number, taken in alone.noisy_sums.items():
+        assert torch.equal(members[0].noisy_sums[number].noisy, taken.noisy)
     torch.testing.assert_close(found.soft, expected.soft)
     assert all(torch.equal(other.labels, found.labels) for other in others)
-    assert all(member.taken == {} for member in members[1:])
+    assert all(member.noisy_sums == {} for member in members[1:])
     for member in members:
-        sums = [taken.noisy for taken in alone.taken.values()]
+        sums = [taken.noisy for taken in alone.noisy_sums.values()]
         assert member.shard.group.sent == len(sums) * 8 * sums[0].numel()
 
 
@@ -92,7 +92,7 @@ def test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_rel
     resumed.each(lambda member: member.join_run(tmp_path / "kept", paying(member, run)))
     found = resumed.label(queries, run)[0]
     assert run.num_charges == 4
-    assert sorted(resumed.members[0].taken) == [0, 1, 2, 3]
+    assert sorted(resumed.members[0].noisy_sums) == [0, 1, 2, 3]
     alone = fitted(made("curvature"), *records())
     whole = Ledger(tmp_path / "whole.sqlite").run("a", plan=teacher.plan(30, 30, 3))
     torch.testing.assert_close(found.soft, alone.label(queries, whole).soft)

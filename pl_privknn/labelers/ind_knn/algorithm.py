@@ -44,7 +44,7 @@ _SIMILARITY_SLACK = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class IndKNNParameters:
-    """The public constants of one stream of answers; the object that draws is the one that accounts.
+    """Public constants of one stream of answers, for drawing and accounting.
 
     Attributes:
         threshold: τ in (0, 1): records whose kernel value is at least this are neighbours.
@@ -87,7 +87,7 @@ class IndKNNParameters:
         conversion: Conversion = "gdp",
         **others: Any,
     ) -> IndKNNParameters:
-        """Parameters from what a user states.
+        """Parameters from (ε, δ) and the user's settings.
 
         Args:
             epsilon: ε of the whole stream, or None where ``budget`` is given.
@@ -120,7 +120,7 @@ class IndKNNParameters:
 
     @property
     def count_cost(self) -> float:
-        """Price of the noisy number of neighbours for each of them: 1 / (2 σ1²)."""
+        """Cost of the noisy number of neighbours for each of them: 1 / (2 σ1²)."""
         return 1 / (2 * self.sigma1**2)
 
     def sigma_of_votes(self, share: float) -> float:
@@ -170,7 +170,7 @@ class IndKNNParameters:
 
 @dataclasses.dataclass(frozen=True)
 class PublicDensity:
-    """A threshold of its own for each query, from how densely *public* examples lie around it.
+    """Threshold per query, from the density of *public* examples around it.
 
     A fixed threshold finds thousands of neighbours in dense regions and none in sparse ones. Here τ of a
     query is the kernel value of its j-th nearest public example, where j is to the number of public examples
@@ -217,10 +217,10 @@ class PublicDensity:
 
 @dataclasses.dataclass(frozen=True)
 class IndKNNSwitches:
-    """Switches of additions to Algorithm 3; none changes what the stream costs.
+    """Switches of additions to Algorithm 3; none changes the cost of the stream.
 
     Args:
-        density: :class:`PublicDensity` for a threshold of its own for each query; None for the paper's fixed one.
+        density: :class:`PublicDensity` for a threshold per query; None for the paper's fixed one.
         reuse: let earlier answers take part as public records, while the features stay the same.
         hashing: :class:`~pl_privknn.neighbors.hashing.SignProjections` to look only at records in the same
             bucket; None for all.
@@ -242,7 +242,7 @@ class IndKNNSwitches:
 
 @dataclasses.dataclass(frozen=True)
 class Votes:
-    """Noisy results for one query, which were paid for.
+    """Noisy results for one query, already charged.
 
     Attributes:
         count: noisy number of neighbours, at least the floor.
@@ -262,7 +262,7 @@ def ask(
     noise: NoiseSource,
     processes: ProcessGroup = ALONE,
 ) -> Votes:
-    """One turn of Algorithm 3's loop. Without neighbours the count and the votes are noise alone.
+    """One iteration of Algorithm 3. Without neighbours the count and the votes are noise alone.
 
     Args:
         parameters: public constants.

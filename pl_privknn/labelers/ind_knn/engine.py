@@ -1,4 +1,4 @@
-"""Ind-KNN over one private table that may change: searching, answering, and paying."""
+"""Ind-KNN over one private table that may change: search, answers and spent budgets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 1024
 
 
 def unit_rows(rows: Tensor, *, overwrite: bool = False) -> Tensor:
-    """Each row by itself scaled to length 1, float32; a row of zeros stays as it is.
+    """Scale each row to length 1, float32; a row of zeros is unchanged.
 
     No row's result depends on another row: no mean is taken out and no column is scaled. With ``overwrite`` the
     result takes the place of ``rows`` where it can.
@@ -57,7 +57,7 @@ class Answers:
 
 
 class IndKNNEngine:
-    """Ind-KNN over one table, whose budgets it alone charges.
+    """Ind-KNN over one table and its budgets.
 
     Args:
         parameters: public constants.
@@ -94,7 +94,7 @@ class IndKNNEngine:
         self._located: tuple[Ids | None, Rows] = (None, np.empty(0, np.intp))
 
     def add(self, ids: Ids, vectors: Tensor, labels: NDArray[np.int64], owners: Ids) -> None:
-        """Let records take part, with what their owners have left.
+        """Add records, with the remaining budgets of their owners.
 
         Args:
             ids: their numbers, ``(n,)``; none is in the table.
@@ -110,7 +110,7 @@ class IndKNNEngine:
             self.index.append(vectors)
 
     def remove(self, ids: Ids) -> None:
-        """Take records out and overwrite them; what was spent stays on record in the budgets."""
+        """Remove and overwrite records; their spent budgets are kept."""
         kept = ~np.isin(self.ids, ids)
         self._located = (None, self._located[1])
         for name in ("vectors", "labels", "ids", "owners"):
@@ -141,13 +141,13 @@ class IndKNNEngine:
         ledger: ChargesLedger | None,
         processes: ProcessGroup = ALONE,
     ) -> Answers:
-        """Answer queries one after another, by Algorithm 3; what they cost is on disk when this returns.
+        """Answer queries one after another, by Algorithm 3; their cost is on disk when this returns.
 
         Args:
             queries: float features, shape ``(m, dimension)``.
             source: of protective randomness, from which each query draws in turn.
-            ledger: pays for the whole stream, unless it has; None where nobody keeps books.
-            processes: each calls this for the same queries, with the engine of its own shard.
+            ledger: receives the charge of the whole stream, unless it has it; None for a call without a ledger.
+            processes: each calls this for the same queries, with the engine of its shard.
 
         Raises:
             BudgetExceeded: as the ledger says; nothing was drawn.
@@ -210,7 +210,7 @@ class IndKNNEngine:
     # what travels are sums.
 
     def begin(self, vectors: Tensor, thresholds: Floats) -> None:
-        """Begin to answer queries one after another."""
+        """Start a batch of queries that are answered one after another."""
         self._coming = self.neighborhoods(vectors, thresholds)
         self._paying = (np.empty(0, np.intp), np.empty(0))
 
@@ -224,7 +224,7 @@ class IndKNNEngine:
         )
 
     def pay(self, mark: str) -> str:
-        """Write what all queries since :meth:`begin` have cost; returns the mark."""
+        """Write the cost of all queries since :meth:`begin`; returns the mark."""
         self._settle()
         self.budgets.spend(mark)
         return mark
@@ -276,7 +276,7 @@ class IndKNNEngine:
     def retrieve(
         self, queries: Tensor, sigma: float, source: NoiseSource, ledger: ChargesLedger | None
     ) -> list[Retrieved]:
-        """Find the neighbours of queries that can pay for a vote; what they pay is on disk when this returns.
+        """Find the neighbours of queries that can pay for a vote; their cost is on disk when this returns.
 
         Args:
             queries: float features, shape ``(m, dimension)``.
@@ -317,7 +317,7 @@ class IndKNNEngine:
         return np.concatenate(parts) if parts else np.empty(0)
 
     def neighborhoods(self, vectors: Tensor, thresholds: Floats) -> Iterator[tuple[Rows, Floats]]:
-        """Private neighbours of each query and their κ, whatever is left; one matrix product a block of queries."""
+        """Private neighbours of each query and their κ, whatever their budgets; one product per block of queries."""
         step = min(_MOST_QUERIES_AT_ONCE, max(1, _BLOCK_ENTRIES // max(1, len(self.vectors))))
         elsewhere = None if self.device is None or self.device.type == "cpu" else self.device
         for start in range(0, len(vectors), step):

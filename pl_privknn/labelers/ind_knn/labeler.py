@@ -1,4 +1,4 @@
-"""Ind-KNN as a teacher for students: kernel votes, and a budget of its own for every private record."""
+"""Ind-KNN as a teacher of students: kernel votes, with an individual budget for every private record."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Similarity:
 
 @dataclasses.dataclass(frozen=True)
 class RecordBudgets:
-    """Conversion of ε into the budget of every record, and the price of being counted.
+    """Conversion of ε into the budget of every record, and the cost of being counted.
 
     Args:
         budget: B of every record, instead of ``epsilon``.
@@ -82,14 +82,14 @@ class RecordBudgets:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Identity of records, and the place of their budgets.
+    """Identification of records, and the folder of their budgets.
 
     Args:
         ids: lasting whole numbers of the private records, in the data module's order, or the path of a
             ``.npy`` file with them; by default the data module's, if it has any, or else digests. A record must
             always come under the same number, for a second number would give it a second budget.
         state_dir: folder of the budgets, **private**, for this labeler and this data set alone; None keeps them
-            beside the run's folder, and in memory where there is none.
+            next to the run's folder, and in memory where there is none.
     """
 
     ids: Any = dataclasses.field(default=None, repr=False)  # numbers of people may be private
@@ -108,24 +108,24 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
 
     *In the ledger* the stream is one entry, charged when the first query is asked. *After a crash* the budgets
     must not start afresh under the same entry, so they are on disk before any answer leaves: in ``state_dir``, or
-    within ``trainer.fit`` in a private folder beside the run's, ``<run_dir>.private``. A resumed run continues them
+    within ``trainer.fit`` in a private folder next to the run's, ``<run_dir>.private``. A resumed run continues them
     at no further charge, with noise from a source of the same kind. An older copy of that folder, a second one, or
     none is refused. In other uses without a
     ``state_dir`` they live in memory, and a new process starts a new stream, for which it charges a whole entry
     more: honest, and more than a ``max_epsilon`` set for one stream allows.
 
-    *Budgets belong to records*, wherever those stand in the table: by the owner's numbers (``ids``), or else by
+    *Budgets belong to records*, whatever their position in the table: by the owner's numbers (``ids``), or else by
     keyed digests of what the records hold. Within ``trainer.fit`` that is a record's image and label, so that
     rounds may differ in their features; in other uses its features and label. Once a query was answered, records
     with unknown digests are refused, for under other preprocessing every record would look new and get a second
     budget; with ``ids``, numbers that are unknown are new records. Equal records have budgets of their own and are
-    either all there or none of them, unless ``ids`` tell them apart.
+    either all there or none of them, unless ``ids`` distinguish them.
 
     *Persons.* Where the unit of privacy is a person, budgets belong to persons, by the data module's numbers of them,
     which must last as ``ids`` must. A person counts as one neighbour, votes with the sum of the κ of all their
     neighbours, by class, scaled to the norm of one record's vote at most, and pays for the norm of that.
 
-    *In shards* each process keeps the budgets of its own records, in a folder of its own within the first one's, and
+    *In shards* each process keeps the budgets of its records, in a separate folder within the first one's, and
     its records neither come nor go once a query was answered; ``ids`` and ``members`` are lists of all records.
 
     Features are scaled to unit length, each by itself; nothing is centred by private data.
@@ -144,7 +144,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
         records: which record is which, and where their budgets are kept.
         soft: release class probabilities too: the non-negative part of the noisy votes, normalised.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        release_counts: let out the noisy votes of answered queries, over √K so that their noise is alike, to be
+        release_counts: release the noisy votes of answered queries, over √K so that their noise is alike, to be
             smoothed over neighbouring queries; they are paid for anyway.
 
     Raises:
@@ -234,7 +234,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
         """Take the private table; see :meth:`Labeler.fit`.
 
         Budgets belong to records, not to features: they go on when other features of the same records come, where
-        ``ids`` or the data module tell which record is which.
+        ``ids`` or the data module identify records.
 
         Raises:
             ValueError: also where it is not certain that every record keeps its own budget.
@@ -277,7 +277,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
         self._engine = engine
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """One entry for the whole stream, whatever the numbers; see :meth:`Labeler.plan`."""
+        """Plan of one charge for the whole stream, whatever the numbers; see :meth:`Labeler.plan`."""
         return [Charge(self.parameters.total, 1)]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -288,7 +288,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
             ValueError: for queries of another dimension, or not finite, or noise from a source of another kind than
                 that of earlier answers.
             PrivateStoreError: if the budgets could not be written, or are not those from which this run has answered;
-                nothing is let out.
+                nothing is returned.
         """
         engine = self._fitted("label")
         check_queries(queries, engine.vectors.shape[1])
@@ -335,7 +335,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
     def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
         """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`JoinsRuns.join_run`.
 
-        In shards every process keeps those of its own records, in a folder of its own.
+        In shards every process keeps those of its records, in a separate folder.
 
         Raises:
             PrivateStoreError: if the budgets' folder is damaged, incomplete, an older or second copy, in use, or not
@@ -363,22 +363,22 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
         self._budgets = self._run_folder = None
 
     def close(self) -> None:
-        """Forget the table and let others open ``state_dir``."""
+        """Delete the table from memory and release ``state_dir``."""
         self.leave_run()
         self._engine = None
 
     @property
     def takes_shards(self) -> bool:
-        """Always: what a query needs of records are sums."""
+        """Always true: a query needs sums over records alone."""
         return True
 
     @property
     def protects_persons(self) -> bool:
-        """Whether it does so with these settings; groups with an ε of their own are of records."""
+        """Whether persons can be protected with these settings; groups with different ε are of records."""
         return self.groups is None
 
     def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
-        """Open the budgets of this shard beside those of the first one, once they are found to be the right ones."""
+        """Open the budgets of this shard next to those of the first one, after checking that they match."""
         own = folder / f"shard-{self.processes.rank:05d}"
         self._move_to(own)
         if begun and not (own / FILE_NAME).exists():
@@ -414,7 +414,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
         return self._engine
 
     def _limits(self, rows: NDArray[np.intp], total: int) -> NDArray[np.float64] | None:
-        """Whole budget of each record, where groups have an ε of their own. **Private**."""
+        """Total budget of each record, where groups have different ε. **Private**."""
         if self.groups is None:
             return None
         if len(self.groups.members) != total:

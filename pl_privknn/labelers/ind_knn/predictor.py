@@ -1,4 +1,4 @@
-"""Ind-KNN for answering users: a private table that changes, in a file that survives a crash."""
+"""Ind-KNN predictor that answers users from a private table that may change, stored durably in a file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SCHEMA = "".join(
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """Differentially private answers; nothing in it is private any more.
+    """Differentially private answers.
 
     Attributes:
         labels: int64, shape ``(m,)``; -1 where the answer was held back as unsure (``abstain``).
@@ -120,11 +120,11 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
     # ------------------------------------------------------------------ what users get
 
     def epsilon(self, delta: float, conversion: Conversion = "gdp") -> float:
-        """ε of all answers ever given, past and to come; a public number."""
+        """ε of all past and future answers; a public number."""
         return epsilon_of_budget(self.parameters.budget, delta, conversion)
 
     def predict(self, x: Tensor) -> Predictions:
-        """Answer queries one after another; what they cost is on disk before this returns.
+        """Answer queries one after another; their cost is on disk before this returns.
 
         Args:
             x: images, float32 ``(m, channels, height, width)``, or features, float ``(m, dimension)``.
@@ -133,7 +133,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             RuntimeError: where thresholds come from public density and :meth:`use_public` was never called.
             ValueError: for queries of another shape, or not finite, or noise from a source of another kind than that
                 of earlier answers.
-            PrivateStoreError: if the budgets could not be written, or are not the latest; nothing is let out.
+            PrivateStoreError: if the budgets could not be written, or are not the latest; nothing is returned.
         """
         queries = self._features(x)
         with self._turn:
@@ -178,7 +178,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
     # ------------------------------------------------------------------ for the owner of the data
 
     def add(self, ids: ArrayLike, x: Tensor, y: Tensor, persons: ArrayLike | None = None) -> None:
-        """Admit records, from the next query on.
+        """Add records, from the next query on.
 
         Args:
             ids: the owner's lasting whole numbers, shape ``(n,)``. A record must always come under the same number,
@@ -213,7 +213,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             engine.add(numbers, vectors, labels, owners)
 
     def remove(self, ids: ArrayLike) -> None:
-        """Take records out, from the next query on, and overwrite them.
+        """Remove and overwrite records, from the next query on.
 
         Raises:
             ValueError: if some are not in the table.
@@ -230,7 +230,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             engine.remove(numbers)
 
     def remaining(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Numbers of the records in the table, and what each, or its person, has left. **Private**: for the owner."""
+        """Numbers of the records in the table, and the remaining budget of each, or of its person. **Private**."""
         with self._turn:
             order = np.argsort(self._engine.ids)
             return self._engine.ids[order], self._engine.remaining()[order]
@@ -252,7 +252,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
     # ------------------------------------------------------------------ the file
 
     def save(self, folder: str | Path) -> None:
-        """Put the predictor into a new folder, where it lives from now on.
+        """Save the predictor in a new folder, which it uses from then on.
 
         There is no second copy: a predictor that has a folder is always saved; to move it, close it and move that.
 
@@ -324,7 +324,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         return predictor
 
     def close(self) -> None:
-        """Give the folder back; the predictor can't be used any more."""
+        """Release the folder; the predictor can't be used any more."""
         with self._turn:
             self._engine.budgets.close()
 
@@ -334,7 +334,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
     # ------------------------------------------------------------------ inner work
 
     def _opened(self, path: Path | None) -> IndKNNEngine:
-        """All that a file holds; nothing for None."""
+        """Content of a file; empty for None."""
         settings = {
             "parameters": dataclasses.asdict(self.parameters),
             "switches": dataclasses.asdict(self.switches),

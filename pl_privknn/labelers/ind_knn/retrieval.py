@@ -35,7 +35,7 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class VoteRelease:
-    """The result of :meth:`Retrieved.vote`; nothing in it is private any more.
+    """Differentially private result of :meth:`Retrieved.vote`.
 
     Attributes:
         label: the class with most noisy votes.
@@ -50,7 +50,7 @@ class VoteRelease:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Retrieved(Context):
-    """The neighbours of one query that could pay, for the curator alone: **private**. They have paid for one vote.
+    """**Private.** Neighbours of one query that have paid for one vote, for the curator alone.
 
     **The guarantee.** A record is among the neighbours of a query if its kernel value reaches a public threshold and
     its budget covers the charge. That depends on this record, the query and earlier *releases* alone, never on
@@ -63,7 +63,7 @@ class Retrieved(Context):
     :meth:`~pl_privknn.labelers.IndKNNPredictor.epsilon` states the ε.
 
     **Not covered.** The neighbours themselves: they are for the curator, who may see the data anyway. Queries:
-    whoever asks shows them to the curator. Anything else that leaves, such as the answer for one context, a log, or
+    the asker shows them to the curator. Anything else that leaves, such as the answer for one context, a log, or
     the number of neighbours.
     """
 

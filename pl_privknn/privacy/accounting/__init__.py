@@ -1,1 +1,1 @@
-"""From charges to ε: Rényi DP, privacy loss distributions, and the exact adaptive worst case."""
+"""Accountants: Rényi DP, privacy loss distributions, and the exact worst case of adaptive composition."""

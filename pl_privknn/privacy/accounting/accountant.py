@@ -1,4 +1,4 @@
-"""The accountant: what a list of charges costs in total, under one adjacency.
+"""The accountant: total privacy cost of a list of charges under one adjacency.
 
 Three totals, all valid upper bounds for releases chosen adaptively (each may depend on earlier answers):
 Rényi DP with the improved and with the classic conversion, and privacy loss distributions. A fourth, the
@@ -90,7 +90,7 @@ METHODS: tuple[Method, ...] = ("best", "rdp", "pld")
 #: Loss of one release, in nats, beyond which no privacy loss distribution is made: Rényi orders say enough of it.
 LARGEST_LOSS = 1e6
 
-# Order at which twice the Rényi divergence over the order stands for the variance of the loss.
+# Order at which twice the Rényi divergence over the order approximates the variance of the loss.
 _VARIANCE_ORDER = int(np.searchsorted(rdp.ORDERS, 1.05))
 
 
@@ -119,9 +119,9 @@ def read_records(records: Sequence[dict[str, Any]]) -> list[Charge]:
 
 
 def merge_charges(charges: Iterable[Charge]) -> list[Charge]:
-    """Add up the counts of equal mechanisms and compose their marks, in order of first appearance.
+    """Add up the counts of equal mechanisms and compose their guarantees, in order of first appearance.
 
-    Releases that nobody takes part in (a sampling rate of 0) cost nothing and are left out.
+    Releases in which no record takes part (a sampling rate of 0) cost nothing and are left out.
     """
     return [c for c in merged(charges).values() if getattr(c.mechanism, "sampling_rate", 1.0) > 0]
 
@@ -258,7 +258,7 @@ def total_rdp(charges: Sequence[Charge], adjacency: Adjacency) -> NDArray[np.flo
 
 @functools.lru_cache(maxsize=256)
 def _curve(mechanism: Mechanism, adjacency: Adjacency) -> NDArray[np.float64]:
-    """The mechanism's RDP; infinite, which always holds, at orders where float64 can't carry it."""
+    """The mechanism's RDP; infinite, which is always valid, at orders where float64 overflows."""
     try:
         with np.errstate(all="ignore"):
             curve = mechanism.rdp(rdp.ORDERS, adjacency)
@@ -270,7 +270,7 @@ def _curve(mechanism: Mechanism, adjacency: Adjacency) -> NDArray[np.float64]:
 
 
 def _carried(total: Callable[[], float]) -> float:
-    """A total, or infinity where arithmetic or memory can't carry it: no bound is a bound that always holds."""
+    """A total, or infinity, which is always valid, where arithmetic or memory does not suffice."""
     try:
         with np.errstate(all="ignore"):
             value = total()
@@ -280,7 +280,7 @@ def _carried(total: Callable[[], float]) -> float:
 
 
 def gaussian_and_others(charges: Sequence[Charge], adjacency: Adjacency) -> tuple[float, list[Charge]]:
-    """Split into exactly Gaussian releases, as one total μ, and all others."""
+    """Split charges into exactly Gaussian releases, as one total μ, and all others."""
     squares, others = 0.0, []
     for charge in charges:
         mu = charge.mechanism.gaussian_mu(adjacency)
@@ -292,7 +292,7 @@ def gaussian_and_others(charges: Sequence[Charge], adjacency: Adjacency) -> tupl
 
 
 def total_pure_epsilon(charges: Sequence[Charge], adjacency: Adjacency) -> float:
-    """Largest possible total loss: the divergence of order ∞, and the end of the loss distribution."""
+    """Largest possible total loss: the Rényi divergence of order ∞."""
     return sum(charge.count * charge.mechanism.pure_epsilon(adjacency) for charge in charges)
 
 
@@ -346,14 +346,14 @@ def compose_charges(
 
 
 def loss_variance(mechanism: Mechanism, adjacency: Adjacency) -> float:
-    """About the variance of one release's loss, from its RDP near order 1."""
+    """Approximate variance of one release's loss, from its RDP near order 1."""
     if (scale := mechanism.loss_scale(adjacency)) is not None:
         return scale[0]
     return 2 * float(_curve(mechanism, adjacency)[_VARIANCE_ORDER]) / float(rdp.ORDERS[_VARIANCE_ORDER])
 
 
 def loss_span(mechanism: Mechanism, adjacency: Adjacency) -> float:
-    """About the largest loss of one release, but for a mass of e^−75 (Chernoff's bound from its RDP)."""
+    """Approximate largest loss of one release but for a mass of e^−75 (Chernoff's bound from its RDP)."""
     if (scale := mechanism.loss_scale(adjacency)) is not None:
         return scale[1]
     tail = float(np.min(_curve(mechanism, adjacency) + 75.0 / (rdp.ORDERS - 1)))
@@ -374,7 +374,7 @@ _LARGEST_LOSS = 700.0
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-    """Bounds on what the best attacker reaches; see :func:`trade_off`.
+    """Bounds on the error rates of the best attacker; see :func:`trade_off`.
 
     Attributes:
         totals: distributions of the total loss, each of which dominates the releases.
@@ -424,14 +424,14 @@ class TradeOff:
         """μ such that no test does better than the best one against a single Gaussian release of that μ.
 
         Exact for Gaussian releases. For others it covers all tests whose error rates are both at least
-        :attr:`smallest_rate`: rarer events may tell more, as a sampled record does when it is drawn every time.
+        :attr:`smallest_rate`: rarer events may reveal more, as where a sampled record is drawn every time.
         """
         if self.gaussian is not None:
             return self.gaussian
         return min(_mu(total, self.smallest_rate) for total in self.totals)
 
     def to_dict(self) -> dict[str, float]:
-        """The rates at :data:`RATES`, the advantage and μ, as they stand in reports."""
+        """The rates at :data:`RATES`, the advantage and μ, as reports show them."""
         found = self.true_positive_rate(RATES)
         return {
             **{f"tpr_at_fpr_{rate:g}": float(value) for rate, value in zip(RATES, found, strict=True)},
@@ -440,7 +440,7 @@ class TradeOff:
         }
 
     def plot(self, path: str | Path) -> None:
-        """Draw true- against false-positive rate into a file, whose ending says the format.
+        """Plot the true- against the false-positive rate to a file in the format of its suffix.
 
         Raises:
             ValueError: for an ending that matplotlib doesn't know.
@@ -472,7 +472,7 @@ def trade_off(
     adjacency: Adjacency = "add_remove",
     exact: bool = True,
 ) -> TradeOff:
-    """The error rates of the best attack on all releases together, chosen adaptively or not.
+    """Error rates of the best attack on all releases together, chosen adaptively or not.
 
     Args:
         charges: as in :func:`~pl_privknn.privacy.accounting.accountant.account`.
@@ -519,7 +519,7 @@ def _trade_off(charges: tuple[Charge, ...], delta: float, adjacency: Adjacency, 
 
 
 def attack_in_words(rates: Mapping[str, Any]) -> str:
-    """One line of what :meth:`TradeOff.to_dict` says."""
+    """Sentence about the strongest attack from the result of :meth:`TradeOff.to_dict`."""
     return (
         f"{at_most(100 * rates['tpr_at_fpr_0.01'], 3)} % true at 1 % false positives (advantage "
         f"{at_most(rates['advantage'], 3)}, Gaussian DP μ = {at_most(rates['gaussian_dp_mu'], 3)})"

@@ -1,4 +1,4 @@
-"""Calibration: the free parameter of a plan, found by bisection on the accountant."""
+"""Calibration: search for the free parameter of a plan by bisection on the accountant."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _DIGITS = 4
 
 
 class CalibrationError(ValueError):
-    """No value of the free parameter meets the target, or ε does not move one way with it."""
+    """Raised where no value of the free parameter meets the target, or ε is not monotone in it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """The parameter that is looked for.
+    """The free parameter of a search.
 
     Attributes:
         name: for messages.
@@ -42,7 +42,7 @@ class Parameter:
     whole: bool = False
 
     def snap(self, value: float) -> float:
-        """The nearest value that can be tried."""
+        """Nearest value that can be tried."""
         inside = min(max(value, self.low), self.high)
         return round(inside) if self.whole else min(max(float(f"{inside:.{_DIGITS}g}"), self.low), self.high)
 
@@ -77,7 +77,7 @@ def calibrate(
     exact_search: bool = False,
     tolerance: float = 1e-3,
 ) -> Calibration:
-    """Find the value of one parameter at which the releases cost just about ``epsilon``.
+    """Find the value of one parameter at which the releases cost ``epsilon``, or slightly less.
 
     The search uses the better of RDP and PLD, in steps that are interpolated in the logarithms and bisected
     where that is slow. It stops between two neighbouring whole numbers, or where ε is within ``tolerance`` of
@@ -125,7 +125,7 @@ def calibrate(
 
 
 class _Search:
-    """One bracketing search; remembers what it has accounted."""
+    """One bracketing search that caches accounted values."""
 
     def __init__(self, parameter: Parameter, target: float, tolerance: float) -> None:
         self.parameter, self.target = parameter, target

@@ -1,4 +1,4 @@
-"""Certificates of ε: numeric witnesses that a stranger checks without this package.
+"""Certificates of ε: numeric witnesses that can be checked without this package.
 
 A certificate names the releases by their public parameters and gives, for each, a pair of distributions on a grid of
 losses that dominates it; for one family of pairs (screening, arg-max) it gives the value functions of the backward
@@ -8,7 +8,7 @@ pair at every grid point, repeats the induction from one value function to the n
 on rounding, and refuses a certificate whose ε does not follow.
 
 Everything is rounded in the safe direction. Masses are whole numbers of 2^-62, rounded down; what is lost counts as
-an infinite loss in both directions (an atom (a, b) split into (a, 0) and (0, b), which tells more). Pairs are moved
+an infinite loss in both directions (an atom (a, b) split into (a, 0) and (0, b), which reveals more). Pairs are moved
 to infinite loss by a little more than double precision can err in a profile, and value functions are raised.
 """
 
@@ -132,7 +132,7 @@ def write_certificate(path: str | Path, charges: Sequence[Charge], **options: An
 
 
 def digest(document: dict[str, Any]) -> str:
-    """SHA-256 of a certificate without its ``digest``: a changed digit is seen, also where it would do no harm."""
+    """SHA-256 of a certificate without its ``digest``, so that any changed digit is detected."""
     rest = {name: value for name, value in document.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -232,7 +232,7 @@ def _step(releases: Sequence[Charge], number: int, adjacency: Adjacency) -> floa
     step = 2.0 ** math.floor(math.log2(wanted))
     if (widest := max((span for span in spans if span < math.inf), default=0.0)) / step > pld.MAX_POINTS:
         raise ValueError(
-            f"a release with a loss of up to {widest:.3g} protects nobody: no certificate is that wide"
+            f"a release with a loss of up to {widest:.3g} gives no protection, and no certificate is that wide"
         )
     return step
 

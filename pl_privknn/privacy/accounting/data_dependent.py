@@ -6,7 +6,7 @@ sample of the records (amplification needs the same bound on every sample): samp
 
 Where nearly all teachers agree, the answer hardly depends on any one of them, and its cost *for the table in
 hand* is far below the worst case over tables. The published theorems bound D_α(M(D) ‖ M(D′)), with D the
-table in hand and D′ any neighbour. An adversary who tells D from D′ works in both directions, so the default
+table in hand and D′ any neighbour. An adversary who distinguishes D from D′ works in both directions, so the default
 here bounds D_α(M(D′) ‖ M(D)) too, by applying the same theorem at the worst neighbour D′;
 ``directions="one"`` is the published figure.
 
@@ -124,7 +124,7 @@ def log_other(mechanism: Gaussian | Laplace, votes: NDArray[np.int64]) -> Floats
 
 
 def log_other_at_worst(mechanism: Gaussian | Laplace, votes: NDArray[np.int64]) -> Floats:
-    """The same at the worst neighbour, for the class that wins here: one teacher deserts it for another.
+    """The same at the worst neighbour, for the class that wins here: one teacher changes its vote.
 
     With the vote moving from the winner to class j, j catches up by 2 votes and the others by 1; no other
     change of one teacher narrows any gap more. Shape ``(m,)``.
@@ -144,7 +144,7 @@ def _gaps(votes: NDArray[np.int64]) -> Floats:
 
 
 def _log_beaten(mechanism: Gaussian | Laplace, gaps: Floats) -> Floats:
-    """Log of P[a class ``gaps`` votes behind comes out ahead]; gaps may be negative."""
+    """Log of P[a class ``gaps`` votes behind wins]; gaps may be negative."""
     from scipy.special import log_ndtr
 
     if isinstance(mechanism, Gaussian):

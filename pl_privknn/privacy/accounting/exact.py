@@ -261,7 +261,7 @@ _TILE = 128
 
 
 class InterpolationGrid(NamedTuple):
-    """Interpolation weights of every outcome of every pair, and what (r − 1)₊ contributes beside U.
+    """Interpolation weights of every outcome of every pair, and the contribution of (r − 1)₊ in addition to U.
 
     Attributes:
         shifts: grid cells by which an outcome moves ln r, shape ``(pairs, outcomes)``.
@@ -588,7 +588,7 @@ _MOST_DIVISIONS = 64
 _LEAST_WORK, _MOST_DIRECT, _SHORT_BLOCK = 1e6, 2e7, 64
 # Grid points that the finite losses of one block may take in the final composition.
 _MOST_POINTS = 2.0**19
-# Order at which twice the Rényi divergence over the order stands for the variance of the loss.
+# Order at which twice the Rényi divergence over the order approximates the variance of the loss.
 _VARIANCE_ORDER = 1.05
 
 
@@ -699,7 +699,7 @@ def exact_compositions(
         blocks = _block_losses(family.mechanism, family.count, adjacency, delta, work, coarsen)
         rest = [c for c in others if c is not family]
         count = sum(c.count for c in rest) + sum(n for _, n in blocks) + (gaussian > 0)
-        if not count:  # a family whose pairs are all alike tells nothing
+        if not count:  # a family whose pairs are all alike costs nothing
             nothing = pld.Direction(np.zeros(1), np.zeros(1), 0.0)
             totals.append(pld.Composition(nothing, nothing))
             continue

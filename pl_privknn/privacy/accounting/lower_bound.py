@@ -1,4 +1,4 @@
-"""Lower bounds on ε: the ε that one adversary reaches; the distance to the stated one bounds the accountant's error.
+"""Lower bounds on ε, reached by an adversary; the distance to the stated ε bounds the accountant's error.
 
 The adversary keeps to one pair of neighbouring inputs in every release of a mechanism. What is done to its loss
 distribution can only lower the figure: outcomes are merged (post-processing), losses are rounded down, and releases
@@ -32,7 +32,7 @@ _CANDIDATES = 16
 _PIECES = 400
 # Standard deviations of a number of heads beyond which it counts as nothing: a mass of 10⁻⁵⁶.
 _DEVIATIONS = 16
-# Outcomes of all tosses of a coin that are told apart.
+# Outcomes of all tosses of a coin that are distinguished.
 _OUTCOMES = 4096
 # δ is asked for a little larger than it is, by far more than what the composition's truncated tails add.
 _SLACK = 1e-6
@@ -43,7 +43,7 @@ def epsilon_lower(charges: Sequence[Charge], *, delta: float, adjacency: Adjacen
 
     Args:
         charges: as in :func:`~pl_privknn.privacy.accounting.accountant.account`. Several families of pairs
-            (screening beside arg-max, say) each answer with one pair throughout; the pairs are chosen one family
+            (screening with arg-max, say) each answer with one pair throughout; the pairs are chosen one family
             after the other.
         delta: target δ.
         adjacency: neighbouring relation of every charge.
@@ -73,7 +73,7 @@ def epsilon_lower(charges: Sequence[Charge], *, delta: float, adjacency: Adjacen
             elif found:
                 families.append((found, charge.count))
     pieces = _Pieces(tuple(merged), adjacency)
-    # Every family's widest pair to begin with; then each family looks for a better one beside the others.
+    # Every family's widest pair to begin with; then each family looks for a better one, given the others.
     chosen = [(*found[0], count) for found, count in families]
     if not families:
         return pieces.rest(coins, delta).epsilon(delta) if coins or pieces.any else 0.0
@@ -93,7 +93,7 @@ def epsilon_lower(charges: Sequence[Charge], *, delta: float, adjacency: Adjacen
 
 
 def _pairs(mechanism: Mechanism, adjacency: Adjacency) -> tuple[Floats, Floats] | None:
-    """Pairs that a record can really bring about, as ``(p, q)`` of shape ``(pairs, outcomes)``."""
+    """Pairs that a record can cause, as ``(p, q)`` of shape ``(pairs, outcomes)``."""
     if isinstance(mechanism, ExponentialArgmax):
         # The family's rows lie above its members; these are members: odds that the record multiplies by g.
         mechanism.dominating_pairs(adjacency)
@@ -122,7 +122,7 @@ def _candidates(p: Floats, q: Floats) -> list[tuple[float, float]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Rest:
-    """Profile, at every real ε, of the releases beside a family, from below."""
+    """Lower bound on the privacy profile, at every real ε, of the releases outside a family."""
 
     total: pld.Composition
 

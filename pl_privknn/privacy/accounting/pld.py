@@ -181,7 +181,7 @@ def gaussian_losses(mu: float, sampling_rate: float, discretization: float) -> L
 
 
 def from_rdp(orders: Floats, curve: Floats, discretization: float) -> PrivacyLossDistribution:
-    """A dominating pair for all that is known from an RDP curve valid in both directions.
+    """Dominating pair derived from an RDP curve that is valid in both directions.
 
     The conversion gives an upper bound h(ε) on the privacy profile at every ε ≥ 0, and by
     ``H_{−ε}(P‖Q) = 1 − e^{−ε} + e^{−ε}·H_ε(Q‖P)`` at every ε < 0. A privacy profile is convex in e^ε, so it
@@ -375,7 +375,7 @@ def compose(
         parts: pairs of a distribution from :meth:`Mechanism.pld` and how often it is composed.
         delta: where accuracy matters. The FFT runs on exponentially tilted masses, whose bulk lies where
             the tail of the total is about ``delta``, so its rounding noise (relative 1e-16 a composition)
-            is small beside δ itself, however small that is.
+            is small relative to δ, however small that is.
         epsilon: where accuracy matters, if δ at an ε is wanted: losses far below the tail of mass ``delta``
             are not accurate where single outcomes have much mass.
     """
@@ -430,7 +430,7 @@ def _compose_direction(
 
     _, best = upper_reach(delta)
     if delta > _NO_TILT:
-        # Rounding noise is small beside δ anyway, and hockey sticks this large reach far into the bulk.
+        # Rounding noise is small relative to δ anyway, and hockey sticks this large reach far into the bulk.
         best = 0
     if epsilon is not None:
         # Saddle point at ε: the tilted bulk lies there.

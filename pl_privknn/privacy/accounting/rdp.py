@@ -75,7 +75,7 @@ def log_moment(order: float | Floats, log_ratio: Floats, log_weight: Floats) -> 
 def _accurate(
     large: Floats, order: float | Floats, log_ratio: Floats, log_weight: Floats, axis: int
 ) -> Floats:
-    """:func:`log_moment`, of which the log-sum-exp is known."""
+    """:func:`log_moment`, given its log-sum-exp."""
     if np.all(large >= 1.0):
         return large
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

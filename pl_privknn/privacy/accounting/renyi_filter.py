@@ -15,7 +15,7 @@ from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 
 @dataclasses.dataclass(frozen=True)
 class RenyiFilter:
-    """Adds up Rényi divergences at one fixed order, and beside them at order ∞.
+    """Running total of Rényi divergences at one fixed order and at order ∞.
 
     If every release is admitted only while the sum stays within a bound ρ fixed beforehand, the whole is
     (order, ρ)-RDP although mechanisms and parameters may depend on all earlier answers (Feldman and Zrnic
@@ -51,7 +51,7 @@ class RenyiFilter:
 
 
 def best_order(max_epsilon: float, delta: float) -> float:
-    """The order at which a Gaussian mechanism that spends (ε, δ) exactly has its best conversion.
+    """Order at which a Gaussian mechanism that spends (ε, δ) exactly has its best conversion.
 
     For a Gaussian ε(α) = αB, and the order that admits the largest B is the one sought.
     """

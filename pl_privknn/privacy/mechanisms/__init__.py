@@ -1,4 +1,4 @@
-"""Mechanisms: frozen sets of public parameters that draw their noise and know what a release costs."""
+"""Mechanisms: frozen public parameters that draw noise and state the privacy cost of a release."""
 
 from pl_privknn.privacy.mechanisms.argmax import ExponentialArgmax
 from pl_privknn.privacy.mechanisms.base import (

@@ -1,4 +1,4 @@
-"""The class with the most votes, chosen by the exponential mechanism."""
+"""Choice of the class with the most votes by the exponential mechanism."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
 
     **Added votes.** The record adds one vote to class j. With s the probability of j without it and
     g = e^{1/b}, j has probability f(s) = sg/(1 + s(g−1)) with it, and all other classes shrink by one common
-    factor, so two outcomes (j, the rest) tell everything. The family is s in (0, 1).
+    factor, so two outcomes (j, the rest) suffice. The family is s in (0, 1).
 
     **Swapped votes.** The record takes a vote from class i (probability u without it) and gives one to
     j (s). With Z = 1 + s(g−1) − u(1−1/g) the ratios are g/Z on j, 1/(gZ) on i, 1/Z on the rest. Let W be
@@ -111,7 +111,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
 
     @property
     def log_gain(self) -> float:
-        """Logarithm of g: what a record does to the odds of the class that it favours."""
+        """Logarithm of g, the factor by which a record changes the odds of the class that it favours."""
         return (1.0 if self.votes == "add" else 2.0) / self.scale
 
     def log_dominating_pairs(self, adjacency: Adjacency) -> tuple[Floats, Floats]:

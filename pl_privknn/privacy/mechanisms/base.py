@@ -1,4 +1,4 @@
-"""The contract of mechanisms: frozen public parameters that know what one release costs, and how far that holds."""
+"""Base classes of mechanisms: public parameters, the cost of one release, and the guarantee level of that cost."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Level = Literal["unconditional", "conditional", "none"]
 LEVELS: tuple[Level, ...] = ("unconditional", "conditional", "none")
 
 SEEDED_NOISE = (
-    "the noise came from a seed and not from the operating system's generator: whoever knows the seed can subtract "
-    "it, so this ε is what the same run would have with cryptographic noise"
+    "the noise came from a seed and not from the operating system's generator: with the seed the noise can be "
+    "subtracted, so this ε is what the same run would have with cryptographic noise"
 )
 UNSTATED_NOISE = (
     "the noise came from the operating system's generator, and the plan holds under the ledger's adjacency; whoever "
@@ -49,9 +49,9 @@ SEVERAL_FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """The level at which a stated ε holds.
+    """Guarantee level of a stated ε: unconditional, conditional or none.
 
-    ``"unconditional"``: for all data, as it stands. ``"conditional"``: if each of ``reasons`` is true.
+    ``"unconditional"``: for all data, without conditions. ``"conditional"``: if each of ``reasons`` is true.
     ``"none"``: not at all, for each of ``reasons`` that says so.
 
     Composition is ``a & b``: the weaker level, all reasons. It is the only operation there is, so a guarantee
@@ -85,7 +85,7 @@ class Guarantee:
             )
 
     def __and__(self, other: Guarantee) -> Guarantee:
-        """The guarantee of two parts together."""
+        """Guarantee of two parts together."""
         level = LEVELS[max(LEVELS.index(self.level), LEVELS.index(other.level))]
         return Guarantee(level, tuple(dict.fromkeys([*self.reasons, *other.reasons])))
 
@@ -95,12 +95,12 @@ class Guarantee:
         return "; ".join(self.reasons)
 
 
-#: Holds for all data, as it stands.
+#: Holds for all data, without conditions.
 UNCONDITIONAL = Guarantee()
 
 
 def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """The guarantee of all parts together; unconditional where there is none."""
+    """Guarantee of all parts together; unconditional where there is none."""
     total = UNCONDITIONAL
     for guarantee in guarantees:
         total &= guarantee
@@ -108,12 +108,12 @@ def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
 
 
 def guarantee_rank(level: Level) -> int:
-    """A number for charts: 2 unconditional, 1 conditional, 0 none."""
+    """Number of the level for charts: 2 unconditional, 1 conditional, 0 none."""
     return len(LEVELS) - 1 - LEVELS.index(level)
 
 
 def noise_guarantee(source: NoiseSource) -> Guarantee:
-    """Guarantee that a noise source leaves to a release: none, unless its words are cryptographic."""
+    """Guarantee of releases whose noise comes from a source: none, unless its random words are cryptographic."""
     return UNCONDITIONAL if source.cryptographic else Guarantee("none", (SEEDED_NOISE,))
 
 
@@ -162,7 +162,7 @@ def check_adjacency(adjacency: str) -> Adjacency:
     return check_choice("adjacency", adjacency, ADJACENCIES)  # type: ignore[return-value]
 
 
-#: Stands in for a draw: from the mechanism, the values as they are compared, the noise source and the draw itself, it
+#: Replaces a draw: from the mechanism, the values as they are compared, the noise source and the draw itself, it
 #: makes the release.
 Observer = Callable[["Mechanism", Any, "NoiseSource", Callable[[], "Tensor"]], "Tensor"]
 _OBSERVER: ContextVar[Observer | None] = ContextVar("observer of draws", default=None)
@@ -179,7 +179,7 @@ def observing(observer: Observer | None) -> Iterator[None]:
 
 
 class Mechanism(abc.ABC):
-    """One kind of release. Subclasses are frozen dataclasses whose fields are public parameters.
+    """Base class of one kind of release. Subclasses are frozen dataclasses whose fields are public parameters.
 
     A mechanism both draws its noise (:meth:`draw`) and states its cost, so the noise that is drawn and the
     noise that is accounted can't come from two places. Fields are validated in ``__post_init__`` and hold
@@ -208,12 +208,12 @@ class Mechanism(abc.ABC):
 
     @property
     def label(self) -> str:
-        """Name for reports: what is released."""
+        """Name of the release in reports."""
         return self.kind
 
     @property
     def bare(self) -> Mechanism:
-        """The mechanism that draws, without a condition that is put around it."""
+        """The mechanism that draws, without a condition that wraps it."""
         return self
 
     def draw(
@@ -245,7 +245,7 @@ class Mechanism(abc.ABC):
 
     def _draw(self, values: Any, noise: NoiseSource) -> Tensor:
         """The noise of this mechanism on ``values``; for :meth:`draw` alone."""
-        raise TypeError(f"{type(self).__name__} has no draw of its own; give draw a function for it")
+        raise TypeError(f"{type(self).__name__} defines no draw; give draw a function for it")
 
     @abc.abstractmethod
     def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:
@@ -289,8 +289,8 @@ class Mechanism(abc.ABC):
             None for mechanisms with one fixed pair. Otherwise ``(p, q)``, each of shape
             ``(pairs, outcomes)``: row i holds the probabilities of the outcomes with the record (p; for
             sampled releases the mixture over its coin) and without it (q), for the i-th way in which the
-            rest of the data can stand. Every reachable pair is dominated by some row. Each probability is
-            accurate relative to itself, also where it is far smaller than 1e-16; a ``q`` of zero beside a
+            rest of the data can be. Every reachable pair is dominated by some row. Each probability is
+            accurate relative to itself, also where it is far smaller than 1e-16; a ``q`` of zero next to a
             ``p`` above zero is an infinite likelihood ratio. Rows cover the remove direction as (p, q) and
             the add direction as (q, p).
         """
@@ -346,14 +346,14 @@ class Charge:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Guarantee of the cost of these releases: the mechanism's own conditions and the mark."""
+        """Guarantee of the cost of these releases: the mechanism's conditions and that of the charge."""
         mechanism = self.mechanism
         if mechanism.guarantee == "unconditional":
             return self.mark
         return Guarantee(mechanism.guarantee, (f"{mechanism.label}: {mechanism.reason}",)) & self.mark
 
     def with_guarantee(self, mark: Guarantee) -> Charge:
-        """The same releases with a guarantee that is no stronger than ``mark``."""
+        """The same releases with a guarantee no stronger than ``mark``."""
         return self if mark == UNCONDITIONAL else dataclasses.replace(self, mark=self.mark & mark)
 
     def to_record(self) -> dict[str, Any]:
@@ -420,7 +420,7 @@ def _is_faithful(mechanism: Mechanism) -> bool:
 
 
 def merged(charges: Iterable[Charge]) -> dict[Mechanism, Charge]:
-    """Charges of equal mechanisms as one: counts add up, marks compose. In order of first appearance."""
+    """Merge charges of equal mechanisms: counts add up, guarantees compose. In order of first appearance."""
     found: dict[Mechanism, Charge] = {}
     for charge in charges:
         known = found.get(charge.mechanism)
@@ -565,7 +565,7 @@ def _measure(mechanism: DominatingPair, adjacency: Adjacency) -> pld.LossMeasure
     return pld.LossMeasure(log_p - log_q, np.exp(log_p), np.exp(log_q))
 
 
-#: Default of the fields that depend on what is noised. Where nobody states them, they become what
+#: Default of the fields that depend on what is noised. Where they are not stated, they become what
 #: :meth:`VoteNoise.settle` says, or what :meth:`VoteNoise.for_votes` gets.
 UNSTATED: Any = None
 
@@ -576,7 +576,7 @@ _Noise = TypeVar("_Noise", bound="VoteNoise")
 
 
 class VoteNoise(Mechanism):
-    """Noise by which the class with the most votes is chosen.
+    """Base class of noise with which the class with the most votes is chosen.
 
     Example:
         >>> from pl_privknn.privacy.mechanisms import Gaussian, VoteNoise
@@ -621,7 +621,7 @@ class VoteNoise(Mechanism):
         return self._completed(l1_sensitivity=l1, l2_sensitivity=l2, sampling_rate=rate)
 
     def settle(self, **defaults: Any) -> None:
-        """Give unstated fields their values, and remember which they were; for ``__post_init__``."""
+        """Set unstated fields to their values, and remember which they were; for ``__post_init__``."""
         unstated = frozenset(name for name in defaults if getattr(self, name) is UNSTATED)
         for name in unstated:
             object.__setattr__(self, name, defaults[name])
@@ -640,7 +640,7 @@ class VoteNoise(Mechanism):
 
 
 class AdditiveNoise(VoteNoise):
-    """Noise that is added to every number of a release and paid for as such, so that all of them may be shown.
+    """Base class of noise added to every number of a release and charged as such, so that all of them may be shown.
 
     Example:
         >>> import torch
@@ -654,7 +654,7 @@ class AdditiveNoise(VoteNoise):
         """Return ``values`` plus fresh noise, as a new float64 tensor of the same shape.
 
         Whole numbers x get noise rounded to :data:`STEP`: x + round(Z) = round(x + Z) is post-processing of the
-        release with ideal noise, costs what that costs, and no last bits tell of x (Mironov 2012). Sums of weights
+        release with ideal noise, costs what that costs, and no last bits reveal x (Mironov 2012). Sums of weights
         get float64 noise.
         """
         return self.draw(values, noise)

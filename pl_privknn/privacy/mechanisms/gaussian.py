@@ -32,8 +32,8 @@ class Gaussian(AdditiveNoise):
         sigma: standard deviation of the noise, in the units of the released vector.
         l2_sensitivity: L2 distance that one record can move the vector under the adjacency of the ledger:
             √2 for votes of the k nearest records, √k for counts of which a record changes k by one, clipping
-            norm C for sums of clipped gradients. 1 where nobody states it.
-        sampling_rate: Poisson rate in (0, 1] at which records take part; 1 where nobody states it.
+            norm C for sums of clipped gradients. 1 where it is not stated.
+        sampling_rate: Poisson rate in (0, 1] at which records take part; 1 where it is not stated.
 
     Example:
         >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta

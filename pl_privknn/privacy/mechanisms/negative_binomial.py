@@ -1,4 +1,4 @@
-"""Counts noised by the messages of many clients: shares of a negative binomial distribution."""
+"""Negative binomial noise on counts, as the sum of shares that many clients send."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NegativeBinomial(Mechanism):
 
     In the multi-message shuffle model each of n clients sends one message for each cell that it votes for and
     NB(shape/n, ratio) more for **every** cell; the shares of a cell add up to NB(shape, ratio), and a shuffled
-    multiset of messages tells the noisy counts and nothing else (after Ghazi, Golowich, Kumar, Manurangsi, Pagh
+    multiset of messages reveals the noisy counts and nothing else (after Ghazi, Golowich, Kumar, Manurangsi, Pagh
     2020). Noise is never negative, so that all messages say "plus one". (A discrete Laplace sum would need
     messages of both signs, and the two numbers would be visible one by one, which the difference alone does not
     cover.)

@@ -1,4 +1,4 @@
-"""Randomised response: each record noises its own message before anybody sees it."""
+"""Randomised response: each record's owner randomises its message before it is sent."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RandomizedResponse(DominatingPair):
         if self.loss <= 0:
             raise ValueError(
                 f"flip_probability={self.flip_probability!r} must be below (n-1)/n = "
-                f"{1 - 1 / self.num_values:.4g}, where the message would tell nothing"
+                f"{1 - 1 / self.num_values:.4g}, where the message would carry no information"
             )
 
     @classmethod

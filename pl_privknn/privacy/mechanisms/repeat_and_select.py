@@ -1,4 +1,4 @@
-"""The best of a random number of candidates, by a private score."""
+"""Selection of the best of a random number of candidates by a private score."""
 
 from __future__ import annotations
 

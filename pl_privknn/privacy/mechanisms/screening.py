@@ -1,4 +1,4 @@
-"""Noisy screening: may this query be answered at all?"""
+"""Noisy screening of queries: a test whether the largest vote count reaches a threshold."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class NoisyScreening(OutcomeMechanism):
     def check_table_size(self, num_records: int) -> None:
         """Raise ``ValueError`` for a table of at most k records, without sampling.
 
-        With one record less, fewer than k would vote, and ⌈k/c⌉ would stand for a count that is not there. That
+        With one record less, fewer than k would vote, and ⌈k/c⌉ would replace a count that cannot occur. That
         a table holds more than k records counts as public knowledge.
         """
         if self.sampling_rate == 1.0 and num_records <= self.k:
@@ -110,7 +110,7 @@ class NoisyScreening(OutcomeMechanism):
         require_unsampled(self.kind, self.sampling_rate, adjacency)
         counts = np.arange(self.lowest, self.k + 1, dtype=np.int64)
         log_p = self.log_outcomes(counts)
-        if len(counts) == 1:  # k = 1 without sampling: the count is always 1 and tells nothing
+        if len(counts) == 1:  # k = 1 without sampling: the count is always 1 and carries no information
             return log_p, log_p
         with_record = np.concatenate([log_p[:-1], log_p[1:]])
         without = np.concatenate([log_p[1:], log_p[:-1]])

@@ -79,7 +79,7 @@ class ShuffleAmplification(Mechanism):
         return pld.to_distribution(_measure(self.local_epsilon, self.num_clients), None, discretization)
 
     def pure_epsilon(self, adjacency: Adjacency) -> float:
-        """ε₀: shuffling never hurts."""
+        """ε₀: shuffling never increases the loss."""
         return self.local_epsilon
 
 
@@ -90,8 +90,8 @@ def _measure(local: float, clients: int) -> pld.LossMeasure:
     clients = min(clients, _COUNTED)
     if local > _NO_CLONES:
         wrong = 1 / (1 + math.exp(min(local, 700.0)))
-        told, not_told = np.array([1 - wrong, wrong]), np.array([wrong, 1 - wrong])
-        return pld.LossMeasure(np.array([local, -local]), told, not_told)
+        upper, lower = np.array([1 - wrong, wrong]), np.array([wrong, 1 - wrong])
+        return pld.LossMeasure(np.array([local, -local]), upper, lower)
     clone = math.exp(-local)
     mean, spread = (clients - 1) * clone, math.sqrt((clients - 1) * clone * (1 - clone))
     low = max(0, math.floor(mean - _REACH * spread - 2))

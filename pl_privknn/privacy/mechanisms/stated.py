@@ -1,4 +1,4 @@
-"""Costs that somebody states: an ε, a total, a release that holds under a condition."""
+"""Stated costs: a pure ε, a capped stream of Gaussian releases, a release whose cost holds under a condition."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PureDP(DominatingPair):
 
 @dataclasses.dataclass(frozen=True)
 class Conditional(Mechanism):
-    """Another mechanism, with the condition under which its sensitivity is what it says.
+    """Wrapper of a mechanism whose stated sensitivity holds under a condition.
 
     Noise and cost are those of ``inner``. What changes is that every record and report carries
     ``guarantee="conditional"`` and the condition. For instance votes of teachers whose partition was made
@@ -115,7 +115,7 @@ class Conditional(Mechanism):
 
     @property
     def label(self) -> str:
-        """Name of the inner mechanism: the condition speaks for itself."""
+        """Name of the inner mechanism."""
         return self.inner.label
 
     def rdp(self, orders: NDArray[np.float64], adjacency: Adjacency) -> NDArray[np.float64]:

@@ -38,7 +38,7 @@ def outcomes(teacher, present, runs, noise):
     for run in range(runs):
         teacher.noise_source, score = noise.stream(run), 0.0
         teacher.label(ROWS[:1], FreeLedger())
-        for number, taken in teacher.taken.items():
+        for number, taken in teacher.noisy_sums.items():
             own = alone.exact_sum(number, taken.weights)
             rest = taken.noisy - known.exact_sum(number, taken.weights)
             score += float((rest * own).sum()) / teacher.mechanism(number).sigma ** 2

@@ -44,7 +44,7 @@ def test_the_first_release_is_the_sum_of_differences_from_the_public_mean(name):
     rows = unit - public.mean(dim=0)
     rows /= rows.norm(dim=1, keepdim=True).clamp(min=1)
     teacher.label(table()[0], FreeLedger())
-    torch.testing.assert_close(teacher.taken[CENTRE].noisy[0], rows.sum(dim=0), atol=1e-3, rtol=0)
+    torch.testing.assert_close(teacher.noisy_sums[CENTRE].noisy[0], rows.sum(dim=0), atol=1e-3, rtol=0)
     of_public = public - public.mean(dim=0)
     of_public /= of_public.norm(dim=1, keepdim=True).clamp(min=1)
     offset = rows.mean(dim=0) - of_public.mean(dim=0)
@@ -188,7 +188,7 @@ def test_a_killed_run_draws_nothing_twice(tmp_path, monkeypatch, lost):
     fitted(resumed, *shifted()).label(queries, handle)
     assert handle.num_charges == 4
     numbers = [CENTRE, 0, 1, 2]
-    assert sorted(resumed.taken) == [number for place, number in enumerate(numbers) if place != lost]
+    assert sorted(resumed.noisy_sums) == [number for place, number in enumerate(numbers) if place != lost]
     assert (resumed.centre is None) == (lost == 0)
     if lost is None:
         torch.testing.assert_close(resumed.centre.offset, teacher.centre.offset)
@@ -221,7 +221,7 @@ def test_shards_release_the_centre_of_one_process(name):
         member.fit_public(torch.randn(30, 5, generator=torch.Generator().manual_seed(1)))
     expected, ledger = alone.label(queries, FreeLedger()), FreeLedger()
     found = shards.each(lambda member: member.label(queries, paying(member, ledger)))
-    assert torch.equal(shards.members[0].taken[CENTRE].noisy, alone.taken[CENTRE].noisy)
+    assert torch.equal(shards.members[0].noisy_sums[CENTRE].noisy, alone.noisy_sums[CENTRE].noisy)
     torch.testing.assert_close(found[0].soft, expected.soft)
     for member in shards.members:
         torch.testing.assert_close(member.centre.offset, alone.centre.offset)

@@ -48,7 +48,7 @@ def test_what_enters_the_model_is_the_sum_and_the_charged_noise(name):
         copied = copy.deepcopy(teacher)
         copied.noise_source = SeededNoise(seed)
         copied.label(torch.ones(1, 5), ledger)
-        for number, taken in copied.taken.items():
+        for number, taken in copied.noisy_sums.items():
             exact = teacher.exact_sum(number, taken.weights)
             residuals.append(((taken.noisy - exact) / teacher.sensitivity(number) / 2.5).flatten())
     drawn = torch.cat(residuals)

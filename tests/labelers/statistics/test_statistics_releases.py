@@ -79,7 +79,7 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
         resumed.join_run(tmp_path / "kept", handle)
         fitted(resumed).label(queries, handle)
         assert handle.num_charges == 3
-        assert sorted(resumed.taken) == [0, 2]
+        assert sorted(resumed.noisy_sums) == [0, 2]
 
 
 def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):

@@ -107,7 +107,7 @@ def test_persons_need_owners_and_a_teacher_that_protects_them(tmp_path):
         teacher = teacher or PATE(5, noise=Gaussian(2.0), progress=False)
         fit_student(tmp_path, teacher, 0.1, owners=owners, queries_per_round=20, unit="person")
 
-    with pytest.raises(ValueError, match="nobody says who owns"):
+    with pytest.raises(ValueError, match="private records have no owners"):
         fit(None)
     with pytest.raises(ValueError, match="no owner"):
         fit(torch.arange(300) - 1)

@@ -56,7 +56,7 @@ def test_the_number_of_candidates_is_a_draw():
         assert RepeatAndSelect((Charge(Gaussian(1.0)),), mean=1.0).draw_count(SeededNoise(0)) == 7
 
 
-def test_a_mechanism_without_a_draw_of_its_own_wants_a_function():
-    with pytest.raises(TypeError, match="PureDP has no draw of its own"):
+def test_a_mechanism_without_a_draw_wants_a_function():
+    with pytest.raises(TypeError, match="PureDP defines no draw"):
         PureDP(1.0).draw(VALUES, SeededNoise(0))
     assert PureDP(1.0).draw(VALUES, SeededNoise(0), lambda values, noise: -values).tolist() == [-3, -1, -4]
