@@ -387,7 +387,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if self.evaluate is not None and self.released != "head" and not keeps_apart(pl_module):
             stated += (PREDICTS_ALONE.format(type(pl_module).__name__),)
         self._stated = stated
-        mark = Guarantee("conditional", stated) if stated else Guarantee()
+        guarantee = Guarantee("conditional", stated) if stated else Guarantee()
         plan = stated_plan(
             self.labeler,
             sum(queries),
@@ -397,7 +397,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         )
         self._run = LabelRun(
             self._place,
-            [charge.with_guarantee(mark) for charge in plan],
+            [charge.with_guarantee(guarantee) for charge in plan],
             {"labeler": type(self.labeler).__name__, "queries": sum(queries)},
             {
                 "public_examples": len(data.public),

@@ -219,12 +219,12 @@ def stated_plan(
     labeler: Labeler, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1
 ) -> list[Charge]:
     """:meth:`Labeler.plan` with the guarantee level that follows from the labeler's noise source and its author."""
-    mark = noise_guarantee(labeler.noise_source)
+    guarantee = noise_guarantee(labeler.noise_source)
     if not is_ours(labeler):
         checked = " (check_labeler found no fault)" if labeler.checked else ""
-        mark &= Guarantee("conditional", (MOVES_AS_CHARGED.format(type(labeler).__name__) + checked,))
+        guarantee &= Guarantee("conditional", (MOVES_AS_CHARGED.format(type(labeler).__name__) + checked,))
     return [
-        charge.with_guarantee(mark)
+        charge.with_guarantee(guarantee)
         for charge in labeler.plan(num_queries, max_answers, num_classes, rounds=rounds)
     ]
 

@@ -189,12 +189,12 @@ def release_accuracy(
         exact=False,
     ).value
     mechanism = Gaussian(sigma, _L2, 1.0)
-    mark = noise_guarantee(noise)
-    mark = mark & Guarantee("conditional", conditions) if conditions else mark
+    guarantee = noise_guarantee(noise)
+    guarantee = guarantee & Guarantee("conditional", conditions) if conditions else guarantee
     ledger = Ledger(run_dir / LEDGER, delta=delta, max_epsilon=epsilon, adjacency=adjacency, unit=unit)
     with contextlib.closing(ledger):
         run = ledger.run(
-            run_id, [Charge(mechanism).with_guarantee(mark)], {"release": "accuracy of the hold-out"}
+            run_id, [Charge(mechanism).with_guarantee(guarantee)], {"release": "accuracy of the hold-out"}
         )
         row = run.charge(mechanism, 1, noise=noise, adjacencies=(adjacency,), unit=unit)
         right, size = mechanism.add_noise(counts, noise.stream("holdout", row)).tolist()

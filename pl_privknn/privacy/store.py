@@ -480,13 +480,13 @@ def count_of(releases: Releases, mechanism: Mechanism) -> int:
 
 
 def larger(first: Releases, second: Releases) -> Releases:
-    """For each mechanism the larger count of the two, with the marks of both."""
+    """For each mechanism the larger count of the two, with the caveats of both."""
     found = dict(first)
     for mechanism, charge in second.items():
         if mechanism in found:
             known = found[mechanism]
             charge = dataclasses.replace(
-                known.with_guarantee(charge.mark), count=max(known.count, charge.count)
+                known.with_guarantee(charge.caveat), count=max(known.count, charge.count)
             )
         found[mechanism] = charge
     return found

@@ -280,8 +280,8 @@ class PrivateSession:
         limit = self.limit if self.groups is None else None
         if limit is not None and epsilon_for_delta(charges, self.delta) > limit:
             charges = [Charge(step, steps_within(step, steps, limit, self.delta))]
-        mark = guarantee_of(self.conditions, self.noise_source)
-        return [charge.with_guarantee(mark) for charge in charges]
+        guarantee = guarantee_of(self.conditions, self.noise_source)
+        return [charge.with_guarantee(guarantee) for charge in charges]
 
     def hold_out(self, evaluation: PaidEvaluation | None, owners: Tensor | None) -> None:
         """Hold out a share of the private records, drawn by the run's coins.

@@ -257,5 +257,5 @@ def guarantee_of(conditions: Sequence[str] | None, noise: NoiseSource) -> Guaran
         conditions: what it rests on.
         noise: the source of coins and noise.
     """
-    mark = noise_guarantee(noise)
-    return mark & Guarantee("conditional", tuple(conditions)) if conditions else mark
+    guarantee = noise_guarantee(noise)
+    return guarantee & Guarantee("conditional", tuple(conditions)) if conditions else guarantee

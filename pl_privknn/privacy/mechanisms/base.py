@@ -324,7 +324,7 @@ class Charge:
     Attributes:
         mechanism: what is released.
         count: how often.
-        mark: what weakens the guarantee of these releases beyond the mechanism's own conditions, such as noise
+        caveat: what weakens the guarantee of these releases beyond the mechanism's own conditions, such as noise
             from a seed. It travels with the charge: into records, sums and reports.
 
     Raises:
@@ -339,7 +339,7 @@ class Charge:
 
     mechanism: Mechanism
     count: int = 1
-    mark: Guarantee = UNCONDITIONAL
+    caveat: Guarantee = UNCONDITIONAL
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", check_int("count", self.count, maximum=MAX_COUNT))
@@ -349,21 +349,23 @@ class Charge:
         """Guarantee of the cost of these releases: the mechanism's conditions and that of the charge."""
         mechanism = self.mechanism
         if mechanism.guarantee == "unconditional":
-            return self.mark
-        return Guarantee(mechanism.guarantee, (f"{mechanism.label}: {mechanism.reason}",)) & self.mark
+            return self.caveat
+        return Guarantee(mechanism.guarantee, (f"{mechanism.label}: {mechanism.reason}",)) & self.caveat
 
-    def with_guarantee(self, mark: Guarantee) -> Charge:
-        """The same releases with a guarantee no stronger than ``mark``."""
-        return self if mark == UNCONDITIONAL else dataclasses.replace(self, mark=self.mark & mark)
+    def with_guarantee(self, guarantee: Guarantee) -> Charge:
+        """The same releases with a guarantee no stronger than ``guarantee``."""
+        return (
+            self if guarantee == UNCONDITIONAL else dataclasses.replace(self, caveat=self.caveat & guarantee)
+        )
 
     def to_record(self) -> dict[str, Any]:
-        """The charge as JSON: the mechanism's record and ``count``; where it is marked, the mark."""
-        marks = (
+        """The charge as JSON: the mechanism's record and ``count`` and its caveat, if any."""
+        caveat = (
             {}
-            if not self.mark.reasons
-            else {"guarantee": self.mark.level, "reasons": list(self.mark.reasons)}
+            if not self.caveat.reasons
+            else {"guarantee": self.caveat.level, "reasons": list(self.caveat.reasons)}
         )
-        return {**self.mechanism.to_record(), "count": self.count, **marks}
+        return {**self.mechanism.to_record(), "count": self.count, **caveat}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Charge:
@@ -377,7 +379,7 @@ class Charge:
         fields = dict(record)
         kind = fields.pop("mechanism", None)
         count = fields.pop("count", 1)
-        marks = {name: fields.pop(name) for name in ("guarantee", "reasons") if name in fields}
+        caveat = {name: fields.pop(name) for name in ("guarantee", "reasons") if name in fields}
         if not isinstance(kind, str) or kind not in _REGISTRY:
             raise ValueError(f"mechanism={shown(kind)} is unknown; known are {', '.join(sorted(_REGISTRY))}")
         mechanism_class = _REGISTRY[kind]
@@ -397,8 +399,8 @@ class Charge:
             raise ValueError(f"{kind}: field {missing[0]!r} is missing from {shown(record)}")
         try:
             charge = cls(mechanism_class(**fields), count)
-            level, reasons = marks.get("guarantee", "unconditional"), marks.get("reasons", ())
-            return charge.with_guarantee(Guarantee(level, reasons)) if marks else charge
+            level, reasons = caveat.get("guarantee", "unconditional"), caveat.get("reasons", ())
+            return charge.with_guarantee(Guarantee(level, reasons)) if caveat else charge
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from error
 
@@ -427,7 +429,7 @@ def merged(charges: Iterable[Charge]) -> dict[Mechanism, Charge]:
         found[charge.mechanism] = (
             charge
             if known is None
-            else dataclasses.replace(known.with_guarantee(charge.mark), count=known.count + charge.count)
+            else dataclasses.replace(known.with_guarantee(charge.caveat), count=known.count + charge.count)
         )
     return found
 

@@ -90,8 +90,8 @@ def _measure(local: float, clients: int) -> pld.LossMeasure:
     clients = min(clients, _COUNTED)
     if local > _NO_CLONES:
         wrong = 1 / (1 + math.exp(min(local, 700.0)))
-        upper, lower = np.array([1 - wrong, wrong]), np.array([wrong, 1 - wrong])
-        return pld.LossMeasure(np.array([local, -local]), upper, lower)
+        bits = np.array([1 - wrong, wrong])
+        return pld.LossMeasure(np.array([local, -local]), bits, bits[::-1])
     clone = math.exp(-local)
     mean, spread = (clients - 1) * clone, math.sqrt((clients - 1) * clone * (1 - clone))
     low = max(0, math.floor(mean - _REACH * spread - 2))
