@@ -26,10 +26,12 @@ from pl_privknn.labelers import (
     PATE,
     IndKNN,
     Labeler,
+    LocalReverseKNN,
     NoisySGDTeacher,
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
+    ShuffledReverseKNN,
     reverse_knn,
 )
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
@@ -130,9 +132,9 @@ def _sgd(epsilon: float) -> Labeler:
 #: Makes the labeler of each method for an ε.
 LABELERS: dict[str, Callable[[float], Labeler]] = {
     "reverse kNN": lambda epsilon: ReverseKNN(epsilon=epsilon),
-    "reverse kNN, local": lambda epsilon: ReverseKNN(epsilon=epsilon, trust="local"),
-    "reverse kNN, shuffle": lambda epsilon: ReverseKNN(
-        epsilon=epsilon, trust="shuffle", randomizer="shares", num_clients=RECORDS, delta=DELTA
+    "reverse kNN, local": lambda epsilon: LocalReverseKNN(epsilon=epsilon),
+    "reverse kNN, shuffle": lambda epsilon: ShuffledReverseKNN(
+        epsilon=epsilon, randomizer="shares", num_clients=RECORDS, delta=DELTA
     ),
     "Private-kNN": lambda epsilon: _voting(noise_for(_voting, epsilon)),
     "Private-kNN, sampled": lambda epsilon: _sampled(noise_for(_sampled, epsilon)),

@@ -31,10 +31,12 @@ from pl_privknn.labelers import (
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
+    ShuffledReverseKNN,
     SufficientStatistics,
 )
 from pl_privknn.labelers.base import Labeler, ProtectsPersons, UsesPublicFeatures
 from pl_privknn.labelers.ind_knn import IndKNNSwitches, PublicDensity
+from pl_privknn.labelers.reverse_knn import RecordVotes
 from pl_privknn.neighbors import assign
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.mechanisms.base import weakest
@@ -73,8 +75,8 @@ TEACHERS: dict[str, Callable[[float, float, int], Labeler]] = {
     "Private-kNN": functools.partial(_voting, noisy_knn),
     "PATE": functools.partial(_voting, noisy_pate),
     "Reverse kNN": lambda epsilon, delta, most: ReverseKNN(1, epsilon),
-    "Reverse kNN, shuffled": lambda epsilon, delta, most: ReverseKNN(
-        1, epsilon, trust="shuffle", randomizer="shares", num_clients=PERSONS, delta=delta
+    "Reverse kNN, shuffled": lambda epsilon, delta, most: ShuffledReverseKNN(
+        1, epsilon=epsilon, randomizer="shares", num_clients=PERSONS, delta=delta
     ),
     "Ind-KNN": lambda epsilon, delta, most: IndKNN(
         epsilon=epsilon,
@@ -168,7 +170,7 @@ def _ways(tables: dict[str, Tensor], name: str, epsilon: float, seed: int) -> It
 def _accuracy(tables: dict[str, Tensor], teacher: Labeler, features: Tensor, labels: Tensor) -> float:
     """Share of right labels of public images, each of the query nearest to it where these are few."""
     public, truth = tables["public"], tables["truth"]
-    reverse, queries = isinstance(teacher, ReverseKNN), public[:QUERIES]
+    reverse, queries = isinstance(teacher, RecordVotes), public[:QUERIES]
     if isinstance(teacher, UsesPublicFeatures):
         teacher.fit_public(public)
         queries = queries if isinstance(teacher, IndKNN) else public

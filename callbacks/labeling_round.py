@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _BYTES = 4  # of a float32
 #: Teachers that take shards, in words.
 SHARDED = (
-    "PrivateKNN, ReverseKNN with trust='central', IndKNN, NoisySGDTeacher, PATE with RandomPartition, "
+    "PrivateKNN, ReverseKNN, IndKNN, NoisySGDTeacher, PATE with RandomPartition, "
     "or one of sums"
 )
 

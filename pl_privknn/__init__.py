@@ -17,6 +17,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "labelers.base": ["Labeler", "Release"],
         "labelers.private_knn": ["PrivateKNN", "Screening"],
         "labelers.reverse_knn": ["ReverseKNN"],
+        "labelers.reverse_knn_clients": ["LocalReverseKNN", "ShuffledReverseKNN"],
         "privacy.ledger": ["BudgetExceeded", "Ledger"],
         "privacy.mechanisms": ["Charge", "ExponentialArgmax", "Gaussian", "Laplace", "NoisyScreening"],
         "prediction": ["Predictions", "predict"],

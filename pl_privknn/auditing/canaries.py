@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers import PATE, IndKNN, Labeler, NoisySGDTeacher, ReverseKNN
+from pl_privknn.labelers.reverse_knn import RecordVotes
+from pl_privknn.labelers.reverse_knn_clients import ClientReverseKNN
 from pl_privknn.labelers.statistics import StatisticsTeacher
 from pl_privknn.labelers.voting import NeighborVoting, VotingLabeler
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -160,12 +162,21 @@ def _of_reverse_knn(labeler: ReverseKNN, public: Tensor, num_classes: int) -> Ca
     if labeler.attributes is not None:
         return _hub(labeler, public, num_classes)
     cells = one_in_each_cell(public, num_classes)
-    if labeler.adjacency != "replace_one" or labeler.trust == "local":
+    return cells if labeler.adjacency != "replace_one" else _exchanged(cells, num_classes)
+
+
+@canaries_of.register
+def _of_clients(labeler: ClientReverseKNN, public: Tensor, num_classes: int) -> Canaries:
+    cells = one_in_each_cell(public, num_classes)
+    if labeler.trust == "local":
         return cells
-    # Labels are exchanged: no two canaries may have a cell in common.
-    pairs = cells.chosen((cells.labels % 2 == 0) & (cells.labels + 1 < num_classes))
     # Shares make the noise of each cell by itself; single messages leave out one cell for another.
-    return dataclasses.replace(pairs, apart=labeler.randomizer == "shares")
+    return dataclasses.replace(_exchanged(cells, num_classes), apart=labeler.randomizer == "shares")
+
+
+def _exchanged(cells: Canaries, num_classes: int) -> Canaries:
+    """Cells of which no two have a cell in common once labels are exchanged."""
+    return cells.chosen((cells.labels % 2 == 0) & (cells.labels + 1 < num_classes))
 
 
 @canaries_of.register
@@ -220,8 +231,8 @@ def _teachers_votes(labeler: PATE, queries: Tensor, noise: NoiseSource) -> Tenso
     return labeler.votes(queries).double() if labeler.attributes is None else None
 
 
-@true_votes.register(ReverseKNN)
-def _counts(labeler: ReverseKNN, queries: Tensor, noise: NoiseSource) -> Tensor | None:
+@true_votes.register(RecordVotes)
+def _counts(labeler: RecordVotes, queries: Tensor, noise: NoiseSource) -> Tensor | None:
     return labeler.counts(queries).double() if labeler.attributes is None else None
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Floats, Scores, judge
 from pl_privknn.auditing.canaries import Canaries, Evidence, StepEvidence, canaries_of, true_votes
-from pl_privknn.labelers import PATE, IndKNN, Labeler, NoisySGDTeacher, ReverseKNN
+from pl_privknn.labelers import PATE, IndKNN, Labeler, LocalReverseKNN, NoisySGDTeacher
 from pl_privknn.labelers.base import (
     MakesModel,
     ProtectsPersons,
@@ -27,7 +27,7 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.labelers.noisy_sgd import clipped_factors, clipped_softmax_gradients
 from pl_privknn.labelers.pate_training import Partitioner
-from pl_privknn.labelers.reverse_knn_local import LocalRandomizer
+from pl_privknn.labelers.reverse_knn import RecordVotes
 from pl_privknn.labelers.statistics import StatisticsTeacher
 from pl_privknn.labelers.voting import VotingLabeler
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge
@@ -246,7 +246,7 @@ def _voting(labeler: VotingLabeler) -> None:
 
 
 @expose.register
-def _reverse_knn(labeler: ReverseKNN) -> None:
+def _reverse_knn(labeler: RecordVotes) -> None:
     labeler.soft = True
 
 
@@ -298,10 +298,10 @@ def observe(labeler: Labeler, target: Target, placed: Canaries, known: Known) ->
 
 @observe.register
 def _messages(
-    labeler: ReverseKNN, target: Target, placed: Canaries, known: Known
+    labeler: LocalReverseKNN, target: Target, placed: Canaries, known: Known
 ) -> tuple[str, list[Tensor]]:
     """Messages of all clients without a curator, one each; the last ones are the canaries'."""
-    if labeler.trust != "local" or known.moves is not None:
+    if known.moves is not None:
         return observe.dispatch(object)(labeler, target, placed, known)
     told = messages_of(labeler, placed.queries, target.num_classes)[-len(placed.labels) :]
     places = torch.arange(len(placed.labels)), placed.about
@@ -310,11 +310,10 @@ def _messages(
     return "messages", [own, _about(seen, placed, target.swaps)]
 
 
-def messages_of(labeler: ReverseKNN, queries: Tensor, num_classes: int) -> Tensor:
+def messages_of(labeler: LocalReverseKNN, queries: Tensor, num_classes: int) -> Tensor:
     """Counts that each client's message states, float64 ``(n, s, c)``: the view of a server without a curator."""
     nearest, labels = labeler.votes(queries)
     protocol = labeler.protocol(len(queries), num_classes)
-    assert isinstance(protocol, LocalRandomizer)
     noise = labeler.charge_and_draw(FreeLedger(), protocol.mechanism, 1, "messages")
     messages = protocol.randomize(nearest, labels, noise)
     return torch.stack([protocol.aggregate(message) for message in messages.split(1)])

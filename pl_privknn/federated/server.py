@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.features.base import Extractor
-from pl_privknn.federated.messages import TRUSTS, VERSION, Fields, Request, decode, extractor_digest
+from pl_privknn.federated.messages import VERSION, Fields, Request, decode, extractor_digest
 from pl_privknn.labelers.base import Release, stated_plan
-from pl_privknn.labelers.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn_clients import ClientReverseKNN
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, SingleMessage
 from pl_privknn.privacy.files import replaced_durably
 from pl_privknn.privacy.ledger import Ledger
@@ -58,9 +58,9 @@ class FederatedRound:
     Example:
         >>> import torch
         >>> from pl_privknn.federated import FederatedRound
-        >>> from pl_privknn.labelers import ReverseKNN
+        >>> from pl_privknn.labelers import LocalReverseKNN
         >>> from pl_privknn.privacy import account
-        >>> labeler = ReverseKNN(epsilon=0.5, trust="local")
+        >>> labeler = LocalReverseKNN(epsilon=0.5)
         >>> round_one = FederatedRound(
         ...     "first", labeler, torch.eye(3), 10, extractor="unit vectors", ledger="l.sqlite", release="first.npz"
         ... )
@@ -69,7 +69,7 @@ class FederatedRound:
     """
 
     name: str
-    labeler: ReverseKNN
+    labeler: ClientReverseKNN
     queries: Tensor
     num_classes: int
     extractor: Extractor | str
@@ -95,10 +95,10 @@ class FederatedRound:
                 f"queries: shape {tuple(self.queries.shape)}, {self.queries.dtype}; want float32 (s, d), s at least "
                 f"k={self.labeler.k}"
             )
-        if self.labeler.trust not in TRUSTS:
+        if not isinstance(self.labeler, ClientReverseKNN):
             raise ValueError(
-                f"trust={self.labeler.trust!r}: clients' exact counts would have to reach a server, and no secure "
-                "aggregation is offered here; use 'local' or 'shuffle'"
+                f"labeler={type(self.labeler).__name__}: clients' exact counts would have to reach a server, and no "
+                "secure aggregation is offered here; use LocalReverseKNN or ShuffledReverseKNN"
             )
         if self.labeler.randomizer == "shares":
             raise ValueError(
@@ -118,7 +118,7 @@ class FederatedRound:
             self.queries,
             round=f"{self.name}@{origin[:16]}",
             trust=labeler.trust,
-            randomizer=str(labeler.randomizer),
+            randomizer=labeler.randomizer,
             epsilon=self.message().epsilon,
             k=labeler.k,
             num_classes=self.num_classes,

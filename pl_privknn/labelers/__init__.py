@@ -16,6 +16,7 @@ from pl_privknn.labelers.pate_training import (
 from pl_privknn.labelers.preconditioned_gradients import PreconditionedGradients
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.labelers.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn_clients import LocalReverseKNN, ShuffledReverseKNN
 from pl_privknn.labelers.sufficient_statistics import SufficientStatistics
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "LinearModel",
     "LinearOptimization",
     "LinearTeachers",
+    "LocalReverseKNN",
     "NoisySGDTeacher",
     "PreconditionedGradients",
     "PrivateKNN",
@@ -39,5 +41,6 @@ __all__ = [
     "Release",
     "ReverseKNN",
     "Screening",
+    "ShuffledReverseKNN",
     "SufficientStatistics",
 ]

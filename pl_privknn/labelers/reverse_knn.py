@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, check_switch
+from pl_privknn._checks import check_int, check_non_negative, check_positive, check_switch
 from pl_privknn.labelers.attributes import (
     Attributes,
     FixedThresholds,
@@ -28,14 +28,7 @@ from pl_privknn.labelers.base import (
     check_records,
     nonnegative_shares,
 )
-from pl_privknn.labelers.reverse_knn_local import (
-    Channel,
-    LocalRandomizer,
-    MultiMessage,
-    SingleMessage,
-    Table,
-    true_counts,
-)
+from pl_privknn.labelers.reverse_knn_local import Table, true_counts
 from pl_privknn.labelers.voting import vote_noise
 from pl_privknn.neighbors import assign
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Gaussian, Laplace, Mechanism
@@ -77,7 +70,92 @@ def decide(
     return Release(labels, nonnegative_shares(noisy).float(), released, deviation)
 
 
-class ReverseKNN(StreamsRecords, ProtectsPersons):
+class RecordVotes(StreamsRecords, ProtectsPersons):
+    """Base class of labelers whose records vote for their nearest queries.
+
+    Args:
+        k: number of nearest queries that a record votes for.
+        soft: release class probabilities too: the non-negative part of the noisy counts, normalised.
+        abstain: refuse a query where the two largest noisy counts differ by less than this many standard
+            deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
+        adjacency: neighbouring relation.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+    """
+
+    asks_in_batches = False
+    attributes: Attributes | None = None
+
+    def __init__(
+        self, k: int, soft: bool, abstain: float, adjacency: Adjacency, noise_source: NoiseSource | None
+    ) -> None:
+        super().__init__(noise_source)
+        self.k = check_int("k", k)
+        self.soft = check_switch("soft", soft)
+        self.abstain = check_non_negative("abstain", abstain)
+        self.adjacency = check_adjacency(adjacency)
+        self.adjacencies = (self.adjacency,)
+        self._blocks: RecordBlocks | None = None
+        self._drawn: Tensor | None = None
+        self._num_classes = 0
+
+    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
+        check_records(features, labels, num_classes, self.tasks[0])
+        self.checked_owners(len(labels))
+        self.fit_blocks(lambda: [(features, labels)], num_classes)
+
+    def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
+        """Take the private records block by block, each read once per round; see the base class.
+
+        Of a person one record, drawn by a private coin, is looked at.
+        """
+        self._blocks, self._num_classes = blocks, num_classes
+        self._drawn = None
+        if self.private_owners is not None:
+            count = len(self.private_owners)
+            self._drawn = torch.zeros(count, dtype=torch.bool)
+            self._drawn[self.drawn_records(count)] = True
+
+    def counts(self, queries: Tensor) -> Tensor:
+        """**Private.** Exact counts, for the data owner and for tests only.
+
+        Args:
+            queries: float32 features, shape ``(s, d)``.
+
+        Returns:
+            int64, shape ``(s, num_classes)``.
+        """
+        table = Table(len(queries), self._num_classes, self.k)
+        counts = torch.zeros(table.cells, dtype=torch.int64)
+        for nearest, labels in self._choices(queries.cpu()):
+            counts += true_counts(table, nearest, labels)
+        return self.processes.sum(counts.view(table.queries, table.classes))
+
+    def votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Each record's queries, int64 ``(n, k)``, and its label ``(n, 1)``: **private**, for the data owner."""
+        nearest, labels = zip(*self._choices(queries), strict=True)
+        return torch.cat(nearest), torch.cat(labels)
+
+    def _choices(self, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
+        if self._blocks is None:
+            raise RuntimeError(
+                f"{type(self).__name__} needs the private table: call fit(features, labels) first"
+            )
+        if len(queries) < self.k:
+            raise ValueError(
+                f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
+            )
+        done = 0
+        for features, labels in self._blocks():
+            check_records(features, labels, self._num_classes, self.tasks[0])
+            if self._drawn is not None:
+                rows, done = self._drawn[done : done + len(labels)], done + len(labels)
+                features, labels = features[rows], labels[rows]
+            yield assign(features, queries, self.k, device=self.device), labels[:, None]
+
+
+class ReverseKNN(RecordVotes):
     """Reverse kNN labelling (record-level private knowledge distillation).
 
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
@@ -87,14 +165,11 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
     :class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler` asks about the centres of clusters of
     public images, and every image of a cluster takes its centre's label.
 
-    **Trust.** ``"central"``: a curator sees the records and noises the counts. ``"local"``: every record's owner
-    randomises its own message (:mod:`~pl_privknn.labelers.reverse_knn_local`), without trust. ``"shuffle"``: owners
-    trust a shuffler to mix their messages (:mod:`~pl_privknn.labelers.reverse_knn_local`). The last two are
-    simulated here, from one table, with the distribution of the messages; they hold under ``replace_one``, since who
-    sends is visible.
+    A curator holds the records and adds noise to the counts. Without one see
+    :class:`~pl_privknn.labelers.reverse_knn_clients.LocalReverseKNN` and
+    :class:`~pl_privknn.labelers.reverse_knn_clients.ShuffledReverseKNN`.
 
-    **Persons.** Where the unit of privacy is a person, one record of each, drawn by a private coin, votes in a round,
-    or makes the person's message.
+    **Persons.** Where the unit of privacy is a person, one record of each, drawn by a private coin, votes in a round.
 
     **Attributes.** A record gives its attribute vector, clipped to an L1 norm of at most τ (the r of the paper: it
     spreads r votes over all of its attributes), to its ``k`` nearest queries, and one further vote that says "here
@@ -107,29 +182,21 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
     Args:
         k: number of nearest queries that a record votes for.
         epsilon: ε of one round under pure differential privacy; sets Laplace noise of scale ``k/ε``
-            (``2k/ε`` under ``replace_one``). Give this or ``noise``. Under ``"local"`` that of each message; under
-            ``"shuffle"`` that of one round at ``delta``.
+            (``2k/ε`` under ``replace_one``). Give this or ``noise``.
         noise: the mechanism with its noise scale, ``Laplace`` or ``Gaussian``;
             sensitivities are filled in.
         soft: release class probabilities too: the non-negative part of the noisy counts, normalised.
         abstain: refuse a query where the two largest noisy counts differ by less than this many standard
             deviations of that difference's noise (of attributes: whose noisy number of records is below this many
             deviations of the noise); 0 answers every query. Post-processing, free of cost.
-        adjacency: neighbouring relation; a replaced record moves twice as much as one that is added. By default
-            ``add_remove``, and ``replace_one`` without a curator.
+        adjacency: neighbouring relation; a replaced record moves twice as much as one that is added.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        trust: ``"central"``, ``"local"`` or ``"shuffle"``.
-        randomizer: of a local message: ``"collision"`` or ``"randomized_response"``; under ``"shuffle"`` also
-            ``"shares"``, several messages a client.
-        num_clients: under ``"shuffle"``, a public number of records that are sure to take part.
-        delta: under ``"shuffle"``, δ of one round.
-        attributes: labels are attributes and not classes; with a curator, and ``Laplace`` or ``Gaussian`` noise.
+        attributes: labels are attributes and not classes; with ``Laplace`` or ``Gaussian`` noise.
             The rule is :class:`~pl_privknn.labelers.attributes.FixedThresholds`, whose threshold is a share of the
             released number of records near the query; by default it denoises the whole table together.
 
     Raises:
-        ValueError: unless exactly one of ``epsilon`` and ``noise`` is given (without a curator ``epsilon``), or for
-            values out of range.
+        ValueError: unless exactly one of ``epsilon`` and ``noise`` is given, or for values out of range.
 
     Example:
         >>> from pl_privknn.labelers import ReverseKNN
@@ -139,7 +206,6 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
         0.5
     """
 
-    asks_in_batches = False
     free_parameters = ("epsilon", "noise")
 
     def __init__(
@@ -149,47 +215,19 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
         noise: Mechanism | None = None,
         soft: bool = True,
         abstain: float = 0.0,
-        adjacency: Adjacency | None = None,
+        adjacency: Adjacency = "add_remove",
         noise_source: NoiseSource | None = None,
-        trust: str = "central",
-        randomizer: str = "collision",
-        num_clients: int | None = None,
-        delta: float = 1e-5,
         attributes: Attributes | None = None,
     ) -> None:
-        super().__init__(noise_source)
-        self.k = check_int("k", k)
-        self.trust = check_choice("trust", trust, ("central", "local", "shuffle"))
-        self.soft = check_switch("soft", soft)
-        self.abstain = check_non_negative("abstain", abstain)
-        natural: Adjacency = "add_remove" if trust == "central" else "replace_one"
-        self.adjacency = check_adjacency(natural if adjacency is None else adjacency)
-        self.adjacencies = (self.adjacency,)
-        self._blocks: RecordBlocks | None = None
-        self._drawn: Tensor | None = None
-        self._num_classes = 0
-        self._channel: Channel | None = None
+        super().__init__(k, soft, abstain, adjacency, noise_source)
         self.attributes, self.epsilon = attributes, epsilon
         if attributes is not None:
             self.tasks = ("multilabel",)
-            if trust != "central":
-                raise ValueError(
-                    f"attributes with trust={trust!r}: a curator sums clipped votes, with Laplace "
-                    "or Gaussian noise; leave these out"
-                )
             if attributes.rule is not None and not isinstance(attributes.rule, FixedThresholds):
                 raise ValueError(
                     f"attributes.rule={attributes.rule!r}: the number of votes differs between queries; use "
                     "FixedThresholds"
                 )
-        if trust != "central":
-            if noise is not None or epsilon is None or self.adjacency != "replace_one":
-                raise ValueError(
-                    f"trust={trust!r} with epsilon={epsilon!r}, noise={noise!r}, adjacency="
-                    f"{adjacency!r}: clients noise their own messages; give epsilon, and adjacency='replace_one'"
-                )
-            self._channel = Channel(trust, randomizer, epsilon, delta, num_clients)
-            return
         moved = self.k * (2 if self.adjacency == "replace_one" else 1)
         check_one_of(epsilon=epsilon, noise=noise)
         if attributes is not None:
@@ -215,36 +253,14 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
         return sum_noise(noise, l1_moved, l2_moved)
 
     def mechanism(self, num_classes: int) -> AdditiveNoise:
-        """The frozen mechanism that draws, and is charged for, one round with a curator."""
+        """The frozen mechanism that draws, and is charged for, one round."""
         if self.attributes is not None:
             return self._sum_noise(num_classes)
         assert isinstance(self.noise, AdditiveNoise)
         return self.noise
 
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
-        check_records(features, labels, num_classes, self.tasks[0])
-        self.checked_owners(len(labels))
-        self.fit_blocks(lambda: [(features, labels)], num_classes)
-        if self._channel is not None:
-            self._channel.check_clients(len(labels) if self._drawn is None else int(self._drawn.sum()))
-
-    def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
-        """Take the private records block by block, each read once per round; see the base class.
-
-        Of a person one record, drawn by a private coin, is looked at.
-        """
-        self._blocks, self._num_classes = blocks, num_classes
-        self._drawn = None
-        if self.private_owners is not None:
-            count = len(self.private_owners)
-            self._drawn = torch.zeros(count, dtype=torch.bool)
-            self._drawn[self.drawn_records(count)] = True
-
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One release a round; see :meth:`Labeler.plan`."""
-        if self._channel is not None:
-            return [Charge(self.protocol(num_queries, num_classes).mechanism, rounds)]
         return [Charge(self.mechanism(num_classes), rounds)]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
@@ -254,12 +270,10 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
             RuntimeError: before :meth:`fit`.
             ValueError: for fewer queries than ``k``.
         """
-        if self._channel is not None:
-            return self._ask_clients(queries, ledger, max_answers)
         return self.release(self.counts(queries), ledger, max_answers)
 
     def release(self, counts: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Charge one round, add noise to its counts and decide: the server's part, with a curator.
+        """Charge one round, add noise to its counts and decide: the server's part.
 
         Counts add up, so records may be held by many clients: each computes its :meth:`counts`, and the server
         releases the sum. How records are spread over clients changes nothing, the guarantee of each record included.
@@ -270,12 +284,8 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
             max_answers: as for :meth:`label`.
 
         Raises:
-            ValueError: without a curator, where no one may see counts; or for something that is no table of counts.
+            ValueError: for something that is no table of counts.
         """
-        if self._channel is not None:
-            raise ValueError(
-                f"trust={self.trust!r}: exact counts are not available; use label, or the randomizer's functions"
-            )
         if self.attributes is not None:
             return self._release_sums(self.attributes, counts, ledger, max_answers)
         check_counts(counts)
@@ -303,67 +313,16 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
             labels[torch.nonzero(~refused).flatten()[max_answers:]] = -1
         return Release(labels, probabilities.float() if self.soft else None)
 
-    @property
-    def randomizer(self) -> str | None:
-        """Randomizer of a client's message; None with a curator."""
-        return None if self._channel is None else self._channel.randomizer
-
-    def protocol(self, num_queries: int, num_classes: int) -> LocalRandomizer | SingleMessage | MultiMessage:
-        """Protocol of clients' messages for a table of this shape; without a curator only."""
-        if self._channel is None:
-            raise ValueError("trust='central': a curator counts, and there are no messages")
-        return self._channel.protocol(Table(num_queries, num_classes, self.k))
-
-    def release_messages(
-        self,
-        fetch: Callable[[], Tensor],
-        num_queries: int,
-        num_classes: int,
-        ledger: ChargesLedger,
-        max_answers: int | None = None,
-    ) -> Release:
-        """Charge one round, fetch its messages and decide: the server's part, without a curator.
-
-        Args:
-            fetch: asks the clients, once the round is paid, and returns messages of :meth:`protocol`, ``(n, w)``.
-            num_queries: s.
-            num_classes: c.
-            ledger: pays; see :class:`~pl_privknn.labelers.base.ChargesLedger`.
-            max_answers: as for :meth:`label`.
-        """
-        protocol = self.protocol(num_queries, num_classes)
-        self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
-        messages = fetch()
-        assert self._channel is not None
-        self._channel.check_clients(len(messages))
-        noisy, deviation = protocol.aggregate(messages), protocol.deviation(len(messages))
-        return decide(noisy, deviation, self.abstain, self.soft, max_answers)
-
     def counts(self, queries: Tensor) -> Tensor:
-        """The exact counts: **private**, for the data owner and for tests only.
-
-        Args:
-            queries: float32 features, shape ``(s, d)``.
-
-        Returns:
-            int64, shape ``(s, num_classes)``; of attributes float64 ``(s, num_classes + 1)``, the last column the
-            number of records.
-        """
+        """See :meth:`RecordVotes.counts`; of attributes float64 ``(s, a + 1)``, the last column of records."""
         if self.attributes is not None:
             return self._own_sums(queries.cpu(), self.attributes)
-        return self.processes.sum(self._own_counts(queries.cpu()))
+        return super().counts(queries)
 
     @property
     def takes_shards(self) -> bool:
-        """Whether there is a curator, whose counts are a sum over shards."""
-        return self.trust == "central" and self.attributes is None
-
-    def _own_counts(self, queries: Tensor) -> Tensor:
-        table = self._table(queries)
-        counts = torch.zeros(table.cells, dtype=torch.int64)
-        for nearest, labels in self._choices(queries):
-            counts += true_counts(table, nearest, labels)
-        return counts.view(table.queries, table.classes)
+        """Whether classes are voted for: whole counts add up over shards."""
+        return self.attributes is None
 
     def _own_sums(self, queries: Tensor, attributes: Attributes) -> Tensor:
         sums = torch.zeros(len(queries), self._num_classes + 1, dtype=torch.float64)
@@ -373,36 +332,3 @@ class ReverseKNN(StreamsRecords, ProtectsPersons):
             for rank in range(self.k):
                 sums.index_add_(0, nearest[:, rank].long(), given)
         return sums
-
-    def _table(self, queries: Tensor) -> Table:
-        return Table(len(queries), self._num_classes, self.k)
-
-    def _ask_clients(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None) -> Release:
-        nearest, labels = self.votes(queries)
-        assert self._channel is not None
-        self._channel.check_clients(len(labels))
-        protocol = self.protocol(len(queries), self._num_classes)
-        noise = self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
-        noisy = protocol.simulate(nearest, labels, noise)
-        return decide(noisy, protocol.deviation(len(labels)), self.abstain, self.soft, max_answers)
-
-    def votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Each record's queries, int64 ``(n, k)``, and its label ``(n, 1)``: **private**, for the data owner."""
-        nearest, labels = zip(*self._choices(queries), strict=True)
-        return torch.cat(nearest), torch.cat(labels)
-
-    def _choices(self, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
-        if self._blocks is None:
-            raise RuntimeError("ReverseKNN needs the private table: call fit(features, labels) first")
-        if len(queries) < self.k:
-            raise ValueError(
-                f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
-            )
-        done = 0
-        for features, labels in self._blocks():
-            check_records(features, labels, self._num_classes, self.tasks[0])
-            if self._drawn is not None:
-                rows, done = self._drawn[done : done + len(labels)], done + len(labels)
-                features, labels = features[rows], labels[rows]
-            yield assign(features, queries, self.k, device=self.device), labels[:, None]

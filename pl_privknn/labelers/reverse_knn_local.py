@@ -1,4 +1,4 @@
-"""Reverse kNN without a curator: each record's owner randomises a message, under local or shuffle privacy."""
+"""Messages of reverse kNN without a curator: randomisers of one message, and shuffle protocols."""
 
 from __future__ import annotations
 
@@ -553,45 +553,3 @@ class MultiMessage(Shuffled):
     def deviation(self, num_clients: int) -> float:
         """Standard deviation of every estimate."""
         return math.sqrt(self.mechanism.variance)
-
-
-@dataclasses.dataclass
-class Channel:
-    """Channel of clients' answers to the server without a curator; built once the table's shape is known."""
-
-    trust: str
-    randomizer: str
-    epsilon: float
-    delta: float
-    num_clients: int | None
-
-    def __post_init__(self) -> None:
-        known = (*RANDOMIZERS, "shares") if self.trust == "shuffle" else tuple(RANDOMIZERS)
-        check_choice("randomizer", self.randomizer, known)
-        self.epsilon = check_positive("epsilon", self.epsilon)
-        if self.trust == "shuffle":
-            check_int("num_clients", self.num_clients, 2)
-            check_open_unit("delta", self.delta)
-        self._local: float | None = None
-        self._shares: dict[int, NegativeBinomial] = {}
-
-    def protocol(self, table: Table) -> LocalRandomizer | SingleMessage | MultiMessage:
-        """Mechanism that is charged, and the one that represents all messages."""
-        if self.trust == "local":
-            return make_randomizer(self.randomizer, self.epsilon, table)
-        clients = check_int("num_clients", self.num_clients, 2)
-        if self.randomizer == "shares":
-            if table.ones not in self._shares:
-                self._shares[table.ones] = calibrated_shares(self.epsilon, self.delta, table.ones)
-            return MultiMessage(self._shares[table.ones], table, clients)
-        if self._local is None:
-            self._local = amplified_epsilon(self.epsilon, self.delta, clients)
-        return SingleMessage(self.randomizer, self._local, table, clients)
-
-    def check_clients(self, found: int) -> None:
-        """Refuse a round with fewer clients than the guarantee assumes."""
-        if self.trust == "shuffle" and found < check_int("num_clients", self.num_clients, 2):
-            raise ValueError(
-                f"num_clients={self.num_clients} is more than take part; the noise of fewer clients does not keep ε. "
-                "State a number that is surely reached"
-            )

@@ -21,6 +21,7 @@ from pl_privknn.cli.main import main
 from pl_privknn.config import read_document
 from pl_privknn.labelers import (
     IndKNN,
+    LocalReverseKNN,
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
@@ -55,12 +56,12 @@ def test_reverse_knn_in_one_run():
 
 
 def test_messages_of_clients():
-    honest = attacked(table(ReverseKNN(epsilon=2.0, trust="local")), canaries=1000)
+    honest = attacked(table(LocalReverseKNN(epsilon=2.0)), canaries=1000)
     assert honest.released == "messages"
     assert not honest.violated
     assert 0.6 * 2 < honest.epsilon_lower <= 2.0
-    louder = table(ReverseKNN(epsilon=4.0, trust="local"))
-    stated = dataclasses.replace(louder, plan=table(ReverseKNN(epsilon=2.0, trust="local")).plan)
+    louder = table(LocalReverseKNN(epsilon=4.0))
+    stated = dataclasses.replace(louder, plan=table(LocalReverseKNN(epsilon=2.0)).plan)
     assert attacked(stated, canaries=1000).violated
 
 

@@ -24,11 +24,13 @@ from pl_privknn.labelers import (
     GuidedPartition,
     IndKNN,
     LinearTeachers,
+    LocalReverseKNN,
     NoisySGDTeacher,
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
     Screening,
+    ShuffledReverseKNN,
     SufficientStatistics,
 )
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
@@ -189,10 +191,8 @@ RUNS = {
         lambda: PATE(3, LinearTeachers(20), GuidedPartition(5, features="given"), noise=Gaussian(0.5))
     ),
     "reverse_knn": fit_teacher(lambda: ReverseKNN(1, 4.0)),
-    "reverse_knn local": fit_teacher(lambda: ReverseKNN(1, 8.0, trust="local"), **REPLACED),
-    "reverse_knn shuffle": fit_teacher(
-        lambda: ReverseKNN(1, 4.0, trust="shuffle", num_clients=3), **REPLACED
-    ),
+    "reverse_knn local": fit_teacher(lambda: LocalReverseKNN(1, epsilon=8.0), **REPLACED),
+    "reverse_knn shuffle": fit_teacher(lambda: ShuffledReverseKNN(1, epsilon=4.0, num_clients=3), **REPLACED),
     "ind_knn": fit_teacher(
         lambda: IndKNN(0.5, 0.1, epsilon=8.0, num_queries=8, release_counts=True), rounds=2
     ),

@@ -14,8 +14,8 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     PATE,
     ClassBalancedPartition,
+    LocalReverseKNN,
     PrivateKNN,
-    ReverseKNN,
 )
 from pl_privknn.labelers.base import FollowerLedger, ProtectsPersons, RecognisesRecords
 from pl_privknn.neighbors import PoissonNeighbors, ShardedNeighbors
@@ -156,7 +156,7 @@ def nine_records():
     "teacher",
     [
         lambda: PATE(3, partitioner=ClassBalancedPartition()),
-        lambda: ReverseKNN(1, 1.0, trust="local"),
+        lambda: LocalReverseKNN(1, epsilon=1.0),
     ],
 )
 def test_teachers_of_one_process_refuse_shards(teacher):

@@ -8,7 +8,7 @@ import torch
 
 from pl_privknn.federated import FederatedRound, Refused, run_round
 from pl_privknn.federated.messages import decode
-from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers import LocalReverseKNN, ReverseKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
@@ -22,7 +22,7 @@ def four(folder, **arguments):
 
 
 def seeded(**arguments):
-    return ReverseKNN(noise_source=SeededNoise(1), **{"epsilon": 2.0, "trust": "local", **arguments})
+    return LocalReverseKNN(noise_source=SeededNoise(1), **{"epsilon": 2.0, **arguments})
 
 
 def reports(path):
@@ -73,7 +73,7 @@ def test_epsilon_is_that_of_one_process(tmp_path):
 
 @pytest.mark.parametrize("cryptographic", [True, False])
 def test_the_ledger_says_whether_coins_came_from_a_seed(tmp_path, cryptographic):
-    labeler = ReverseKNN(epsilon=2.0, trust="local") if cryptographic else seeded()
+    labeler = LocalReverseKNN(epsilon=2.0) if cryptographic else seeded()
     nodes = {node: client(tmp_path, node, seeded=not cryptographic) for node in range(2)}
     run_round(asked(tmp_path, labeler), Wire(nodes))
     stated = reports(tmp_path / "ledger.sqlite").guarantee.guarantee
@@ -191,12 +191,12 @@ def test_without_an_answer_there_is_no_release(tmp_path):
         ({"num_nodes": 0}, "num_nodes"),
         ({"max_messages": 0}, "max_messages"),
         ({"num_classes": 1}, "num_classes"),
-        ({}, "trust='central'"),
+        ({}, "labeler=ReverseKNN"),
     ],
 )
 def test_bad_arguments_are_named(arguments, named):
     given = {"queries": queries(), "num_classes": CLASSES, **arguments}
-    labeler = ReverseKNN(epsilon=1.0) if named == "trust='central'" else seeded()
+    labeler = ReverseKNN(epsilon=1.0) if named == "labeler=ReverseKNN" else seeded()
     with pytest.raises(ValueError, match=named):
         FederatedRound("a", labeler, extractor="b", ledger="c", release="d", **given)
 
@@ -221,7 +221,7 @@ def test_persons_send_one_message_and_the_ledger_says_so(tmp_path):
     assert found["epsilon"] == pytest.approx(2.0, rel=1e-4)
     request = asked(tmp_path, unit="person", name="again").request("origin")
     for node, persons in ((nodes[1], 8), (nodes[2], 1)):
-        message = ReverseKNN(epsilon=2.0, trust="local").protocol(4, CLASSES)
+        message = LocalReverseKNN(epsilon=2.0).protocol(4, CLASSES)
         assert len(decode(node.answer(request), message.bounds, 100)) == persons
     # Each side says which unit, and they must agree.
     with pytest.raises(Refused, match="unit='record', but this node has 'person'"):

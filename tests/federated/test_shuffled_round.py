@@ -7,7 +7,7 @@ from pl_privknn.federated import Refused, Request, Shuffler, run_round
 from pl_privknn.federated import client as client_module
 from pl_privknn.federated import shuffler as shuffler_module
 from pl_privknn.federated.messages import decode, encode
-from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers import ShuffledReverseKNN
 from pl_privknn.labelers.reverse_knn_local import amplified_epsilon, make_randomizer
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ShuffleAmplification
@@ -36,8 +36,8 @@ def nodes(folder, clients=4):
 
 
 def config(folder, num_clients=100, **arguments):
-    labeler = ReverseKNN(
-        epsilon=0.5, trust="shuffle", num_clients=num_clients, noise_source=SeededNoise(1), **arguments
+    labeler = ShuffledReverseKNN(
+        epsilon=0.5, num_clients=num_clients, noise_source=SeededNoise(1), **arguments
     )
     return asked(folder, labeler)
 

@@ -12,11 +12,13 @@ from pl_privknn.labelers import (
     GuidedPartition,
     IndKNN,
     LinearTeachers,
+    LocalReverseKNN,
     NoisySGDTeacher,
     PreconditionedGradients,
     PrivateKNN,
     ReverseKNN,
     Screening,
+    ShuffledReverseKNN,
     SufficientStatistics,
 )
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
@@ -70,19 +72,19 @@ HONEST = {
         {"gaussian (L2)": 2.0},
     ),
     "local bits": (
-        ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer="randomized_response"),
+        LocalReverseKNN(k=2, epsilon=1.0, randomizer="randomized_response"),
         {"randomized_response (places)": 4.0},
     ),
     "local collision": (
-        ReverseKNN(k=2, epsilon=1.0, trust="local", randomizer="collision"),
+        LocalReverseKNN(k=2, epsilon=1.0, randomizer="collision"),
         {"pure_dp (answers)": 1.0},
     ),
     "shuffled": (
-        ReverseKNN(k=1, epsilon=8.0, trust="shuffle", num_clients=20, delta=0.01),
+        ShuffledReverseKNN(k=1, epsilon=8.0, num_clients=20, delta=0.01),
         {"shuffle_amplification (answers)": 1.0},
     ),
     "shares": (
-        ReverseKNN(k=1, epsilon=1.0, trust="shuffle", randomizer="shares", num_clients=20, delta=0.1),
+        ShuffledReverseKNN(k=1, epsilon=1.0, randomizer="shares", num_clients=20, delta=0.1),
         {"negative_binomial (counts)": 1.0},
     ),
     "stream": (IndKNN(0.5, 2.0, budgets={"budget": 0.08, "sigma1": 4.0}), {STREAM: 0.16}),

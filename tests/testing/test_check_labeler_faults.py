@@ -10,9 +10,9 @@ from pl_privknn.labelers import (
     PATE,
     IndKNN,
     LinearTeachers,
+    LocalReverseKNN,
     NoisySGDTeacher,
     PrivateKNN,
-    ReverseKNN,
     Screening,
     noisy_sgd,
 )
@@ -135,7 +135,7 @@ class OnTwoParts(LinearTeachers):
         )
 
 
-class LabelsOfOthers(ReverseKNN):
+class LabelsOfOthers(LocalReverseKNN):
     """A client sends the label that most clients have."""
 
     def votes(self, queries):
@@ -143,7 +143,7 @@ class LabelsOfOthers(ReverseKNN):
         return nearest, labels.mode(dim=0).values.expand_as(labels)
 
 
-class NamesOneCellTwice(ReverseKNN):
+class NamesOneCellTwice(LocalReverseKNN):
     def votes(self, queries):
         nearest, labels = super().votes(queries)
         return nearest[:, :1].expand(-1, self.k), labels
@@ -170,7 +170,7 @@ def pate(teachers=None, partitioner=None, cls=PATE):
 
 
 def local(cls):
-    return cls(k=2, epsilon=1.0, trust="local")
+    return cls(k=2, epsilon=1.0)
 
 
 PERSONS = r"sensitivity under \w+, persons"

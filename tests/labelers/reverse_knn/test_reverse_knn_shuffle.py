@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers import LocalReverseKNN, ReverseKNN, ShuffledReverseKNN
 from pl_privknn.labelers.reverse_knn_local import (
     MultiMessage,
     SingleMessage,
@@ -109,18 +109,17 @@ def clusters():
 
 @pytest.mark.long("shuffle-collision")
 @pytest.mark.parametrize(
-    "settings",
+    ("cls", "settings"),
     [
-        {"trust": "local", "epsilon": 2.0},
-        {"trust": "local", "epsilon": 2.0, "randomizer": "randomized_response"},
-        {"trust": "shuffle", "epsilon": 1.0, "num_clients": 3000},
-        {"trust": "shuffle", "epsilon": 1.0, "num_clients": 3000, "randomizer": "shares"},
+        (LocalReverseKNN, {"epsilon": 2.0}),
+        (LocalReverseKNN, {"epsilon": 2.0, "randomizer": "randomized_response"}),
+        (ShuffledReverseKNN, {"epsilon": 1.0, "num_clients": 3000}),
+        (ShuffledReverseKNN, {"epsilon": 1.0, "num_clients": 3000, "randomizer": "shares"}),
     ],
-    ids=lambda s: f"{s['trust']}-{s.get('randomizer', 'collision')}",
 )
-def test_labelers_answer_and_pay_without_a_curator(tmp_path, settings):
+def test_labelers_answer_and_pay_without_a_curator(tmp_path, cls, settings):
     features, labels = clusters()
-    labeler = ReverseKNN(**settings, noise_source=SeededNoise(3))
+    labeler = cls(**settings, noise_source=SeededNoise(3))
     assert labeler.adjacencies == ("replace_one",)
     labeler.fit(features, labels, 3)
     plan = labeler.plan(3, 3, 3)
@@ -130,7 +129,7 @@ def test_labelers_answer_and_pay_without_a_curator(tmp_path, settings):
     assert release.scores.shape == (3, 3)
     epsilon = account(plan, delta=1e-5, adjacency="replace_one").epsilon
     assert 0.97 * settings["epsilon"] < epsilon <= settings["epsilon"]
-    if settings["trust"] == "shuffle":  # fewer clients than stated are refused before anything is paid
+    if cls is ShuffledReverseKNN:  # fewer clients than stated are refused before anything is paid
         charges = run.num_charges
         with pytest.raises(ValueError, match="num_clients=3000"):
             labeler.fit(features[1:], labels[1:], 3)
@@ -140,18 +139,16 @@ def test_labelers_answer_and_pay_without_a_curator(tmp_path, settings):
         assert run.num_charges == charges
 
 
-def made(**given):
-    return lambda: ReverseKNN(**{"epsilon": 1.0, **given})
+def made(cls, **given):
+    return lambda: cls(**{"epsilon": 1.0, **given})
 
 
 test_bad_arguments_are_named = refusals(
     {
-        "trust='nobody'": made(trust="nobody"),
-        "epsilon=None": made(trust="local", epsilon=None),
-        "adjacency='add_remove'": made(trust="local", adjacency="add_remove"),
-        "randomizer='shares'": made(trust="local", randomizer="shares"),
-        "num_clients=None": made(trust="shuffle"),
-        "delta=2": made(trust="shuffle", num_clients=10, delta=2.0),
+        "epsilon=None": made(LocalReverseKNN, epsilon=None),
+        "randomizer='shares'": made(LocalReverseKNN, randomizer="shares"),
+        "num_clients=1": made(ShuffledReverseKNN, num_clients=1),
+        "delta=2": made(ShuffledReverseKNN, num_clients=10, delta=2.0),
     }
 )
 
@@ -176,10 +173,8 @@ def test_how_records_are_spread_over_clients_changes_nothing():
     assert torch.equal(from_clients.labels, from_table.labels)
 
 
-def test_counts_are_released_by_a_curator_alone():
+def test_released_counts_are_whole_and_not_negative():
     whole, ledger = {"dtype": torch.int64}, FreeLedger()
-    with pytest.raises(ValueError, match="trust='local'"):
-        ReverseKNN(trust="local", epsilon=1.0).release(torch.zeros(2, 2, **whole), ledger)
     for counts in (torch.zeros(2, 2), torch.zeros(2, **whole), -torch.ones(2, 2, **whole)):
         with pytest.raises(ValueError, match="counts"):
             ReverseKNN(epsilon=1.0).release(counts, ledger)

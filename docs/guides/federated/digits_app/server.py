@@ -8,7 +8,7 @@ from flwr.app import Context
 from digits_app.data import CLASSES, clusters, public
 from pl_privknn.features import Pixels
 from pl_privknn.federated import FederatedRound, server_app
-from pl_privknn.labelers import ReverseKNN
+from pl_privknn.labelers import LocalReverseKNN
 from pl_privknn.privacy import SeededNoise
 
 
@@ -19,9 +19,8 @@ def asked(context: Context) -> FederatedRound:
     folder.mkdir(parents=True, exist_ok=True)
     return FederatedRound(
         name=name,
-        labeler=ReverseKNN(
+        labeler=LocalReverseKNN(
             epsilon=float(run["epsilon"]),
-            trust="local",
             randomizer="collision",
             noise_source=None if seed < 0 else SeededNoise(seed),
         ),
