@@ -53,10 +53,7 @@ if TYPE_CHECKING:
 
 _BYTES = 4  # of a float32
 #: Teachers that take shards, in words.
-SHARDED = (
-    "PrivateKNN, ReverseKNN, IndKNN, NoisySGDTeacher, PATE with RandomPartition, "
-    "or one of sums"
-)
+SHARDED = "PrivateKNN, ReverseKNN, IndKNN, NoisySGDTeacher, PATE with RandomPartition, or one of sums"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A user's own data, given as arrays or files of arrays: images, and embeddings in the place of images."""
+"""Data modules of a user's arrays or files of arrays: images or embeddings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from pl_privknn.privacy.redaction import redacted
 
 _PARTS = ("private", "public", "test", "val")
 _COLOURS = (1, 3)
-_MOST_FOUND = 1000  # classes that private labels may tell
+_MOST_FOUND = 1000  # classes that may be found in private labels
 _NOT_FINITE = "NaN or infinite values"
 _CHUNK = 4096
 
 
 class _TablesDataModule(PrivatePublicDataModule):
-    """Base of data modules of a user's own tables: parts that go together, and their loading."""
+    """Base class of data modules of a user's tables: check and loading of the parts."""
 
     kind: ClassVar[str]
     leaves_out: ClassVar[str] = "without a label, or with NaN or infinite values,"
@@ -105,7 +105,7 @@ class _TablesDataModule(PrivatePublicDataModule):
         raise NotImplementedError
 
     def _classes(self, count: int | None, width: int | None) -> tuple[int, list[str] | None]:
-        """Number of classes as given, and names of text labels; as the private labels tell where no others do."""
+        """Number of classes as given, and names of text labels; from the private labels where no others are known."""
         known = [name for name in ("test_labels", "val_labels", "public_truth") if self._has(name)]
         if not known and count is None and not in_shards(self._sources["private_labels"]):
             self.conditions = (CLASSES_ARE_PUBLIC,)
@@ -117,16 +117,16 @@ class _TablesDataModule(PrivatePublicDataModule):
             elif labels.numel():
                 most = max(most, labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1)
         names = check_unlike(sorted(words), "class_names", bool(known)) if words else None
-        told = len(words) or most
-        if count is None and not 2 <= told <= (_MOST_FOUND if self.conditions else told):
+        found = len(words) or most
+        if count is None and not 2 <= found <= (_MOST_FOUND if self.conditions else found):
             raise ValueError(
-                "num_classes: labels tell no number of classes; give num_classes= (--num-classes)"
+                "num_classes: the labels give no number of classes; give num_classes= (--num-classes)"
             )
-        return told if count is None else count, names
+        return found if count is None else count, names
 
     @classmethod
     def _sources_among(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The tables among a constructor's arguments, none of which is missing that another one needs."""
+        """Tables among a constructor's arguments, checked to be complete."""
         if arguments["kwargs"].get("public_labels") is not None:
             raise TypeError(
                 "public_labels: labels of public records are public_truth=, for evaluation only; with "
@@ -242,7 +242,7 @@ class ArraysDataModule(_TablesDataModule):
 class EmbeddingsDataModule(_TablesDataModule):
     """Private, public and test embeddings from arrays, from files, or from folders of them.
 
-    An embedding of d numbers stands where other data modules have an image, as one of d channels and a single
+    An embedding of d numbers takes the place of an image, as one of d channels and a single
     pixel, ``(d, 1, 1)``: ``torch.nn.Flatten()`` is the extractor that gives it back as a vector, and a student
     needs a network that begins by flattening. The numbers may be any finite floats.
 
@@ -377,7 +377,7 @@ def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | N
     first, last = shape[1] in _COLOURS, shape[3] in _COLOURS
     if first == last:
         raise ValueError(
-            f"{name}: shape {shape_text(shape)} doesn't tell where the colours are; pass channels_last=True for "
+            f"{name}: shape {shape_text(shape)} doesn't show where the colours are; pass channels_last=True for "
             "(n, h, w, c) or channels_last=False for (n, c, h, w)"
         )
     return last

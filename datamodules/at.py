@@ -1,4 +1,4 @@
-"""The data module for one's own files, found by what is in a folder."""
+"""Choice of the data module for a user's files by their content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data_at(
     test: str | None = None,
     **arguments: Any,
 ) -> PrivatePublicDataModule:
-    """The data module for a table, a folder of images, of tables or of ``.npy`` files, or for an ``.npz`` file.
+    """Data module for a table, a folder of images, tables or ``.npy`` files, or an ``.npz`` file.
 
     Sizes come from public files, classes from the test and public parts unless their number is given. Of private
     files only the names are used, here; a run reads them.
@@ -50,7 +50,7 @@ def data_at(
 
     Raises:
         FileNotFoundError: where nothing of the kind is there.
-        ValueError: where the number of classes can't be told.
+        ValueError: where the number of classes is not known.
     """
     path = Path(path)
     if not path.exists():

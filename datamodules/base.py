@@ -1,4 +1,4 @@
-"""The data module that every other one derives from: private, public and test images, and their loaders."""
+"""Base class of data modules: private, public and test parts, and their loaders."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _UNUSABLE: tuple[Unusable, ...] = ("leave_out", "error")
 
 
 class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
-    """Splits a data set into a private, a public and a test part, and serves the public part for training.
+    """Base class of data modules with a private, a public and a test part; the public part is served for training.
 
     A data module for new data is a subclass with three methods: :meth:`load_private`, :meth:`load_public`
     and :meth:`load_test` (and, where they make sense, :meth:`load_validation` and :meth:`load_predict`). They may
@@ -81,7 +81,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         num_workers: loader processes for each loader; 0 loads in the main process.
         seed: of the order of training examples, a public constant.
         public: ``"images"``, those of :meth:`load_public`, or ``"none"``, where there is no public image at all: one
-            blank image stands in the public part then, from which nothing can be learned. Private training needs no
+            blank image is put in the public part then, from which nothing can be learned. Private training needs no
             more, nor does a teacher whose own model is released (``released: head``), as long as their features
             learn nothing from public images.
         name: a name that people know, for reports and privacy cards; the class's name by default.
@@ -93,7 +93,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             are not compared: what such a message says would depend on private data.
         unusable: what to do with records of a user's own data that cannot be used, such as an empty text or a file
             that cannot be decoded: ``"leave_out"``, each because of its own content alone, or ``"error"``. Those of
-            public and test parts are counted in a warning; of private ones no message tells whether there are any.
+            public and test parts are counted in a warning; private ones are never mentioned.
 
     Attributes:
         num_classes: as given.
@@ -101,7 +101,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         class_names: tuple of names, one a class.
         task: as given.
         private_groups: the person (or other unit) that each private record belongs to, int64 ``(n_private,)``,
-            or None where every record stands for itself; a subclass sets it in :meth:`load_private`. Private.
+            or None where every record is its own person; a subclass sets it in :meth:`load_private`. Private.
         private_ids: lasting numbers of the private records, int64 ``(n_private,)``, which stay with their records
             when others come and go, or None; likewise. Private.
         reads_alone: whether reading a private record uses that record alone, which a subclass states for data sets
@@ -117,7 +117,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
     needs_private: bool = True
     reads_alone: bool = False
-    private_in_shards: bool = False  # whether each process of a training loads private records of its own
+    private_in_shards: bool = False  # whether each process of a training loads different private records
     conditions: tuple[str, ...] = ()
     leaves_out: ClassVar[str] = ""  # which private records ``unusable`` concerns, for people
     _holds_data = True
@@ -208,7 +208,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     # ------------------------------------------------------------------ the parts
 
     def setup(self, stage: str | None = None) -> None:
-        """Load what ``stage`` needs and isn't there yet; labels of the public images are never reset.
+        """Load the parts of ``stage`` that are not loaded yet; labels of the public images are never reset.
 
         Args:
             stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or None for everything.
@@ -220,7 +220,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
             if self.leaves_out and self.unusable == "leave_out":
-                # Said of all data: said of some, it would tell of a record.
+                # Said of all data: said of some, it would reveal a record.
                 pl.rank_zero_info(
                     f"Private records {self.leaves_out} are left out, if there are any; unusable=error refuses them."
                 )
@@ -271,7 +271,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return out, restore
 
     def with_private(self, more: LabeledImages) -> Self:
-        """A copy with further private records behind its own, each of a person of its own where there are persons.
+        """Copy with further private records appended, each of a new person where there are persons.
 
         Args:
             more: the records; not empty.
@@ -286,7 +286,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return made
 
     def _without_private(self, name: str) -> Any:
-        """Call a loading method, and refuse private records in what it returns: figures of them have to be paid."""
+        """Call a loading method and refuse a result with private records, whose figures would have to be charged."""
 
         def refuse(*args: Any) -> Any:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Data sets: images in memory or in files, float32 only while they are looked at, and their labels."""
+"""Data sets of images in memory or in files, converted to float32 on reading, and their labels."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class ImageStore(abc.ABC):
         return [digest_of(image.tobytes()) for part in parts for image in part]
 
     def preload(self) -> None:  # noqa: B027
-        """Read now what would be read lazily: worker processes then share it with their parent."""
+        """Read lazily loaded images now, so that worker processes share them with their parent."""
 
 
 class TensorImages(ImageStore):
-    """Images in one tensor, uint8 (0 … 255) or float (0 … 1), which is kept as it is and not copied.
+    """Images in one tensor, uint8 (0 … 255) or float (0 … 1), which is not copied.
 
     Args:
         images: shape ``(n, channels, height, width)``.
@@ -109,7 +109,7 @@ class ItemImages(ImageStore):
 
 
 class ChosenImages(ImageStore):
-    """Some images of another store, in an order of their own; some may be there several times.
+    """Some images of another store, in any order and possibly repeated.
 
     Args:
         store: where the images are.
@@ -180,7 +180,7 @@ def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Te
     """Positions, int64 ``(n,)``, of images that a tensor of them, a mask, a list or a slice names; None names all.
 
     Raises:
-        IndexError: for what names no image; the message does not tell how many there are.
+        IndexError: for what names no image; the message does not reveal the number of images.
     """
     named = slice(None) if indices is None else indices
     with contextlib.suppress(IndexError):
@@ -194,7 +194,7 @@ def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Te
 
 
 def same_images(first: Any, second: Any) -> bool:
-    """Whether two stores, or data sets, are seen to read an image from the same place."""
+    """Whether two stores, or data sets, read an image from the same place."""
     rows: dict[int, set[int]] = {}
     for place, chosen in _places(first):
         rows.setdefault(place, set()).update(chosen.tolist())
@@ -266,7 +266,7 @@ _COMPARED = 256  # images of which processes compare a digest
 def check_targets(
     name: str, labels: Tensor, count: int, num_classes: int, task: str, *, unknown_allowed: bool = False
 ) -> Tensor:
-    """Return labels as int64, or say what is wrong with them without showing one of them.
+    """Return labels as int64; errors do not quote a label.
 
     Args:
         name: of the argument, for messages.
@@ -275,7 +275,7 @@ def check_targets(
         count: how many images there are.
         num_classes: number of classes, or of attributes.
         task: ``"multiclass"`` or ``"multilabel"``.
-        unknown_allowed: -1 stands for "not known".
+        unknown_allowed: -1 means "not known".
 
     Raises:
         ValueError: on a wrong shape, dtype or range.
@@ -304,7 +304,7 @@ def check_targets(
 
 
 def known_rows(labels: Tensor) -> Tensor:
-    """Bool ``(n,)``: which rows of int64 labels, ``(n,)`` or ``(n, a)``, tell anything (-1: not known)."""
+    """Mask, bool ``(n,)``, of rows of int64 labels, ``(n,)`` or ``(n, a)``, with a known label (-1: not known)."""
     return labels >= 0 if labels.ndim == 1 else (labels >= 0).any(dim=1)
 
 
@@ -378,7 +378,7 @@ class LabeledImages(_ImageSet):
 
     @classmethod
     def none(cls, image_shape: ImageShape, num_classes: int, task: str = "multiclass") -> LabeledImages:
-        """A set without images, for a part that is not given."""
+        """Empty set, for a part that is not given."""
         labels = torch.empty((0, num_classes) if task == "multilabel" else 0, dtype=torch.int64)
         return cls(TensorImages(torch.empty(0, *image_shape)), labels, num_classes, task=task)
 
@@ -480,7 +480,7 @@ class LabelTable(Dataset[Tensor]):
 
 
 class PublicDataset(_ImageSet):
-    """Public images of fixed number, the labels that were released for them, and, apart, their truth.
+    """Public images, their released labels and, separately, their true labels.
 
     An item is an image alone. Labels start as -1 and change by :meth:`set_labels`; the data module's
     training loader follows at its next epoch. For training without privacy (upper bounds, baselines),
@@ -551,14 +551,14 @@ class PublicDataset(_ImageSet):
         labels: Tensor | Sequence[int],
         soft: Tensor | None = None,
     ) -> None:
-        """Give labels to some images; call it between epochs.
+        """Set labels of some images; call it between epochs.
 
         Args:
             indices: which images: whole numbers, a bool mask or a slice. Where one occurs twice its last label stays.
             labels: their classes, int64 ``(n,)``; -1 takes a label away, so a release with refused queries
                 can be passed as it is. Under ``"multilabel"`` attributes, int64 ``(n, num_classes)``.
             soft: class probabilities, float ``(n, num_classes)``; rows of labelled images sum to one (under
-                ``"multilabel"`` each entry is a probability of its own). An image that had a soft label and
+                ``"multilabel"`` each entry is a separate probability). An image that had a soft label and
                 now gets none keeps no soft label.
 
         Raises:
@@ -586,13 +586,13 @@ class PublicDataset(_ImageSet):
             self.table.soft_rows.numpy()[where] = known.numpy()
 
     def clear_labels(self) -> None:
-        """Take all labels away, hard and soft."""
+        """Remove all labels, hard and soft."""
         self.table.labels.fill_(-1)
         self.table.soft_rows.fill_(False)
 
 
 def as_part(part: Any, name: str, public: bool, image_shape: ImageShape, num_classes: int, task: str) -> Any:
-    """A part of a data module: as it is, or made from an ordinary data set of ``(x, y)``.
+    """Convert a map-style data set of ``(x, y)`` to a part of a data module; return a part unchanged.
 
     Args:
         part: :class:`LabeledImages`, :class:`PublicDataset`, or a map-style data set (a list, too) of ``(x, y)``;

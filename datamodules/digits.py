@@ -1,4 +1,4 @@
-"""scikit-learn's bundled digits: the data set that is there without a download."""
+"""scikit-learn's bundled digits, available without a download."""
 
 from __future__ import annotations
 

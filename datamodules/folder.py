@@ -1,4 +1,4 @@
-"""A user's own data, given as folders of image files."""
+"""Data module of folders of image files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FileImages(ImageStore):
         paths: the files.
         shape: channels (1: grey, 3: RGB), height and width to bring them to.
         folder: what to name in error messages instead of a file; None names the file. Names of private
-            files may tell as much as their contents.
+            files may reveal as much as their contents.
         cache: keep decoded images in memory; nothing is ever written to disk.
     """
 
@@ -170,10 +170,10 @@ class FileImages(ImageStore):
 
 
 def _as_seen(image: Any) -> Any:
-    """An image as viewers show it: upright, 8 bits a channel, on white where it is transparent."""
+    """An image as viewers show it: upright, 8 bits per channel, on white where it is transparent."""
     from PIL import Image, ImageOps
 
-    with contextlib.suppress(Exception):  # EXIF that cannot be read tells nothing
+    with contextlib.suppress(Exception):  # EXIF that cannot be read is ignored
         image = ImageOps.exif_transpose(image)
     if image.mode[0] in "IF":
         values = np.asarray(image)
@@ -359,5 +359,5 @@ class ImageFolderDataModule(PrivatePublicDataModule):
 
 
 def _form(name: str) -> str:
-    """A name in the form in which it is compared: systems write letters with accents in several ways."""
+    """Normalised form of a name: systems write letters with accents in several ways."""
     return unicodedata.normalize("NFC", str(name))

@@ -16,7 +16,7 @@ from pl_privknn.datamodules.datasets import ImageStore, LabelTable
 
 
 class NoLabeledExamplesError(RuntimeError):
-    """An epoch was to begin, and no public image has a label."""
+    """Raised at the start of an epoch where no public image has a label."""
 
 
 class Batches(Dataset[Any]):
@@ -53,9 +53,9 @@ def take_batch(batch: Any) -> Any:
 
 
 class _EpochSampler(DistributedSampler[int]):
-    """Draws an order anew each epoch, the same on all ranks, and hands each rank its own part.
+    """Base class of samplers with a new order in each epoch, the same on all ranks, of which each rank takes a part.
 
-    It is a ``DistributedSampler`` so that a trainer over several processes leaves it in place and tells it
+    It is a ``DistributedSampler`` so that a trainer over several processes leaves it in place and informs it of
     the epoch. Without a trainer every pass counts as the next epoch.
     """
 
@@ -112,7 +112,7 @@ class UnlabeledSampler(_EpochSampler):
 
 
 class LabeledSampler(_EpochSampler):
-    """Walks over the images that have a label when the epoch begins, one permutation after another.
+    """Sampler of the images that have a label when the epoch begins, in one permutation after another.
 
     Its length doesn't depend on how many labels there are, so loaders (and schedulers that ask for the
     number of steps) may be made before the first label exists.
@@ -144,7 +144,7 @@ class LabeledSampler(_EpochSampler):
 
 
 class LateStartLoader(DataLoader[Any]):
-    """A loader whose iterators do nothing (no worker, no prefetch, no sampling) before their first batch.
+    """Loader whose iterators start (workers, prefetch, sampling) only with their first batch.
 
     Trainers make the first epoch's iterator together with the loader, which a scheduler may want before any
     label exists; an ordinary loader with workers would prefetch unlabelled examples right then.

@@ -18,7 +18,7 @@ from pl_privknn.datamodules.published import DamagedFileError, PublishedDataModu
 
 _COLOURS_UP = ("black", "white", "red", "purple", "yellow", "gray", "blue", "green")
 _COLOURS_DOWN = ("black", "white", "pink", "purple", "yellow", "gray", "blue", "green", "brown")
-#: Attribute -> field of market_attribute.mat and the value that stands for 1.
+#: Attribute -> field of market_attribute.mat and the value that means 1.
 MARKET_ATTRIBUTES: dict[str, tuple[str, int]] = {
     "female": ("gender", 2),
     "long_hair": ("hair", 2),
@@ -34,7 +34,7 @@ MARKET_ATTRIBUTES: dict[str, tuple[str, int]] = {
     **{f"down_{colour}": (f"down{colour}", 2) for colour in _COLOURS_DOWN},
 }
 _NAME = re.compile(r"(-1|\d{4})_c\d+s\d+_\d+_\d+\.jpg(\.jpg)?")
-_NOT_PEOPLE = (-1, 0)  # detections that show nobody, or nobody who was annotated
+_NOT_PEOPLE = (-1, 0)  # detections without a person, or without an annotated one
 #: Images and people of the published folders.
 _PUBLISHED = {"train": (12_936, 751), "test": (19_732, 750)}
 
@@ -44,12 +44,12 @@ class Market1501DataModule(PublishedDataModule):
 
     The 751 people of the training folder are split by a fixed shuffle: images of ``num_public_people`` of them
     are public, those of all others private. People of the test folder are others again; its images are for
-    testing, without detections of nobody (names that begin with ``0000`` or ``-1``). Private-kNN (Zhu et al. 2020,
+    testing, without detections that show no person (names with ``0000`` or ``-1``). Private-kNN (Zhu et al. 2020,
     section 4.4) splits the training set into private data and a "validation set" for queries without saying how; by
-    person, nobody is on both sides, and 651 private people on 300 teachers are 2 people of some 37 images each,
-    about what the paper tells.
+    person, no person is on both sides, and 651 private people on 300 teachers are 2 people of some 37 images each,
+    about as in the paper.
 
-    27 annotations make the paper's 30 attributes: the age has four values, each an attribute of its own.
+    27 annotations make the paper's 30 attributes: the age has four values, each a separate attribute.
     Annotations are of people, so all images of a person have the same ones.
 
     :attr:`private_groups` numbers the people of private images. A person has some 17 images, so a guarantee for one
@@ -57,7 +57,7 @@ class Market1501DataModule(PublishedDataModule):
 
     **On disk**: the folders ``bounding_box_train`` and ``bounding_box_test`` with images named as in
     ``0002_c1s1_000451_03.jpg`` (person, camera and sequence, frame, box), in ``root/Market-1501-v15.09.15``;
-    ``market_attribute.mat`` beside them or in their sub-folder ``attribute``. Images come from
+    ``market_attribute.mat`` next to them or in their sub-folder ``attribute``. Images come from
     https://zheng-lab.cecs.anu.edu.au/Project/project_reid.html, attributes from
     https://github.com/vana77/Market-1501_Attribute, both for academic use; nothing is downloaded from here. Images
     are stretched to ``image_size`` when they are first read and then kept as uint8.
@@ -74,7 +74,7 @@ class Market1501DataModule(PublishedDataModule):
 
     Raises:
         ValueError: for unknown attributes or arguments out of range; at ``setup`` for damaged files. Messages never
-            name a private image, since its name tells the person.
+            name a private image, since its name identifies the person.
         FileNotFoundError: at ``setup``, if files are missing.
     """
 

@@ -41,7 +41,7 @@ class IDXDataModule(PublishedDataModule):
     system_folders: ClassVar[tuple[Path, ...]] = ()
 
     def prepare_data(self) -> None:
-        """Download the files if that was asked for and they are nowhere to be found."""
+        """Download the files if requested and not found."""
         if self.download and self._folder() is None:
             self.torchvision_files(self.root, download=True)
 
@@ -90,7 +90,7 @@ class IDXDataModule(PublishedDataModule):
             return torch.from_numpy(values.copy())  # torch wants memory that may be written to
 
     def _folder(self) -> Path | None:
-        """The first folder with any file is used for all: images must not meet the labels of another source."""
+        """The first folder with any of the files, used for all, so that images and labels have one source."""
         found = (folder for folder in self._folders() if any(folder.glob("*-idx?-ubyte*")))
         return next(found, None)
 

@@ -23,7 +23,7 @@ from pl_privknn.datamodules.datasets import (
 
 
 class DamagedFileError(ValueError):
-    """A file is not what it should be; the message names the file, what is wrong with it and the remedy."""
+    """Raised for a damaged file; the message names the file, the fault and the remedy."""
 
 
 def check_attributes(attributes: Sequence[str] | None, known: Iterable[str]) -> tuple[str, ...]:
@@ -152,14 +152,14 @@ class PublishedDataModule(PrivatePublicDataModule):
 
             with self.reading(root):
                 read = getattr(torchvision.datasets, self.torchvision_name)(root, **options)
-            if "download" in options:  # in a process of its own, or without need of what was read
+            if "download" in options:  # in a separate process, or without need of what was read
                 return read
             self._files[key] = read
         return self._files[key]
 
     @contextlib.contextmanager
     def reading(self, where: Path) -> Iterator[None]:
-        """Turn any reader's exception into one that names the folder or file.
+        """Convert any reader's exception into one that names the folder or file.
 
         Raises:
             FileNotFoundError: where files are missing or have another checksum.

@@ -1,4 +1,4 @@
-"""Arrays, files of numbers and folders of files, which stay on disk where their format lets them."""
+"""Arrays, files of numbers and folders of files, mapped from disk where their format allows it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOKED_AT = 1 << 20  # bytes at each end of a shard
 
 
 class NoMemberError(ValueError):
-    """A file does not hold what is looked for."""
+    """Raised where a file does not hold the named member."""
 
 
 class Table:
@@ -280,7 +280,7 @@ class ParquetRows(JoinedImages):
 
 
 def split_member(source: str | Path) -> tuple[str, str]:
-    """A path, and the member or column that is named behind it (empty where none is)."""
+    """Split a path from the member or column that is named after it (empty where there is none)."""
     file, colon, member = str(source).rpartition(":")
     known = (
         colon and not Path(source).is_dir() and (Path(file).suffix.lower() in _KINDS or Path(file).is_dir())
@@ -408,7 +408,7 @@ def shard_file(name: str, source: str | Path, rank: int = 0) -> str:
 
 
 def own_shard(name: str, source: str | Path, rank: int, size: int, unlike: bool = True) -> str:
-    """This process's file, once those of all processes that can be seen from here were looked at.
+    """This process's file, after a check of the visible files of all processes.
 
     Args:
         name: of the argument, for messages.
@@ -427,7 +427,7 @@ def own_shard(name: str, source: str | Path, rank: int, size: int, unlike: bool 
         raise FileNotFoundError(f"{name}={str(own)!r}: there is no such shard, seen from {Path.cwd()}")
     if further.exists():
         raise ValueError(
-            f"{name}={str(further)!r}: nobody would read this shard; start as many processes as there are shards"
+            f"{name}={str(further)!r}: no process would read this shard; start as many processes as there are shards"
         )
     for other in files[:rank] + files[rank + 1 :] if unlike else ():
         if other.is_file() and (os.path.samefile(own, other) or _ends(own) == _ends(other)):

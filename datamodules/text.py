@@ -38,7 +38,7 @@ PARTS = ("private", "public", "test", "val", "predict")
 _ROWS_AT_ONCE = 1024
 _LONGEST_CELL = 2**31 - 1
 _SEPARATORS = ",;\t|"
-_MOST_FOUND = 1000  # classes that a private column may tell
+_MOST_FOUND = 1000  # classes that may be found in a private column
 _SHOWN = 400  # characters of a public text on a report
 
 
@@ -56,13 +56,13 @@ class TextDataModule(PrivatePublicDataModule):
     learned from public texts.
 
     ``features`` turns each text into a vector, once, when its part is loaded. From then on the module is one of
-    embeddings: vectors of d numbers stand where images would be, ``(d, 1, 1)``. Where the column holds vectors (lists
+    embeddings: vectors of d numbers take the place of images, ``(d, 1, 1)``. Where the column holds vectors (lists
     of floats, as the toolkits of foundation models write them), these are taken as they are. No log, message, cache
     or checkpoint holds a text. A run's folder holds the first 400 characters of public texts about which a query was
     asked, for its report.
 
-    Labels may be text, truth values or whole numbers of any type (``1.0`` is ``1``); an empty one and NaN stand for
-    "not known". The test and public parts tell the classes, or ``classes`` does; where neither has labels, the
+    Labels may be text, truth values or whole numbers of any type (``1.0`` is ``1``); an empty one and NaN mean
+    "not known". The classes come from the test and public parts, or from ``classes``; where neither has labels, the
     private part does, and that their names may be known is a condition of the guarantee. Records
     without text, label or person, or with NaN in their vector, are left out (``unusable``), and private rows that are
     equal in all columns named here count once.
@@ -75,7 +75,7 @@ class TextDataModule(PrivatePublicDataModule):
         val: a validation part, instead of public records with known labels.
         predict: records to predict, instead of the test part.
         text: the column of texts, or of vectors.
-        label: the column of labels; in the public part an empty one stands for "not known".
+        label: the column of labels; in the public part an empty one means "not known".
         person: the column that says whom a private record belongs to, text or whole numbers:
             :attr:`~pl_privknn.datamodules.base.PrivatePublicDataModule.private_groups`. None: nobody's records are
             told apart.
@@ -252,7 +252,7 @@ class TextDataModule(PrivatePublicDataModule):
         table, name = self._table(part), str(self._columns[column])
         if table.names.count(name) != 1:
             held = "no" if name not in table.names else "more than one"
-            # Without a header the first record stands in its place.
+            # Without a header the first record is in its place.
             known = "" if part == "private" else f"; it has {', '.join(table.names)}"
             raise ValueError(
                 f"{table.named} has {held} column {name!r}{known}: name the right one by {column}= "
@@ -264,7 +264,7 @@ class TextDataModule(PrivatePublicDataModule):
         return part in self._sources and self._columns["label"] in self._table(part).names
 
     def _words(self, part: str, column: str) -> list[str]:
-        """A column of text or numbers as text; empty where nothing stands."""
+        """A column of text or numbers as text; missing values are empty."""
         values = self._column(part, column)
         with reading(self._table(part).named):
             return list(map(word_of, values.to_pylist()))
@@ -276,7 +276,7 @@ class TextDataModule(PrivatePublicDataModule):
         if not 2 <= len(found) <= (len(found) if known else _MOST_FOUND):
             count = len(found) if known else f"fewer than 2, or more than {_MOST_FOUND},"
             raise ValueError(
-                f"classes: the {'test and public parts tell' if known else 'private part tells'} {count} classes in "
+                f"classes: the {'test and public parts have' if known else 'private part has'} {count} classes in "
                 f"the column {self._columns['label']!r}; name the classes by classes="
             )
         names = sorted(
@@ -351,7 +351,7 @@ class TextDataModule(PrivatePublicDataModule):
         return rows, torch.tensor(empty, dtype=torch.bool), digests
 
     def _embedded(self, texts: list[str]) -> Tensor:
-        """Vectors of texts; a user's own function sees one text at a time, so that none can depend on another."""
+        """Vectors of texts; a user's function gets one text at a time, so that none can depend on another."""
         if isinstance(self._embed, TextExtractor):
             return self._embed(texts)
         vectors = [torch.as_tensor(np.asarray(self._embed(text)), dtype=torch.float32) for text in texts]
@@ -392,7 +392,7 @@ def files_in(root: str | Path) -> dict[str, Path]:
 
 
 def lasting_number(word: str) -> int:
-    """A number from 0 for a name: whole numbers stand for themselves, other names for 63 bits of their digest."""
+    """A number from 0 for a name: whole numbers are kept, other names give 63 bits of their digest."""
     with contextlib.suppress(ValueError):
         if str(number := int(word)) == word and 0 <= number < 2**63:
             return number
@@ -400,7 +400,7 @@ def lasting_number(word: str) -> int:
 
 
 def _check_apart(sources: dict[str, Any]) -> None:
-    """Refuse a part that is another one."""
+    """Refuse a part that is equal to another one."""
     parts = list(sources)
     for place, one in enumerate(parts):
         for other in parts[place + 1 :]:
@@ -465,12 +465,12 @@ class Columns:
 
 
 class _UnreadableLineError(ValueError):
-    """A line of a file is none of a table: what is wrong, without its content, and its number."""
+    """Raised for a line that is not of a table; names the fault and the line number, without content."""
 
 
 @contextlib.contextmanager
 def reading(named: str, public: bool = False) -> Iterator[None]:
-    """Errors of reading a table in one line, without what a library says of its values.
+    """Convert errors of reading a table into one line, without a library's text about values.
 
     Args:
         named: what messages call it.
@@ -537,7 +537,7 @@ def _arrow(path: Path, wanted: Sequence[str], encoding: str | None) -> Any:
 
 
 def _encoding(path: Path) -> str:
-    """UTF-16 or UTF-8, with or without a mark, as the first bytes tell."""
+    """Encoding by the first bytes: UTF-16 or UTF-8, with or without a mark."""
     with path.open("rb") as file:
         first = file.read(3)
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -548,7 +548,7 @@ def _encoding(path: Path) -> str:
 
 
 def _csv(path: Path, wanted: Sequence[str], encoding: str | None) -> Any:
-    """Cells as text, separated by what finds the most wanted columns in the header, and else the most columns."""
+    """Cells as text, with the separator that gives the most wanted columns in the header, else the most columns."""
     arrow: Any = importlib.import_module("pyarrow")
     csv.field_size_limit(_LONGEST_CELL)
 

@@ -85,7 +85,7 @@ def check_finite(name: str, value: Any) -> float:
 def check_rate(name: str, value: Any, zero: bool = False) -> float:
     """Return ``value`` as float, or raise ``ValueError`` unless it lies in (0, 1]; see :data:`MIN_POSITIVE`.
 
-    With ``zero`` 0 is a rate too: of a release that nobody takes part in.
+    With ``zero`` 0 is a rate too: of a release in which no record takes part.
     """
     rate = _number(name, value, "a rate in (0, 1]")
     if not MIN_POSITIVE <= rate <= 1 and not (zero and rate == 0):

@@ -1,7 +1,7 @@
 """Configuration: files of plain data, what they say by dotted paths, and the objects that jsonargparse makes of it.
 
 Small frozen dataclasses group the arguments of constructors. jsonargparse reads them as sections of YAML; in Python a
-mapping may stand in their place (:func:`as_group`).
+mapping may take their place (:func:`as_group`).
 """
 
 from __future__ import annotations
@@ -499,7 +499,7 @@ def made_by(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
 def own_classes_only() -> Iterator[None]:
     """Within: parsers refuse to import anything but the project's classes, whatever text a value is.
 
-    Whoever runs ``privknn fit`` runs the code that a configuration names; whoever asks what it costs does not.
+    ``privknn fit`` runs the code that a configuration names; commands that compute its cost do not.
     """
     from jsonargparse import _common, set_parsing_settings
 

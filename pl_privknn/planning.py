@@ -70,7 +70,7 @@ def default_parameter(document: Mapping[str, Any]) -> str:
 
 
 def _screenings(document: Mapping[str, Any], parameter: str) -> dict[str, float]:
-    """Where a configuration states a screening's noise beside that of the answers, and the factor between them."""
+    """Place of a screening's noise in a configuration, and its factor to the noise of the answers."""
     noise = _number(document, parameter)
     sections = parameter.split(".")[:-1]
     places = [".".join([*sections[:end], "screening.sigma"]) for end in range(2, len(sections) + 1)]
@@ -290,7 +290,7 @@ class _Data:
             return self._stated
         if self._section is None:
             raise ConfigurationError(
-                "num_classes=None: there is no data section that tells it; pass it (--num-classes)"
+                "num_classes=None: there is no data section that gives it; pass it (--num-classes)"
             )
         stated = get(self._section, "init_args.num_classes")
         return int(self._made.num_classes) if stated is None else check_int("data.num_classes", stated, 2)

@@ -182,7 +182,7 @@ def _own_part(found: ReleasedModel, run: Path) -> Predictions:
     section = mapping_of(run / "config.yaml").get("data") if found.inner is not None else None
     made = known_classes().get(str((section or {}).get("class_path")))
     if found.inner is None or section is None or made is None:
-        raise ValueError(f"{run}: nothing tells what to predict; name images, a table or an array")
+        raise ValueError(f"{run}: there is nothing to predict; name images, a table or an array")
     data = instantiate({"data": section.get("init_args") or {}}, {"data": made}, own_classes=True).data
     data.setup("predict")
     batches = [part for batch in data.predict_dataloader() for part in batch.split(_size_of(found))]

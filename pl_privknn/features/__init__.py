@@ -1,4 +1,4 @@
-"""From images and texts to vectors."""
+"""Extractors of features from images and texts."""
 
 from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures
 from pl_privknn.features.base import Extractor

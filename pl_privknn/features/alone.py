@@ -1,4 +1,4 @@
-"""Extractors of others, made to compute each example's vector from that example alone."""
+"""Foreign extractors, wrapped so that each example's vector is computed from that example alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pl_privknn.features.public import Resized
 
 Extract = Callable[[Tensor], Tensor]
 
-# Layers that keep the examples of a batch apart in evaluation mode, in whatever order they stand.
+# Layers that process the examples of a batch independently in evaluation mode, in any order.
 _APART = (
     *(nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout, nn.Linear, nn.Conv2d),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.MaxPool2d, nn.AvgPool2d),
@@ -34,7 +34,7 @@ _SAME = 1e-3
 
 
 def is_foreign(extractor: Extract) -> bool:
-    """Whether an extractor, or a part of it, is of others; this package's own compute a vector from one example."""
+    """Whether an extractor, or a part of it, is defined outside of this package."""
     if type(extractor) is BackboneFeatures:
         return not keeps_apart(extractor.module)
     if isinstance(extractor, nn.Module) or not type(extractor).__module__.startswith(_OWN):
@@ -45,7 +45,7 @@ def is_foreign(extractor: Extract) -> bool:
 def kept_apart(
     extractor: Extract, images: Tensor, device: torch.device | None = None
 ) -> tuple[Extract, tuple[str, ...]]:
-    """An extractor whose vector of an example depends on that example alone.
+    """Wrap an extractor so that the vector of an example depends on that example alone.
 
     Those of this package do so already and are returned as they are. One of others is traced on a tensor without
     values: what was recorded has no Python left, and examples go through it by ``vmap`` or one by one. Where that
@@ -87,7 +87,7 @@ def kept_apart(
 
 
 def _parts(extractor: Any) -> dict[str, list[Extract]]:
-    """Extractors that one of this package is made of, by the names of its attributes."""
+    """Inner extractors of one of this package, by the names of its attributes."""
     if isinstance(extractor, nn.Module) or not type(extractor).__module__.startswith(_OWN):
         return {}
     if isinstance(extractor, CheckpointFeatures):
@@ -97,7 +97,7 @@ def _parts(extractor: Any) -> dict[str, list[Extract]]:
 
 
 def keeps_apart(module: nn.Module) -> bool:
-    """Whether a network of this package keeps examples apart by its structure."""
+    """Whether a network of this package processes examples independently by its structure."""
     inner: Any = getattr(module, "extractor", None)  # of a student, frozen
     own = type(module).__module__.startswith(_OWN) and all(map(_is_plain, module.modules()))
     return own and (inner is None or not is_foreign(inner))
@@ -112,7 +112,7 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 class _Alone:
-    """An extractor of others; its vector of an example is a function of that example.
+    """Wrapper of a foreign extractor that computes each vector from one example.
 
     Args:
         function: maps images to vectors.
@@ -217,11 +217,11 @@ class _Alone:
 
 
 class _ChangesItselfError(Exception):
-    """A graph that writes into tensors that it keeps."""
+    """Raised for a graph that writes to tensors that it keeps."""
 
 
 def _recorded(function: Any, image: Tensor) -> Any:
-    """A function's operations on a batch of one image, as a graph; the image is there for its shape."""
+    """Graph of a function's operations on a batch of one image, of which only the shape is used."""
     # Fake tensors pretend that there are GPUs; autograd, started after that, would have threads for them.
     with torch.enable_grad():
         start = torch.ones(1, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Features of networks: the student's own, and a checkpoint's."""
+"""Features of a student's network, or of one in a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pl_privknn.networks import build_network
 
 
 class BackboneFeatures(Extractor):
-    """An extractor over a module's ``features`` method, which leaves the module as it was.
+    """Extractor that calls a module's ``features`` method and restores the module's mode.
 
     The module runs in evaluation mode and without gradients, so batch-norm statistics do not move (they
     would carry private images into the student) and dropout is off; afterwards every submodule's mode and the
@@ -93,7 +93,7 @@ class BackboneFeatures(Extractor):
 
 @contextlib.contextmanager
 def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Evaluation mode inside; every submodule's mode and the random generators as they were afterwards."""
+    """Context in evaluation mode; modes of all submodules and random generators are restored afterwards."""
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
@@ -115,7 +115,7 @@ def check_layers(module: nn.Module) -> None:
 
 
 class CheckpointFeatures(Extractor):
-    """The backbone of a student in a checkpoint: a first stage on public data gives the features of the second.
+    """Backbone of a student in a checkpoint, such as one of a first stage on public data.
 
     For instance a student of CIFAR-100 for CIFAR-10, as in Private-kNN (Zhu et al. 2020, section 4.2). The checkpoint
     is read when the first image comes, so that a configuration can be planned without it. The averaged weights are
@@ -156,7 +156,7 @@ class CheckpointFeatures(Extractor):
 
 
 class _Normalized(nn.Module):
-    """A network behind the normalisation that its student did."""
+    """Network with the input normalisation of its student."""
 
     mean: Tensor
     std: Tensor

@@ -1,4 +1,4 @@
-"""Extractors: functions from examples to vectors, learned from public examples alone where they learn."""
+"""Base of extractors: maps from examples to vectors, fitted to public examples alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Extractor(HasInitArguments, abc.ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take what :meth:`state_dict` gave, in the place of :meth:`fit_public`."""
+        """Restore a state of :meth:`state_dict`, instead of :meth:`fit_public`."""
 
     def of_public(self, public: PublicTables) -> Tensor:
         """Learn from public images, and return the features of all of them, float32 ``(m, d)`` on the CPU."""
@@ -56,7 +56,7 @@ class Extractor(HasInitArguments, abc.ABC):
 
 
 def extract_on(extractor: Callable[[Tensor], Tensor], images: Tensor, device: torch.device) -> Tensor:
-    """Features of images that are looked at on ``device``, or where the extractor's own parameters are; on the CPU.
+    """Features of images, computed on ``device`` or on that of the extractor's parameters; on the CPU.
 
     Args:
         extractor: an :class:`Extractor`, or any module that maps images to vectors.
@@ -116,13 +116,13 @@ class PublicTables:
 
 
 def lasting_name(extractor: Extractor) -> str:
-    """Class and arguments of an extractor whose features follow from these; empty for all others."""
+    """Class and arguments of an extractor that determine its features; empty for all others."""
     section, left_out = as_section(extractor)
     return "" if left_out or not _own(section) else json.dumps(section, sort_keys=True)
 
 
 def _own(section: Any) -> bool:
-    """Whether all classes that a section names are of this package."""
+    """Whether all classes named in a section are defined in this package."""
     if isinstance(section, dict):
         own = str(section.get("class_path", "pl_privknn.")).startswith("pl_privknn.")
         return own and all(map(_own, section.values()))
@@ -130,7 +130,7 @@ def _own(section: Any) -> bool:
 
 
 class LearnedExtractor(Extractor):
-    """An extractor that learns tensors from public images, and extractors beneath it that may learn too.
+    """Base class of extractors that learn tensors from public images, with inner extractors that may learn too.
 
     What was learned moves to the device of the images that come.
     """
@@ -150,7 +150,7 @@ class LearnedExtractor(Extractor):
         """Tensors learned from public images, once the extractors beneath have learned."""
 
     def fit_public(self, images: Tensor) -> None:
-        """See :meth:`Extractor.fit_public`; images that were learned from last are not learned from again."""
+        """See :meth:`Extractor.fit_public`; does nothing for the images of the last call."""
         check_images(images)
         digest = hashlib.sha256(images.contiguous().cpu().numpy().tobytes()).digest()
         if digest == self._digest:
@@ -210,7 +210,7 @@ def check_images(images: Tensor) -> None:
 
 
 def learn_publicly(extractor: Callable[[Tensor], Tensor], public: PublicTables) -> None:
-    """Let an extractor that learns do so from all public images, which are read for such a one alone."""
+    """Fit an extractor that learns to all public images, which are not read for others."""
     if isinstance(extractor, Extractor) and extractor.learns:
         if lasting_name(extractor):
             public.features(extractor)

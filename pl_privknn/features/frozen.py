@@ -1,4 +1,4 @@
-"""Lightning modules that train on frozen features; apart from extractors, which need no Lightning."""
+"""Base of Lightning modules that train on frozen features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pl_privknn.networks.base import image_shape
 
 
 class OnFrozenFeatures(pl.LightningModule):
-    """Turns images into unit vectors of frozen features, if there is an extractor.
+    """Mixin that converts images into unit vectors of frozen features, if there is an extractor.
 
     Attributes:
         extractor: frozen; None where the network sees the images. Checkpoints hold what it learned from public
@@ -31,7 +31,7 @@ class OnFrozenFeatures(pl.LightningModule):
 
     @property
     def trains_on_rows(self) -> bool:
-        """Whether training asks for the vector of each image alone, and not for views of the image."""
+        """Whether training uses the vector of each image, and not views of the image."""
         return False
 
     def stand_on(
@@ -42,7 +42,7 @@ class OnFrozenFeatures(pl.LightningModule):
         components: int | None = None,
         power: float = 0.5,
     ) -> int:
-        """Take an extractor; returns the width of its vectors.
+        """Set the extractor; returns the width of its vectors.
 
         Args:
             extractor: any; it must not have been trained on private records.
@@ -59,7 +59,7 @@ class OnFrozenFeatures(pl.LightningModule):
         return self.whitening.out_features
 
     def vectors(self, images: Tensor) -> Tensor:
-        """Unit vectors, float32 ``(n, d)``, each of its own image alone; the images where there is no extractor.
+        """Unit vectors, float32 ``(n, d)``, each of one image alone; the images where there is no extractor.
 
         Args:
             images: ``(n, channels, height, width)``, or vectors, which are returned.
@@ -73,7 +73,7 @@ class OnFrozenFeatures(pl.LightningModule):
             return self.whitening(self.extractor(images))
 
     def fit_public(self, public: Any) -> None:
-        """Let extractor and whitening learn from a public dataset, where they have not done so."""
+        """Fit extractor and whitening to a public data set, where they are not fitted."""
         if self.extractor is None or self.whitening is None:
             return
         place = self.device if self._trainer is None else self.trainer.strategy.root_device
@@ -84,7 +84,7 @@ class OnFrozenFeatures(pl.LightningModule):
             self._public_rows = self.whitening(features.to(self.whitening.mean.device)).cpu()
 
     def inputs_of(self, part: Any, *, public: bool, training: bool) -> Any:
-        """What loaders of a fit read: vectors, float32 ``(n, d)``, of a part's images, or its store.
+        """Inputs of the loaders of a fit: vectors, float32 ``(n, d)``, of a part's images, or its store.
 
         Args:
             part: a data set with ``images(indices)`` and ``store``.
@@ -105,7 +105,7 @@ class OnFrozenFeatures(pl.LightningModule):
             checkpoint["extractor"] = self.extractor.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give the extractor what it had learned."""
+        """Restore the extractor's learned state."""
         if self.extractor is not None and "extractor" in checkpoint:
             self.extractor.load_state_dict(checkpoint["extractor"])
         self._public_rows = None

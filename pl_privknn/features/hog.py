@@ -214,7 +214,7 @@ def _orientation_bins(rows: Tensor, columns: Tensor, orientations: int) -> Tenso
 
     A direction is at or past the angle θ when ``row cos θ - column sin θ >= 0`` in the upper half-plane. Only
     products and comparisons: 45 degrees, which real images are full of, falls into the right bin exactly, which
-    an arc tangent with a rounding error of its own does not promise.
+    an arc tangent with a rounding error does not guarantee.
     """
     below = (rows < 0) | ((rows == 0) & (columns < 0))
     rows = torch.where(below, -rows, rows)

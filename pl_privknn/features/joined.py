@@ -1,4 +1,4 @@
-"""Extractors made of others: several side by side, and one whose features are computed once."""
+"""Extractors made of others: concatenated features, and features computed once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pl_privknn.features.base import Extractor, LearnedExtractor, extract_on
 
 
 class JoinedFeatures(LearnedExtractor):
-    """Vectors of several extractors, each scaled to unit length by itself and weighted, one after another.
+    """Concatenated vectors of several extractors, each scaled to unit length and weighted.
 
     The squared distance of two images is then the weighted sum of their squared distances under each extractor.
     An image's vector depends on that image alone, as for every extractor.
@@ -49,7 +49,7 @@ class JoinedFeatures(LearnedExtractor):
         return {str(place): part for place, part in places if getattr(part, "learns", False)}
 
     def learn(self, images: Tensor) -> dict[str, Tensor]:
-        """Nothing of its own."""
+        """Nothing: the inner extractors learn."""
         return {}
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class CachedFeatures(Extractor):
         extractor: computes them. Its arguments must be plain values or other extractors, so that it is known again.
 
     Raises:
-        ValueError: for an extractor whose arguments can't be told apart.
+        ValueError: for an extractor whose arguments can't be compared.
 
     Example:
         >>> import torch

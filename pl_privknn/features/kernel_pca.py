@@ -16,7 +16,7 @@ from pl_privknn.features.whitening import PublicWhitening, leading_directions
 
 
 class _OfFeatures(LearnedExtractor):
-    """A change of another extractor's features, learned from public ones."""
+    """Base class of transformations of another extractor's features, learned from public ones."""
 
     extractor: Extractor
     keeps_beneath: ClassVar[bool] = True  # the table of the features beneath, for others that learn from them
@@ -26,7 +26,7 @@ class _OfFeatures(LearnedExtractor):
         return {"extractor": self.extractor}
 
     def chosen(self, examples: Tensor) -> Tensor:
-        """Images, or features, that are learned from."""
+        """Images, or features, used for learning."""
         return examples
 
     @abc.abstractmethod

@@ -21,14 +21,14 @@ _OPSET = 17
 
 
 class OnnxNetwork:
-    """Runs a frozen network on ONNX Runtime; gives nothing where that can't be done, which is said once.
+    """Frozen network on ONNX Runtime; returns None, with one warning, where that can't be done.
 
     The network is exported once, into a file of the user's cache (``$XDG_CACHE_HOME/pl_privknn``, by default
     ``~/.cache/pl_privknn``) whose name is a digest of ``key``; weights are all it holds. Before the first use its
     vectors of a few random inputs are compared with torch's.
 
     Args:
-        key: tells networks apart: architecture, digest of the weights, versions.
+        key: identifies a network: architecture, digest of the weights, versions.
     """
 
     def __init__(self, key: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ class OnnxNetwork:
         return self._run(self._session, inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the session, which is made anew."""
+        """State without the session, which is created again."""
         return {**self.__dict__, "_session": None}
 
     def _ready(self, network: nn.Module, example: Tensor) -> Any:

@@ -27,7 +27,7 @@ class PatchDictionary(LearnedExtractor):
     all centres − distance to this one). The means of each activation over the cells of a grid are the features.
 
     Args:
-        patch_size: side of a patch in pixels; zeros stand beyond the border.
+        patch_size: side of a patch in pixels; images are padded with zeros.
         centers: size of the dictionary.
         grid: cells in a row, and in a column.
         patches: public patches to learn from; all of them where there are fewer.

@@ -1,4 +1,4 @@
-"""Images, or tables that stand in their place, as they are."""
+"""Values of images, or of tables in the place of images, as features."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pl_privknn.features.base import Extractor
 
 
 class Pixels(Extractor):
-    """The values of an image as one vector: for tables of embeddings, and for teachers that take images.
+    """Values of an image as one vector: for tables of embeddings, and for teachers that take images.
 
     Args:
         normalize: scale each vector to unit length, by itself.

@@ -51,7 +51,7 @@ class TimmFeatures(BackboneFeatures):
         >>> import timm
         >>> import torch
         >>> from pl_privknn import TimmFeatures
-        >>> with tempfile.TemporaryDirectory() as folder:  # random weights stand for those of a first stage
+        >>> with tempfile.TemporaryDirectory() as folder:  # random weights in place of those of a first stage
         ...     torch.save(timm.create_model("test_resnet").state_dict(), f"{folder}/weights.pt")
         ...     extract = TimmFeatures("test_resnet", weights=f"{folder}/weights.pt", image_size=32)
         ...
@@ -142,7 +142,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _load(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Fill the model, by name where the names are the model's and else by position."""
-    # Counts of training batches matter to nobody here, and older files lack them.
+    # Counts of training batches are not used here, and older files lack them.
     wanted = {name: value for name, value in model.state_dict().items() if not _is_count(name)}
     given = {name: value for name, value in state.items() if not _is_count(name)}
     if set(wanted) <= set(given):
@@ -156,8 +156,8 @@ def _load(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     for (name, value), (given_name, tensor) in zip(wanted.items(), given.items(), strict=False):
         if value.shape != tensor.shape or name.rpartition(".")[2] != given_name.rpartition(".")[2]:
             raise ValueError(
-                f"weights={str(path)!r}: {given_name!r} of shape {tuple(tensor.shape)} stands where {name!r} of "
-                f"shape {tuple(value.shape)} belongs; use weights of this architecture"
+                f"weights={str(path)!r}: {given_name!r} of shape {tuple(tensor.shape)} is found for {name!r} of "
+                f"shape {tuple(value.shape)}; use weights of this architecture"
             )
         chosen[name] = tensor
     model.load_state_dict(chosen, strict=False)

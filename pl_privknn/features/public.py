@@ -1,4 +1,4 @@
-"""Features that suit most images and tables of embeddings: what is at hand, joined and whitened by public data."""
+"""Default features of images and tables of embeddings: the available ones, joined and whitened by public data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRETRAINED = "tf_efficientnet_lite0"
 _SMALLEST, _LARGEST = 20, 32
 # Components that are computed, so that narrower features need not be computed anew.
 _WIDEST = 300
-# Weight of the pretrained network beside the other three together: in small images it sees little.
+# Weight of the pretrained network relative to the other three together: small images suit it less.
 _WEIGHT, _WEIGHT_OF_LARGE = 0.4, 0.7
 
 
@@ -35,7 +35,7 @@ def has_pretrained() -> bool:
 
 
 class Resized(Extractor):
-    """Another extractor's features of images that are brought to one size first.
+    """Another extractor's features of images resized to one size.
 
     Args:
         extractor: one that learns nothing, or a learned one.
@@ -184,10 +184,10 @@ _SMALL_GREY = 32
 
 
 class DefaultFeatures(Extractor):
-    """HOG of small grey images, and :class:`~pl_privknn.features.PublicFeatures` of all others.
+    """Features by default: HOG of small grey images, :class:`~pl_privknn.features.PublicFeatures` of all others.
 
     On digits HOG and then the student's features served Private-kNN and Ind-KNN at least as well, in less time;
-    of colours, textures and objects HOG tells little.
+    HOG describes colours, textures and objects poorly.
     """
 
     learns = True

@@ -1,4 +1,4 @@
-"""Scattering transform of images: wavelets, moduli and averages, with nothing to learn but channel constants."""
+"""Scattering transform of images: wavelets, moduli and averages; only channel constants are learned."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ def morlet(shape: tuple[int, int], scale: int, angle: float, slant: float) -> Co
             y = np.arange(shape[0])[:, None] + down * shape[0]
             x = np.arange(shape[1])[None] + across * shape[1]
             along = x * math.cos(angle) + y * math.sin(angle)
-            beside = -x * math.sin(angle) + y * math.cos(angle)
-            bell = np.exp(-(along**2 + (slant * beside) ** 2) / (2 * deviation**2))
+            across = -x * math.sin(angle) + y * math.cos(angle)
+            bell = np.exp(-(along**2 + (slant * across) ** 2) / (2 * deviation**2))
             envelope += bell
             wave += bell * np.exp(1j * frequency * along)
     wave -= envelope * (wave.sum() / envelope.sum())

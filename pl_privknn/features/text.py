@@ -1,4 +1,4 @@
-"""From texts to vectors: models whose weights are local files, each text by itself."""
+"""Text extractors: models with weights in local files, each text on its own."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class SentenceFeatures(TextExtractor):
     """A sentence-transformers model in a local folder. Nothing is ever downloaded, and no code in the folder is run.
 
     Each text goes through the model alone: padding, and the scales of quantised layers, would otherwise depend on
-    the texts beside it.
+    the other texts of the batch.
 
     Args:
         folder: holds ``modules.json``, as ``SentenceTransformer.save`` writes it.

@@ -1,4 +1,4 @@
-"""A linear change of features that is learned from public examples."""
+"""Linear transformation of features learned from public examples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OVERSAMPLED = 50
 
 
 class PublicWhitening(nn.Module):
-    """Centre features, keep their leading principal directions, level these, and scale each to unit length.
+    """Centre features, project on leading principal directions, equalise these, and scale rows to unit length.
 
     Mean and directions come from public examples, so they cost no privacy. Fewer and levelled directions help
     noisy SGD, whose noise grows with the number of weights: a linear model on HOG features of Fashion-MNIST at

@@ -1,4 +1,4 @@
-"""The privacy card: a run's promise in the terms of NIST SP 800-226, for a model card."""
+"""Privacy card: a run's guarantee in the terms of NIST SP 800-226, for a model card."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SHUFFLED = {"shuffle amplification", "negative binomial"}
 
 
 def card_of(facts: dict[str, Any]) -> dict[str, Any]:
-    """The card from a report's facts (see :func:`~pl_privknn.report.page.facts_of`).
+    """Build a card from a report's facts (see :func:`~pl_privknn.report.page.facts_of`).
 
     Raises:
         ValueError: without a promise: for a comparison, or a run without private records.
@@ -90,7 +90,7 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
         "trust_model": _trust(kinds),
         "what_is_released": RELEASED[kind],
         "attacker": {name: promise["attacker"][name] for name in ("right_guesses", "rates")},
-        "tuning": "What is charged in this ledger is covered. Settings are public constants; this ledger can't tell "
+        "tuning": "What is charged in this ledger is covered. Settings are public constants; this ledger can't show "
         "whether they were chosen on the same private records elsewhere, and such runs have to be added to it.",
         "known_exclusions": [
             *_OWN.get(kind, (_PUBLIC, _FLOATS)),

@@ -1,4 +1,4 @@
-"""Facts for a page from the files of a run, a comparison or a ledger."""
+"""Facts of a page, read from the files of a run, a comparison or a ledger."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ _MODELS = {"student": "the student", "head": "the teacher's own model", "mean": 
 
 
 def protected(adjacency: str, unit: str) -> str:
-    """Protected unit, in words."""
+    """Unit of privacy in words."""
     return _UNITS[adjacency].format(_NAMES[unit])
 
 
 def in_words(known: dict[str, Any], adjacency: str, unit: str) -> list[str]:
-    """Explain the promise in a few sentences, for readers outside the field.
+    """Explain the guarantee in a few sentences, for readers outside the field.
 
     Args:
         known: what an attacker reaches, ``attacker`` of :func:`ledger_facts`.
@@ -91,7 +91,7 @@ def in_words(known: dict[str, Any], adjacency: str, unit: str) -> list[str]:
 
 
 def percent(value: float) -> str:
-    """A share for people; never rounded below what it is, nor up to certainty."""
+    """Format a share as a percentage, never rounded down, nor up to certainty."""
     for digits in (1, 3, 6):
         scale = 10 ** (digits + 2)
         up = math.ceil(value * scale - 1e-9) / scale
@@ -148,7 +148,7 @@ def ledger_facts(path: Path, audit: dict[str, Any], exact: bool = True) -> dict[
 
 
 def described(record: dict[str, Any]) -> dict[str, Any]:
-    """A release for people: what, how often, and its parameters."""
+    """Describe a release: kind, number, and parameters."""
     return {
         "mechanism": str(record["mechanism"]).replace("_", " "),
         "count": record["count"],
@@ -189,7 +189,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
-    """Facts of a comparison, and the results that its plot is drawn of.
+    """Facts of a comparison, and the results of its plot.
 
     Raises:
         ValueError: if the folder holds no results, or one of them is none.
@@ -234,7 +234,7 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
 
 
 def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> dict[str, Any] | None:
-    """The audit of a run that is to be shown or exported; None of one that used no private record.
+    """Audit of a run that is shown or exported; None for one that used no private record.
 
     Args:
         folder: of the run.
@@ -260,7 +260,7 @@ def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> 
 
 
 def has_teacher(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether a run released labels, or is to do so."""
+    """Whether a run releases labels."""
     section = settings.get("labeling")
     # Python alone may know the teacher; a command writes null where there is none.
     named = isinstance(section, Mapping) and section.get("labeler", "known to Python") is not None
@@ -268,7 +268,7 @@ def has_teacher(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def _trains_privately(settings: Mapping[str, Any]) -> bool:
-    """Whether a configuration names what pays for private records in a training."""
+    """Whether a configuration trains on private records."""
     found = (known_classes().get(name) for name in named_values(settings, "class_path"))
     return any(issubclass(kind, PrivateTraining | NoisySGD) for kind in found if kind is not None)
 
@@ -305,7 +305,7 @@ def run_facts(folder: Path, audit: dict[str, Any] | None, exact: bool = True) ->
 
 
 def _title(summary: dict[str, Any]) -> str:
-    """Data, method, ε and accuracy, as far as the summary has them."""
+    """Title of data, method, ε and accuracy, as far as the summary has them."""
     method = " · ".join(str(summary[name]) for name in ("labeler", "student") if summary.get(name))
     parts = [" by ".join(filter(None, [_data(summary), method]))]
     if isinstance(summary.get("epsilon"), float):
@@ -336,7 +336,7 @@ def released_kind(folder: Path, audit: dict[str, Any] | None, settings: dict[str
 
 
 def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | None:
-    """Queries with their pictures, and how right the labels are where the public truth is known."""
+    """Queries with their pictures, and accuracy of the labels where the public truth is known."""
     path = folder / LABELS
     if not path.is_file():
         return None
@@ -441,7 +441,7 @@ def _without_privacy(folder: Path, summary: dict[str, Any]) -> list[dict[str, An
 
 
 def _set(value: Any) -> Any:
-    """Settings without those that are null."""
+    """Settings that are not null."""
     if isinstance(value, dict):
         return {name: _set(item) for name, item in value.items() if item is not None}
     return [_set(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""One self-contained page of a run, a comparison or a ledger."""
+"""Self-contained page of a run, a comparison or a ledger."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
 def facts_of(
     path: str | Path, exact: bool = True
 ) -> tuple[dict[str, Any], list[Result], dict[str, Any] | None]:
-    """Everything that a page shows, as plain JSON types; a comparison's results; the audit of a private run.
+    """Facts of a page as plain JSON types, results of a comparison, and the audit of a private run.
 
     The template sees nothing else, and :mod:`pl_privknn.privacy.redaction` declares of each key what it is made of.
     """
@@ -158,12 +158,12 @@ def facts_of(
 
 
 def card_markdown(card: dict[str, Any]) -> str:
-    """The card for people: a page in plain words, then the technical details."""
+    """Privacy card in Markdown: a page in plain words, then the technical details."""
     return str(_environment().get_template("privacy_card.md.j2").render(card=card, version=__version__))
 
 
 def render(facts: dict[str, Any], results: list[Result] | None = None) -> str:
-    """The page of some facts, and of the results that a comparison's plot shows."""
+    """HTML page of facts, and of the results of a comparison's plot."""
     template = _environment().get_template("report.html.j2")
     light, dark = colour_variables()
     parts = {**dict.fromkeys(("comparison", "answers", "student", "checks", "settings", "versions")), **facts}
@@ -201,7 +201,7 @@ def line_chart(
     bounds: Mapping[str, float] | None = None,
     rounds: Sequence[float] = (),
 ) -> str:
-    """Lines with a legend beside them.
+    """Line chart with a legend.
 
     Args:
         series: points by name.

@@ -183,7 +183,7 @@ def test_without_inputs_the_runs_own_test_part_is_predicted(tmp_path):
         ("run damaged.png", "is not a readable image"),
         ("run floats.npy", "divide 0 … 255 by 255"),
         ("run small.npy", "the model takes (3, 8, 8)"),
-        ("run", "nothing tells what to predict"),
+        ("run", "there is nothing to predict"),
         ("run photos --output photos", "is there already; name another file"),
         ("run photos --output no/where.csv", "there is no folder"),
     ],

@@ -208,7 +208,7 @@ test_what_is_no_extractor_is_refused = refusals(
 
 
 @pytest.mark.parametrize(
-    "words", [r"stands where 'bn1\.weight'", "another arch", "a state_dict", "1 or 3, height"]
+    "words", [r"is found for 'bn1\.weight'", "another arch", "a state_dict", "1 or 3, height"]
 )
 def test_weights_and_images_that_do_not_fit_are_refused(lite, tmp_path, words):
     names = list(_other_names(lite.state_dict()).items())
