@@ -173,7 +173,7 @@ def test_two_servers_rounds_of_one_name_are_two_rounds_to_a_client(tmp_path):
 
 
 def test_without_an_answer_there_is_no_release(tmp_path):
-    with pytest.raises(RuntimeError, match="nobody answered"):
+    with pytest.raises(RuntimeError, match="no node answered"):
         run_round(asked(tmp_path), Wire(four(tmp_path, max_epsilon=0.5)))
     assert not (tmp_path / "first.npz").exists()
     assert len(reports(tmp_path / "ledger.sqlite").charged) == 1

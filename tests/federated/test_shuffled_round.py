@@ -78,7 +78,7 @@ def test_counts_through_the_shuffler_are_those_of_all_messages_and_cost_what_one
 
 
 def test_a_crowd_too_small_is_handed_on_not_at_all_and_stays_paid_for(tmp_path, caplog):
-    with pytest.raises(RuntimeError, match="nobody answered"):
+    with pytest.raises(RuntimeError, match="no node answered"):
         run_round(config(tmp_path, num_clients=161), Wire(nodes(tmp_path)))
     assert "160 messages are fewer than min_records=161" in caplog.text
     ledger = Ledger.open_readonly(tmp_path / "ledger.sqlite")
