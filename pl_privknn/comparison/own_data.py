@@ -59,7 +59,6 @@ def own_comparison(
             "title": _TITLES[teacher],
             "labeling": labeling,
         }
-        method["epsilon_to"] = "labeling.labeler.init_args.epsilon"
         if teacher == found.setting.teacher:
             method["title"] += " (recommended)"
         if "queries_per_round" in labeling:
@@ -97,7 +96,6 @@ def own_comparison(
         "title": "NoisySGD, linear",
         "model": {"class_path": "NoisySGD", "init_args": {**baseline, **steps}},
         "trainer": {"max_epochs": 10, "log_every_n_steps": 1},
-        "epsilon_to": "model.init_args.epsilon",
     })  # fmt: skip
     document = {
         "name": _name(Path(path).resolve().stem or "data"),

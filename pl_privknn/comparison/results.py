@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import shown
-from pl_privknn.comparison.run import Run
+from pl_privknn.comparison.run import Run, filled
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
-from pl_privknn.config import merged, put
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta, read_records
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
@@ -204,7 +203,7 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         "noise_seeded": comparison.noise_seeded,
         "starts": starts,
         "records": _records(folder) if run.private else [],
-        "config": without_places(_with(run.document, calibrated)),
+        "config": without_places(filled(run.document, calibrated)),
         "versions": summary["versions"],
         "fingerprint": run.fingerprint,
     }
@@ -322,13 +321,6 @@ def _records(folder: Path) -> list[dict[str, Any]]:
         return []
     with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         return [charge.to_record() for charge in ledger.report().guaranteed]
-
-
-def _with(document: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:
-    completed = merged(document, None)
-    for path, value in values.items():
-        put(completed, path, value)
-    return completed
 
 
 def without_places(value: Any) -> Any:
