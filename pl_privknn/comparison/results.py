@@ -228,7 +228,9 @@ def read_results(folder: str | Path) -> list[Result]:
     """
     folder = Path(folder)
     place = folder / RESULTS if (folder / RESULTS).is_dir() else folder
-    results = [_read(path) for path in sorted(place.glob("*.json"))] if place.is_dir() else []
+    results = [
+        result_from(path.read_text(encoding="utf-8"), str(path)) for path in sorted(place.glob("*.json"))
+    ]
     if not results:
         raise ValueError(f"{folder} holds no results of a comparison (*.json, or results/*.json)")
     return in_order(results)
@@ -263,21 +265,14 @@ def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: s
     return total if math.isfinite(total) else math.inf
 
 
-def _read(path: Path) -> Result:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise _no_result(str(path), error) from error
-    return result_from(values, str(path))
-
-
-def result_from(values: dict[str, Any], where: str) -> Result:
-    """A run's result from the content of its JSON.
+def result_from(content: str | dict[str, Any], where: str) -> Result:
+    """A run's result from its JSON, or from what that holds.
 
     Raises:
         ValueError: naming ``where``, if it is no result.
     """
     try:
+        values = json.loads(content) if isinstance(content, str) else content
         for name, kind in _READ.items():
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} must be {kind.__name__}, found {shown(values[name])}")
@@ -293,11 +288,9 @@ def result_from(values: dict[str, Any], where: str) -> Result:
         _ = found.epsilon, found.guarantee  # a file whose fields mean nothing is refused here
         return found
     except (KeyError, TypeError, ValueError) as error:
-        raise _no_result(where, error) from error
-
-
-def _no_result(where: str, error: Exception) -> ValueError:
-    return ValueError(f"{where} is no result of a comparison ({error!r}); take it out of the folder")
+        raise ValueError(
+            f"{where} is no result of a comparison ({error!r}); take it out of the folder"
+        ) from error
 
 
 def _check_guarantee(run: Run, summary: dict[str, Any]) -> None:

@@ -135,25 +135,27 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
     elif epsilon < math.inf:
         values["max_epsilon"] = epsilon
     if comparison.noise_seeded:
-        drawn = noise_seed(comparison.name, method.name, epsilon, seed)
-        values["noise_source"] = {
-            "class_path": "pl_privknn.privacy.noise.SeededNoise",
-            "init_args": {"seed": drawn},
-        }
-    class_path, arguments = str(get(document, f"{where}.class_path")), f"{where}.init_args"
-    if epsilon < math.inf and method.find is None:
-        # By its whole name: epsilon of a group may be that of an optimizer.
-        if "epsilon" in argument_names(class_named(class_path) or object):
-            if "epsilon" not in (get(document, arguments) or {}):
-                put(document, f"{arguments}.epsilon", epsilon)
-        elif epsilon not in method.settings:
+        key = (
+            f"{comparison.name}|{method.name}|{epsilon_text(epsilon)}|{seed}"  # no two runs share their noise
+        )
+        drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+        source = {"class_path": "pl_privknn.privacy.noise.SeededNoise", "init_args": {"seed": drawn}}
+        values["noise_source"] = source
+    found, arguments = class_named(str(get(document, f"{where}.class_path"))), f"{where}.init_args"
+    names = [] if found is None else argument_names(found)
+    if epsilon < math.inf and method.find is None and found is not None:
+        # By its whole name: epsilon in a group may be that of an optimizer.
+        if "epsilon" in names and "epsilon" not in (get(document, arguments) or {}):
+            put(document, f"{arguments}.epsilon", epsilon)
+        if "epsilon" not in names and epsilon not in method.settings:
             raise ConfigurationError(
                 f"methods.{method.name}: nothing says how it reaches ε={epsilon_text(epsilon)}; add find, or "
                 "settings for it, or list the method's own epsilons"
             )
     for name, value in values.items():
-        if place := argument_path(class_path, name):
-            put(document, f"{arguments}.{place}", value)
+        places = [path for path in names if path.split(".")[-1] == name]
+        if places:
+            put(document, f"{arguments}.{name if name in places else places[0]}", value)
     return document
 
 
@@ -180,19 +182,6 @@ def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]
         placed["trainer"]["logger"] = [*listed, logger]
         placed["attach_ledger"] = wandb["attach_ledger"]
     return placed
-
-
-def noise_seed(comparison: str, method: str, epsilon: float, seed: int) -> int:
-    """A seed below 2**63 that no two runs of a comparison share."""
-    key = f"{comparison}|{method}|{epsilon_text(epsilon)}|{seed}"
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
-
-
-def argument_path(class_path: str, name: str) -> str | None:
-    """Where a class takes an argument: its name, or that of its group before it; None where it doesn't."""
-    found = class_named(class_path)
-    names = [] if found is None else argument_names(found)
-    return name if name in names else next((path for path in names if path.endswith(f".{name}")), None)
 
 
 def filled(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,9 +103,9 @@ def run_comparison(
     failed: dict[str, str] = {}
     processes: set[subprocess.Popen[bytes]] = set()
     start = (
-        functools.partial(_here, command)
-        if workers == 0
-        else functools.partial(_process, worker, workers, processes)
+        functools.partial(_process, worker, workers, processes)
+        if workers
+        else functools.partial(_here, command)
     )
     with FolderLock(output), ThreadPoolExecutor(max(1, workers)) as pool:
         missing = [run for run in chosen if not has_result(run, output)]

@@ -166,3 +166,23 @@ def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():
         run = next(run for run in runs if run.method.name == "sgd" or ".sgd." not in path)
         with pytest.raises(ConfigurationError, match=word):
             planner.check(run)
+
+
+def test_epsilon_is_given_to_classes_that_take_it_unless_it_is_stated():
+    reverse = {
+        "name": "reverse",
+        "labeling": {"labeler": {"class_path": "ReverseKNN"}, "queries_per_round": 20},
+    }
+    where = "labeling.labeler.init_args.epsilon"
+    given = list(runs_of(comparison_of(document(methods=[reverse]))))
+    assert [get(run.document, where) for run in given] == [0.5, 2, 0.5, 2]
+    stated = {**reverse, "settings": {2: {where: 1.5}, 0.5: {where: 0.75}}}
+    above, below = list(runs_of(comparison_of(document(methods=[stated]))))[:2]
+    assert [get(run.document, where) for run in (above, below)] == [0.75, 1.5]
+    planner = Planner()
+    assert planner.plan(below).epsilon <= 1.5
+    with pytest.raises(ConfigurationError, match=r"reverse ε=0\.5 seed 0: its plan costs ε=0\.7"):
+        planner.plan(above)
+    unknown = {**reverse, "labeling": {"labeler": {"class_path": "ReverseKnn"}}}
+    with pytest.raises(ConfigurationError, match="ReverseKNN"):
+        planner.check(next(runs_of(comparison_of(document(methods=[unknown])))))
