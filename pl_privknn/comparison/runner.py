@@ -257,6 +257,8 @@ def _work(folder: Path, start: Callable[[Path], int]) -> str | None:
     before = log.stat().st_size if log.is_file() else 0
     if (status := start(folder)) == 0:
         return None
+    if status == -signal.SIGINT:
+        return "interrupted"
     if status < 0:
         return f"killed by {signal.Signals(-status).name}; see {log}"
     lines = log.read_bytes()[before:].decode(errors="replace").split("\n")
