@@ -92,29 +92,23 @@ def _run(parsed: argparse.Namespace) -> int:
         return 0
     worker = ("pl_privknn.cli.worker", str(Path(parsed.config or parsed.data).resolve().parent))
     with interruptible():
-        outcome = run_comparison(
-            chosen,
-            output,
-            command=parsed.command,
-            worker=worker,
-            workers=parsed.workers,
-            report=_tell,
+        before, failed = run_comparison(
+            chosen, output, command=parsed.command, worker=worker, workers=parsed.workers, report=_tell
         )
     if any((output / "results").glob("*.json")):
         print(render(output, output))
-    for label, error in outcome.failed.items():
+    for label, error in failed.items():
         print(f"failed: {label}: {error}")
-    done = outcome.total - outcome.before - len(outcome.failed)
-    print(f"{outcome.total} runs: {outcome.before} done before, {done} now, {len(outcome.failed)} failed")
+    done = len(chosen) - before - len(failed)
+    print(f"{len(chosen)} runs: {before} done before, {done} now, {len(failed)} failed")
     suggest(f"report {output}")
     print(output)
-    return int(bool(outcome.failed))
+    return int(bool(failed))
 
 
 def _tell(what: str, run: Run, text: str) -> None:
     """One line for each run that starts or ends."""
-    if what != "before":
-        print(f"{what}: {run.label}{f': {text}' if text else ''}", flush=True)
+    print(f"{what}: {run.label}{f': {text}' if text else ''}", flush=True)
 
 
 def add_tune(commands: Any) -> None:

@@ -48,24 +48,19 @@ def own_comparison(
         )
     sizes, methods = found.sizes, []
     for teacher in TEACHERS:
-        setting = found.setting if teacher == found.setting.teacher else sizes.rule(teacher)
-        labeling = config_of(setting, sizes)["labeling"]
+        recommended = teacher == found.setting.teacher
+        labeling = config_of(found.setting if recommended else sizes.rule(teacher), sizes)["labeling"]
         del labeling["budget"]
-        labeler = labeling["labeler"]["init_args"]
         for shared in ("epsilon", "delta"):
-            labeler.pop(shared, None)
-        method: dict[str, Any] = {
-            "name": _name(_TITLES[teacher]),
-            "title": _TITLES[teacher],
-            "labeling": labeling,
-        }
-        method["epsilon_to"] = "labeling.labeler.init_args.epsilon"
-        if teacher == found.setting.teacher:
+            labeling["labeler"]["init_args"].pop(shared, None)
+        title = _TITLES[teacher]
+        method: dict[str, Any] = {"name": _name(title), "title": title, "labeling": labeling}
+        if recommended:
             method["title"] += " (recommended)"
         if "queries_per_round" in labeling:
-            clusters = {epsilon: replace(sizes, epsilon=epsilon).clusters for epsilon in epsilons}
             method["settings"] = {
-                epsilon: {"labeling.queries_per_round": count} for epsilon, count in clusters.items()
+                epsilon: {"labeling.queries_per_round": replace(sizes, epsilon=epsilon).clusters}
+                for epsilon in epsilons
             }
         methods.append(method)
     features = {name: config_of(sizes.rule(name), sizes)["labeling"]["features"] for name in TEACHERS}
@@ -97,7 +92,6 @@ def own_comparison(
         "title": "NoisySGD, linear",
         "model": {"class_path": "NoisySGD", "init_args": {**baseline, **steps}},
         "trainer": {"max_epochs": 10, "log_every_n_steps": 1},
-        "epsilon_to": "model.init_args.epsilon",
     })  # fmt: skip
     document = {
         "name": _name(Path(path).resolve().stem or "data"),

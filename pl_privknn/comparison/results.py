@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import shown
-from pl_privknn.comparison.run import Run
+from pl_privknn.comparison.run import Run, filled
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
-from pl_privknn.config import merged, put
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta, read_records
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
@@ -204,7 +203,7 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         "noise_seeded": comparison.noise_seeded,
         "starts": starts,
         "records": _records(folder) if run.private else [],
-        "config": without_places(_with(run.document, calibrated)),
+        "config": without_places(filled(run.document, calibrated)),
         "versions": summary["versions"],
         "fingerprint": run.fingerprint,
     }
@@ -229,7 +228,9 @@ def read_results(folder: str | Path) -> list[Result]:
     """
     folder = Path(folder)
     place = folder / RESULTS if (folder / RESULTS).is_dir() else folder
-    results = [_read(path) for path in sorted(place.glob("*.json"))] if place.is_dir() else []
+    results = [
+        result_from(path.read_text(encoding="utf-8"), str(path)) for path in sorted(place.glob("*.json"))
+    ]
     if not results:
         raise ValueError(f"{folder} holds no results of a comparison (*.json, or results/*.json)")
     return in_order(results)
@@ -264,21 +265,14 @@ def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: s
     return total if math.isfinite(total) else math.inf
 
 
-def _read(path: Path) -> Result:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise _no_result(str(path), error) from error
-    return result_from(values, str(path))
-
-
-def result_from(values: dict[str, Any], where: str) -> Result:
-    """A run's result from the content of its JSON.
+def result_from(content: str | dict[str, Any], where: str) -> Result:
+    """A run's result from its JSON, or from what that holds.
 
     Raises:
         ValueError: naming ``where``, if it is no result.
     """
     try:
+        values = json.loads(content) if isinstance(content, str) else content
         for name, kind in _READ.items():
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} must be {kind.__name__}, found {shown(values[name])}")
@@ -294,11 +288,9 @@ def result_from(values: dict[str, Any], where: str) -> Result:
         _ = found.epsilon, found.guarantee  # a file whose fields mean nothing is refused here
         return found
     except (KeyError, TypeError, ValueError) as error:
-        raise _no_result(where, error) from error
-
-
-def _no_result(where: str, error: Exception) -> ValueError:
-    return ValueError(f"{where} is no result of a comparison ({error!r}); take it out of the folder")
+        raise ValueError(
+            f"{where} is no result of a comparison ({error!r}); take it out of the folder"
+        ) from error
 
 
 def _check_guarantee(run: Run, summary: dict[str, Any]) -> None:
@@ -322,13 +314,6 @@ def _records(folder: Path) -> list[dict[str, Any]]:
         return []
     with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         return [charge.to_record() for charge in ledger.report().guaranteed]
-
-
-def _with(document: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:
-    completed = merged(document, None)
-    for path, value in values.items():
-        put(completed, path, value)
-    return completed
 
 
 def without_places(value: Any) -> Any:

@@ -7,9 +7,9 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -100,39 +100,62 @@ def runs_of(comparison: Comparison) -> Iterator[Run]:
 def document_of(comparison: Comparison, method: Method, epsilon: float, seed: int) -> dict[str, Any]:
     """The configuration of one run: the shared sections, the method's own, and what fairness fixes.
 
-    Classes that have an argument ``delta``, ``adjacency`` or ``noise_source`` receive the comparison's.
+    The class of a labeler or baseline receives the comparison's δ, adjacency, unit and noise where it has arguments
+    for them; where it has an argument ``epsilon`` that nothing else states, ε too.
+
+    Raises:
+        ConfigurationError: for a method that has no way to reach ε.
     """
     base = comparison.base
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-    document: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "seed_everything": seed,
-        "data": merged(base["data"], None),
-        "model": merged(method.model or base["student"], None),
-        "trainer": merged(merged(quiet, base["trainer"]), method.trainer),
+        "data": base["data"],
+        "trainer": merged(quiet, base["trainer"]),
     }
+    if method.kind != "baseline":
+        shared["model"] = base["student"]
+    if method.kind == "labeler":
+        shared["labeling"] = base["labeling"]
+    document = merged(shared, method.sections)
+    for path, value in method.settings.get(epsilon, {}).items():
+        put(document, path, value)
     if method.kind == "true_labels":
         put(document, "data.init_args.train_on_truth", True)
-    if method.labeling is not None:
-        document["labeling"] = merged(base["labeling"], method.labeling)
-    changes = [
-        *method.settings.get(epsilon, {}).items(),
-        *((path, epsilon) for path in method.epsilon_to if epsilon < math.inf),
-    ]
-    for path, value in changes:
-        put(document, path, value)
-    if method.labeling is not None:
-        values = {
-            "budget.delta": comparison.delta,
-            "budget.adjacency": comparison.adjacency,
-            "budget.unit": comparison.unit,
-            "options.seed": seed,
-            "options.progress": False,
-        }
-        if epsilon < math.inf:
-            values["budget.max_epsilon"] = epsilon
-        for name, value in values.items():
-            put(document, f"labeling.{name}", value)
-    _fill_in(document, comparison, method, epsilon, seed)
+        return document
+    common = {"delta": comparison.delta, "adjacency": comparison.adjacency, "unit": comparison.unit}
+    values: dict[str, Any] = {**common, "progress": False}
+    where = "model"
+    if method.kind == "labeler":
+        where, budget = "labeling.labeler", {} if epsilon == math.inf else {"max_epsilon": epsilon}
+        for name, value in {**common, **budget}.items():
+            put(document, f"labeling.budget.{name}", value)
+        put(document, "labeling.options.seed", seed)
+        put(document, "labeling.options.progress", False)
+    elif epsilon < math.inf:
+        values["max_epsilon"] = epsilon
+    if comparison.noise_seeded:
+        key = (
+            f"{comparison.name}|{method.name}|{epsilon_text(epsilon)}|{seed}"  # no two runs share their noise
+        )
+        drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+        source = {"class_path": "pl_privknn.privacy.noise.SeededNoise", "init_args": {"seed": drawn}}
+        values["noise_source"] = source
+    found, arguments = class_named(str(get(document, f"{where}.class_path"))), f"{where}.init_args"
+    names = [] if found is None else argument_names(found)
+    if epsilon < math.inf and method.find is None and found is not None:
+        # By its whole name: epsilon in a group may be that of an optimizer.
+        if "epsilon" in names and "epsilon" not in (get(document, arguments) or {}):
+            put(document, f"{arguments}.epsilon", epsilon)
+        if "epsilon" not in names and epsilon not in method.settings:
+            raise ConfigurationError(
+                f"methods.{method.name}: nothing says how it reaches ε={epsilon_text(epsilon)}; add find, or "
+                "settings for it, or list the method's own epsilons"
+            )
+    for name, value in values.items():
+        places = [path for path in names if path.split(".")[-1] == name]
+        if places:
+            put(document, f"{arguments}.{name if name in places else places[0]}", value)
     return document
 
 
@@ -161,56 +184,23 @@ def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]
     return placed
 
 
-def noise_seed(comparison: str, method: str, epsilon: float, seed: int) -> int:
-    """A seed below 2**63 that no two runs of a comparison share."""
-    key = f"{comparison}|{method}|{epsilon_text(epsilon)}|{seed}"
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+def filled(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a configuration with other values at dotted paths."""
+    copy = merged(document, None)
+    for path, value in values.items():
+        put(copy, path, value)
+    return copy
 
 
-def argument_path(class_path: str, name: str) -> str | None:
-    """Where a class takes an argument: its name, or that of its group before it; None where it doesn't."""
-    found = class_named(class_path)
-    names = [] if found is None else argument_names(found)
-    return name if name in names else next((path for path in names if path.endswith(f".{name}")), None)
-
-
-def _fill_in(
-    document: dict[str, Any], comparison: Comparison, method: Method, epsilon: float, seed: int
-) -> None:
-    where = "labeling.labeler" if method.labeling is not None else "model"
-    if method.kind == "true_labels":
-        return
-    values: dict[str, Any] = {
-        "delta": comparison.delta,
-        "adjacency": comparison.adjacency,
-        "unit": comparison.unit,
-        "progress": False,
-    }
-    if method.model is not None and epsilon < math.inf:
-        values["max_epsilon"] = epsilon
-    if comparison.noise_seeded:
-        drawn = noise_seed(comparison.name, method.name, epsilon, seed)
-        values["noise_source"] = {
-            "class_path": "pl_privknn.privacy.noise.SeededNoise",
-            "init_args": {"seed": drawn},
-        }
-    for name, value in values.items():
-        if place := argument_path(get(document, f"{where}.class_path"), name):
-            put(document, f"{where}.init_args.{place}", value)
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """A run's configuration with nothing left open.
+class Planned(NamedTuple):
+    """What is known of a run beforehand.
 
     Attributes:
-        document: configuration of ``privknn fit``.
         calibrated: dotted paths of the settings that were found, and their values.
         epsilon: ε of the plan; None where the model states its plan itself, or for runs without privacy.
         guarantee: how far that ε will hold; None where there is none.
     """
 
-    document: dict[str, Any]
     calibrated: dict[str, float]
     epsilon: float | None
     guarantee: Guarantee | None
@@ -224,7 +214,8 @@ class Planner:
 
     def __init__(self) -> None:
         known_classes()
-        self._known: dict[str, Planned] = {}
+        self._known: dict[tuple[str, float], Planned] = {}
+        self._parsed: set[str] = set()
 
     def check(self, run: Run) -> None:
         """Parse the run's configuration as ``privknn fit`` will, without making anything of it.
@@ -232,14 +223,23 @@ class Planner:
         Raises:
             ConfigurationError: for sections that don't parse.
         """
-        # A copy: the parser puts what it made of nested classes into what it is given.
-        document = merged(run.document, None)
-        if run.private and run.method.find is not None:  # some allowed value, where one has yet to be found
-            put(document, run.method.find, 1)
-        try:
-            _whole_parser().parse_object(document)
-        except (ArgumentError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{run.label}: {one_line(error)}") from error
+        # Some allowed value, where one has yet to be found.
+        document = filled(run.document, {run.method.find: 1} if run.private and run.method.find else {})
+        labeling, trainer = document.pop("labeling", {}), document.pop("trainer")
+        parts = [
+            *({name: section} for name, section in document.items()),
+            *({"labeling": {name: value}} for name, value in labeling.items()),
+            *({"trainer": {name: value}} for name, value in trainer.items()),
+        ]
+        for part in parts:  # what many runs share is parsed once
+            if (key := fingerprint(part)) in self._parsed:
+                continue
+            try:
+                # Without defaults, which would be parsed once more at each level of nested classes.
+                _whole_parser().parse_object(part, defaults=False)
+            except (ArgumentError, TypeError, ValueError) as error:
+                raise ConfigurationError(f"{run.label}: {one_line(error)}") from error
+            self._parsed.add(key)
 
     def plan(self, run: Run) -> Planned:
         """Find the run's noise where that is to be found, and check that its plan keeps the target.
@@ -247,18 +247,14 @@ class Planner:
         Raises:
             ConfigurationError: where no allowed value meets the target, or the plan passes it.
         """
-        key = fingerprint({**run.identity, "document": _without_seed(run.document)})
+        key = run.method.name, run.epsilon  # seeds have no part in ε
         if key not in self._known:
             self._known[key] = self._plan(run)
-        found = self._known[key]
-        document = merged(run.document, None)
-        for path, value in found.calibrated.items():
-            put(document, path, value)
-        return dataclasses.replace(found, document=document)
+        return self._known[key]
 
     def _plan(self, run: Run) -> Planned:
         if not run.private or run.method.kind != "labeler":
-            return Planned(run.document, {}, None, None)
+            return Planned({}, None, None)
         wanted, comparison = run.method.find, run.comparison
         target: dict[str, Any] = {
             "delta": comparison.delta,
@@ -282,17 +278,7 @@ class Planner:
                 f"{run.label}: its plan costs ε={at_most(epsilon)}; give it more noise or fewer queries at this ε "
                 "(settings), or let the noise be found (find)"
             )
-        return Planned(run.document, calibrated, epsilon, weakest(charge.guarantee for charge in charges))
-
-
-def _without_seed(document: dict[str, Any]) -> dict[str, Any]:
-    """Parts of a plan that ε depends on: seeds of training, selection and noise are left out."""
-    plain = merged(document, None)
-    plain.pop("seed_everything")
-    if get(plain, "labeling"):
-        plain["labeling"]["options"].pop("seed")
-        plain["labeling"]["labeler"].get("init_args", {}).pop("noise_source", None)
-    return plain
+        return Planned(calibrated, epsilon, weakest(charge.guarantee for charge in charges))
 
 
 @functools.cache

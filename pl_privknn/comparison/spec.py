@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,28 +14,16 @@ from pl_privknn.config import ConfigurationError, put, read_document
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency, check_unit
 
-_TOP = ("name", "base", "delta", "adjacency", "unit", "noise_seeded", "seeds", "epsilons", "methods", "wandb")
 _BASE = ("data", "student", "trainer", "labeling")
-_METHOD = (
-    "name", "title", "labeling", "model", "trainer", "student", "true_labels", "epsilon_to", "find", "settings",
-    "epsilons",
-)  # fmt: skip
 _KINDS = {"labeling": "labeler", "model": "baseline", "true_labels": "true_labels"}
-_Value = TypeVar("_Value", float, int)
+_METHOD = ("name", "title", *_KINDS, "trainer", "find", "settings", "epsilons")
 _WANDB = ("project", "entity", "mode", "attach_ledger", "tags")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 #: What is the same for all methods and so belongs to no method.
 _SHARED = (
-    "delta",
-    "adjacency",
-    "unit",
-    "seed",
-    "noise_source",
-    "max_epsilon",
-    "run_dir",
-    "ledger_path",
-    "state_dir",
-)
+    "delta", "adjacency", "unit", "seed", "noise_source", "max_epsilon", "run_dir", "ledger_path", "state_dir",
+)  # fmt: skip
+_Value = TypeVar("_Value", float, int)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,22 +35,16 @@ class Method:
         title: names it in tables and plots.
         kind: ``"labeler"`` (a teacher and the shared student), ``"baseline"`` (a model of its own)
             or ``"true_labels"`` (the shared student on the true labels of public images).
-        labeling: section of a labeler.
-        model: section of a baseline.
-        trainer: a baseline's own trainer settings.
-        epsilon_to: dotted paths that receive ε itself.
+        sections: its own sections of a configuration: ``labeling``, or ``model`` and ``trainer``.
         find: dotted path of the setting that is found for each ε, as by ``privknn plan --find``.
         settings: overrides by ε, dotted paths to values; those of inf take the noise out.
-        epsilons: the values of ε that this method runs at, inf among them.
+        epsilons: the values of ε that were asked of it, inf among them.
     """
 
     name: str
     title: str
     kind: str
-    labeling: dict[str, Any] | None
-    model: dict[str, Any] | None
-    trainer: dict[str, Any]
-    epsilon_to: tuple[str, ...]
+    sections: dict[str, Any]
     find: str | None
     settings: Mapping[float, Mapping[str, Any]]
     epsilons: tuple[float, ...]
@@ -130,18 +112,17 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
         ConfigurationError: for a key that is missing, unknown or has a bad value.
         FileNotFoundError: if there is no such file.
     """
-    path = Path(path)
-    if not path.is_file():
+    if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    given = overrides or {}
+    given = dict(overrides or {})
     start = "definitions."
-    document = read_document(
-        path, {where.removeprefix(start): value for where, value in given.items() if where.startswith(start)}
-    )
+    defined = {
+        where.removeprefix(start): given.pop(where) for where in list(given) if where.startswith(start)
+    }
+    document = read_document(path, defined)
     try:
         for where, value in given.items():
-            if not where.startswith(start):
-                put(document, where, value)
+            put(document, where, value)
         return comparison_of(document)
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
@@ -149,23 +130,20 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
 
 def comparison_of(document: Any) -> Comparison:
     """The comparison that plain types (a parsed YAML) state; see :func:`read_comparison`."""
-    top = _section("the comparison", document, _TOP, ("name", "base", "delta", "epsilons", "methods"))
+    known = [field.name for field in dataclasses.fields(Comparison)]
+    top = _section("the comparison", document, known, ("name", "base", "delta", "epsilons", "methods"))
     base = _section("base", top["base"], _BASE, ("data", "student"))
-    _class_section("base.data", base["data"])
-    if base["student"] is not None:
-        _class_section("base.student", base["student"])
-        _refuse_shared("base.student", base["student"].get("init_args"))
+    _section("base.data", base["data"], needed=("class_path",))
     for name in ("trainer", "labeling"):
         base[name] = _section(f"base.{name}", base.get(name) or {})
+    _refuse_shared("base.student", base["student"])
     _refuse_shared("base.labeling", base["labeling"])
     if base["labeling"].get("labeler"):
         raise ConfigurationError("base.labeling.labeler: a teacher belongs to a method; move it there")
     epsilons = _distinct("epsilons", top["epsilons"], read_epsilon)
-    read = [
-        _method(f"methods[{place}]", method, base, epsilons)
-        for place, method in enumerate(_list("methods", top["methods"]))
-    ]
-    names = [method.name for method in read]
+    given = _list("methods", top["methods"])
+    methods = [_method(f"methods[{i}]", method, base, epsilons) for i, method in enumerate(given)]
+    names = [method.name for method in methods]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigurationError(f"methods: {twice[0]!r} is there twice; give each its own name")
     return Comparison(
@@ -177,7 +155,7 @@ def comparison_of(document: Any) -> Comparison:
         noise_seeded=check_switch("noise_seeded", top.get("noise_seeded", False)),
         seeds=_distinct("seeds", top.get("seeds", [0, 1, 2]), lambda name, seed: check_int(name, seed, 0)),
         epsilons=tuple(sorted(epsilons)),
-        methods=tuple(read),
+        methods=tuple(methods),
         wandb=_wandb(top.get("wandb")),
     )
 
@@ -197,100 +175,70 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
         raise ConfigurationError(
             f"base.student: {name} needs a student; only baselines with a model of their own do without"
         )
-    baseline = kind == "baseline"
-    no_teacher = ("settings", "find", "epsilon_to") if kind == "true_labels" else ()
-    for key, refused, why in (
-        ("student", True, "all teachers share base.student; a baseline has a model of its own"),
-        ("trainer", not baseline, "methods that train base.student share base.trainer; leave it out"),
-        ("find", baseline, "only a labeler states a plan that noise can be found for; use epsilon_to"),
-        *((key, True, "true_labels asks no teacher and has no ε; leave it out") for key in no_teacher),
+    for key, allowed, why in (
+        ("trainer", kind == "baseline", "methods that train base.student share base.trainer; leave it out"),
+        ("find", kind == "labeler", "only a labeler states a plan that noise can be found for; leave it out"),
+        ("settings", kind != "true_labels", "true_labels asks no teacher and has no ε; leave it out"),
     ):
-        if refused and section.get(key):
+        if section.get(key) and not allowed:
             raise ConfigurationError(f"{where}.{key}: {why}")
-    labeling = _labeling(f"{where}.labeling", section["labeling"]) if kind == "labeler" else None
-    model = _class_section(f"{where}.model", section["model"]) if kind == "baseline" else None
-    if model is not None:
-        _refuse_shared(f"{where}.model", model.get("init_args"))
-    roots = ("labeling.",) if kind == "labeler" else ("model.", "trainer.")
-    own = section.get("epsilons")
-    wanted = epsilons if own is None else _distinct(f"{where}.epsilons", own, read_epsilon)
-    method = Method(
-        name=name,
-        title=str(section.get("title", name)),
-        kind=kind,
-        labeling=labeling,
-        model=model,
-        trainer=_section(f"{where}.trainer", section.get("trainer") or {}),
-        epsilon_to=_paths(f"{where}.epsilon_to", section.get("epsilon_to"), roots),
-        find=next(iter(_paths(f"{where}.find", section.get("find"), ("labeling.",))), None),
-        settings=_settings(f"{where}.settings", section.get("settings"), roots),
-        epsilons=(),
-    )
-    return dataclasses.replace(
-        method, epsilons=_defined(where, method, tuple(sorted(wanted)), own is not None)
-    )
-
-
-def _defined(where: str, method: Method, wanted: tuple[float, ...], own: bool) -> tuple[float, ...]:
-    """The values of ε at which the method is defined."""
-    if method.kind == "true_labels":
-        return (math.inf,)
-    finite = [epsilon for epsilon in wanted if epsilon < math.inf]
-    missing = [epsilon for epsilon in finite if epsilon not in method.settings]
-    if missing and not (method.epsilon_to or method.find):
-        raise ConfigurationError(
-            f"{where}: nothing says how it reaches ε={epsilon_text(missing[0])}; add epsilon_to, find, or "
-            f"settings for it, or list the method's own epsilons"
-        )
-    if math.inf in wanted and math.inf not in method.settings:
-        if own:
+    keys = {"labeler": ("labeling",), "baseline": ("model", "trainer")}.get(kind, ())
+    needed = {"labeling": ("labeler",), "model": ("class_path",)}
+    sections = {
+        key: _section(f"{where}.{key}", section.get(key) or {}, needed=needed.get(key, ())) for key in keys
+    }
+    for key in sections:
+        _refuse_shared(f"{where}.{key}", sections[key])
+    if kind == "labeler":
+        labeler = f"{where}.labeling.labeler"
+        _refuse_shared(labeler, _section(labeler, sections["labeling"]["labeler"], needed=("class_path",)))
+    settings = {}
+    for key, overrides in _section(f"{where}.settings", section.get("settings") or {}).items():
+        at = f"{where}.settings.{key}"
+        settings[read_epsilon(at, key)] = _section(at, overrides or {})
+        _check_paths(at, overrides or {}, keys)
+    if find := section.get("find"):
+        _check_paths(f"{where}.find", [find], keys)
+    wanted = epsilons
+    if section.get("epsilons") is not None:
+        wanted = _distinct(f"{where}.epsilons", section["epsilons"], read_epsilon)
+        if kind != "true_labels" and math.inf in wanted and math.inf not in settings:
             raise ConfigurationError(f"{where}.epsilons: inf needs settings of inf, which take the noise out")
-        return tuple(finite)
-    return wanted
-
-
-def _labeling(where: str, given: Any) -> dict[str, Any]:
-    section = _section(where, given)
-    if not section.get("labeler"):
-        raise ConfigurationError(f"{where}.labeler is missing; name the teacher's class_path and init_args")
-    _refuse_shared(where, section)
-    _refuse_shared(
-        f"{where}.labeler", _class_section(f"{where}.labeler", section["labeler"]).get("init_args")
+    elif math.inf not in settings:
+        wanted = tuple(epsilon for epsilon in wanted if epsilon < math.inf)
+    return Method(
+        name,
+        str(section.get("title", name)),
+        kind,
+        sections,
+        find,
+        settings,
+        (math.inf,) if kind == "true_labels" else tuple(sorted(wanted)),
     )
-    return section
 
 
 def _refuse_shared(where: str, section: Any) -> None:
-    for key, value in (section or {}).items():
+    """Refuse settings of the comparison in a class's arguments, or in a group of arguments."""
+    arguments = section.get("init_args", section) if isinstance(section, Mapping) else None
+    for key, value in arguments.items() if isinstance(arguments, Mapping) else ():
         if key in _SHARED:
             raise ConfigurationError(
                 f"{where}: {key} is the same for all methods and set by the comparison; leave it out"
             )
-        if isinstance(value, Mapping) and "class_path" not in value:  # a group of arguments
+        if isinstance(value, Mapping) and "class_path" not in value:
             _refuse_shared(f"{where}.{key}", value)
 
 
-def _settings(where: str, given: Any, roots: tuple[str, ...]) -> dict[float, dict[str, Any]]:
-    found = {}
-    for key, overrides in _section(where, given or {}).items():
-        epsilon = read_epsilon(where, key)
-        found[epsilon] = _section(f"{where}.{key}", overrides or {})
-        _paths(f"{where}.{key}", list(found[epsilon]), roots)
-    return found
-
-
-def _paths(where: str, given: Any, roots: tuple[str, ...]) -> tuple[str, ...]:
-    paths = [given] if isinstance(given, str) else list(given or [])
+def _check_paths(where: str, paths: Collection[Any], roots: tuple[str, ...]) -> None:
     for path in paths:
-        if not isinstance(path, str) or not path.startswith(roots):
+        if not isinstance(path, str) or path.split(".")[0] not in roots or "." not in path:
             raise ConfigurationError(
-                f"{where}: {path!r} must start with {' or '.join(roots)}; data, student and trainer are shared"
+                f"{where}: {path!r} must be within {' or '.join(roots)}; data, student and trainer are shared"
             )
         if path.rsplit(".", 1)[-1] in _SHARED:
             raise ConfigurationError(
                 f"{where}: {path} is set by the comparison, alike for all methods; leave it out"
             )
-    return tuple(paths)
 
 
 def _wandb(given: Any) -> dict[str, Any] | None:
@@ -324,12 +272,8 @@ def _name(where: str, given: Any) -> str:
     return given
 
 
-def _class_section(where: str, given: Any) -> dict[str, Any]:
-    return _section(where, given, ("class_path", "init_args"), ("class_path",))
-
-
 def _section(
-    where: str, given: Any, known: Sequence[str] | None = None, needed: Sequence[str] = ()
+    where: str, given: Any, known: Collection[str] | None = None, needed: Collection[str] = ()
 ) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"{where}: {given!r} must be a section with keys")

@@ -18,7 +18,6 @@ KNN = {
 REVERSE = {
     "name": "reverse",
     "labeling": {"labeler": {"class_path": "ReverseKNN"}, "queries_per_round": 20},
-    "epsilon_to": "labeling.labeler.init_args.epsilon",
 }
 SGD = {
     "name": "sgd",
@@ -27,7 +26,6 @@ SGD = {
         "init_args": {"network": "tanh_cnn", "expected_batch_size": 200, "expected_records": 1000},
     },
     "trainer": {"max_epochs": 3},
-    "epsilon_to": "model.init_args.epsilon",
     "settings": {2: {"model.init_args.optimization.lr": 0.25}},
 }
 TRUE = {"name": "supervised", "true_labels": True}

@@ -71,7 +71,6 @@ def sgd():
             },
         },
         "trainer": {"max_epochs": 2, "limit_train_batches": 1.0},
-        "epsilon_to": "model.init_args.epsilon",
     }
 
 

@@ -40,7 +40,7 @@ def changed(path, value):
         ("methods", [KNN, KNN], ["'knn' is there twice"]),
         ("methods.knn.model", SGD["model"], ["labeling and model", "exactly one"]),
         ("methods.knn.trainer", {"max_epochs": 50}, ["methods.knn.trainer", "share"]),
-        ("methods.knn.student", {"class_path": "VATStudent"}, ["base.student"]),
+        ("methods.knn.student", {"class_path": "VATStudent"}, ["unknown key 'student'"]),
         ("methods.knn.labeling.delta", 1e-3, ["delta", "same for all methods"]),
         ("methods.knn.labeling.labeler.init_args.noise_source", {}, ["noise_source"]),
         ("methods.sgd.model.init_args.delta", 1e-3, ["methods.sgd.model", "delta"]),
@@ -67,8 +67,8 @@ def test_a_method_must_say_how_it_reaches_each_epsilon():
     whole = document()
     del whole["methods"][0]["find"]
     whole["methods"][0]["settings"] = {0.5: {SIGMA: 100.0}}
-    with pytest.raises(ConfigurationError, match="ε=2"):
-        comparison_of(whole)
+    with pytest.raises(ConfigurationError, match="knn: nothing says how it reaches ε=2"):
+        list(runs_of(comparison_of(whole)))
     whole["methods"][0]["epsilons"] = [0.5]
     assert comparison_of(whole).methods[0].epsilons == (0.5,)
 
@@ -114,7 +114,6 @@ def test_wandb_is_outside_the_fingerprint_and_budgets_of_records_lie_beside_the_
     ind = {
         "name": "ind",
         "labeling": {"labeler": {"class_path": "IndKNN", "init_args": {"threshold": 0.1, "sigma2": 0.6}}},
-        "epsilon_to": "labeling.labeler.init_args.epsilon",
     }
     plain = next(runs_of(comparison_of(document(methods=[ind]))))
     told = comparison_of(document(methods=[ind], wandb={"project": "p", "mode": "offline"}))
@@ -132,13 +131,12 @@ def test_file_overrides_and_choices(tmp_path):
     path.write_text(
         "name: c\ndelta: 1e-4\nepsilons: [.inf, 1]\nseeds: [0, 4]\n"
         "base: {data: {class_path: DigitsDataModule}, student: {class_path: SupervisedStudent}}\n"
-        "methods:\n- {name: r, labeling: {labeler: {class_path: ReverseKNN}}, "
-        "epsilon_to: labeling.labeler.init_args.epsilon}\n"
+        "methods:\n- {name: r, labeling: {labeler: {class_path: ReverseKNN}}}\n"
         "- {name: t, true_labels: true}\n"
     )
     comparison = read_comparison(path, {"methods.r.labeling.queries_per_round": 7, "seeds": [4, 0]})
     assert comparison.epsilons == (1.0, math.inf)
-    assert comparison.methods[0].labeling["queries_per_round"] == 7
+    assert comparison.methods[0].sections["labeling"]["queries_per_round"] == 7
     assert [run.label for run in choose(comparison, only=["r"], seeds=[0])] == ["r ε=1 seed 0"]
     assert [run.method.name for run in choose(comparison, epsilons=["inf"])] == ["t", "t"]
     for wrong in ({"only": ["x"]}, {"seeds": [7]}, {"epsilons": [3]}):
@@ -150,7 +148,7 @@ def test_file_overrides_and_choices(tmp_path):
         read_comparison(tmp_path / "none.yaml")
     given = {"definitions.records": 400, "base.data.init_args.batch_size": 32}
     shipped = read_comparison(Path(__file__).parents[2] / "configs" / "compare_arrays.yaml", given)
-    assert shipped.methods[0].labeling["labeler"]["init_args"]["expected_records"] == 400
+    assert shipped.methods[0].sections["labeling"]["labeler"]["init_args"]["expected_records"] == 400
 
 
 def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():
@@ -168,3 +166,23 @@ def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():
         run = next(run for run in runs if run.method.name == "sgd" or ".sgd." not in path)
         with pytest.raises(ConfigurationError, match=word):
             planner.check(run)
+
+
+def test_epsilon_is_given_to_classes_that_take_it_unless_it_is_stated():
+    reverse = {
+        "name": "reverse",
+        "labeling": {"labeler": {"class_path": "ReverseKNN"}, "queries_per_round": 20},
+    }
+    where = "labeling.labeler.init_args.epsilon"
+    given = list(runs_of(comparison_of(document(methods=[reverse]))))
+    assert [get(run.document, where) for run in given] == [0.5, 2, 0.5, 2]
+    stated = {**reverse, "settings": {2: {where: 1.5}, 0.5: {where: 0.75}}}
+    above, below = list(runs_of(comparison_of(document(methods=[stated]))))[:2]
+    assert [get(run.document, where) for run in (above, below)] == [0.75, 1.5]
+    planner = Planner()
+    assert planner.plan(below).epsilon <= 1.5
+    with pytest.raises(ConfigurationError, match=r"reverse ε=0\.5 seed 0: its plan costs ε=0\.7"):
+        planner.plan(above)
+    unknown = {**reverse, "labeling": {"labeler": {"class_path": "ReverseKnn"}}}
+    with pytest.raises(ConfigurationError, match="ReverseKNN"):
+        planner.check(next(runs_of(comparison_of(document(methods=[unknown])))))

@@ -161,7 +161,9 @@ def test_shipped_comparison_is_understood(path, capsys, tmp_path, monkeypatch):
         (tmp_path / "data" / "bbc_news" / f"{part}.csv").write_text(f"text,label\n{rows}")
     # Plans of those that ask about all public images need the data, which may not be there.
     comparison = read_comparison(path)
-    methods = [method for method in comparison.methods if "all" not in (method.labeling or {}).values()]
+    methods = [
+        method for method in comparison.methods if "all" not in method.sections.get("labeling", {}).values()
+    ]
     names = [method.name for method in methods]
     assert main(["compare", str(path), "--dry-run", "--seeds", "0", "--epsilons", "1", "--only", *names]) == 0
     lines = capsys.readouterr().out.splitlines()
