@@ -2,7 +2,7 @@
 
 opake-auditing wants torch 2.9 and Python 3.11 to 3.13, more than this package does, so that no test imports it:
 
-    pip install --no-deps opake-auditing==0.16.1 opake-engine==0.16.1 opake-accounting==0.16.1 opake-base==0.16.1 optree
+    pip install --no-deps opake-{auditing,engine,accounting,base}==0.16.1 optree
     python -m tests.auditing.opake_one_run
 """
 

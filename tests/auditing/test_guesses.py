@@ -17,7 +17,6 @@ from pl_privknn.auditing.bounds import (
     refutes_epsilon,
     refutes_trade_off,
 )
-
 from tests.auditing.opake_one_run import STORED
 
 CANARIES = 400

@@ -1,4 +1,4 @@
-"""Plans of random ε, δ, rate and number of releases come within a thousandth of their target, and odd ε are refused."""
+"""Plans of random ε, δ, rate and releases come within a thousandth of their target; odd ε are refused."""
 
 import math
 import random
@@ -94,7 +94,7 @@ def test_an_epsilon_that_is_no_limit_is_refused_in_one_line(command, epsilon, tm
     words = COMMANDS[command].format(data=folder(tmp_path / "data")).split()
     _write_configurations(tmp_path)
     assert main([*words, f"--epsilon={epsilon}"]) == 2
-    printed, told = capsys.readouterr()
+    told = capsys.readouterr().err
     (line,) = told.splitlines()
     assert f"epsilon={float(epsilon)}" in line
     assert "must be a finite number above 0" in line

@@ -56,26 +56,29 @@ def test_trade_offs_are_those_of_gdpnum_and_riskcal(mechanism, count):
     np.testing.assert_allclose(missed, both, atol=2e-5)
     assert (missed > analysis.get_beta_from_pld(pair, alpha=RATES) - 2e-5).all()
     assert ours.advantage == pytest.approx(analysis.get_advantage_from_pld(pair), abs=2e-5)
-    # μ is that of the tests whose error rates are both at least δ.
-    false, miss = converter.alphas, converter.betas
-    counted = (false >= 1e-5) & (miss >= 1e-5)
-    mu = np.max(norm.isf(false[counted]) - norm.ppf(miss[counted]))
-    assert ours.mu == pytest.approx(mu, rel=2e-3)
+    # μ is that of the tests whose error rates are both at least the smallest rate, that rate among them.
+    least = ours.smallest_rate
+    counted = (converter.alphas >= least) & (converter.betas >= least)
+    ends = [float(way(least)) for way in (converter.tradeoff_function, converter.inverse_tradeoff_function)]
+    false, miss = (
+        np.append(converter.alphas[counted], [least, least]),
+        np.append(converter.betas[counted], ends),
+    )
+    mu = np.max(norm.isf(false) - norm.ppf(miss))
+    assert 0.998 * mu <= ours.mu <= 1.005 * mu  # on a coarser grid, from above
     if mechanism.sampling_rate == 1.0:
         assert ours.mu == pytest.approx(converter.get_mu(), rel=1e-3)
 
 
 @pytest.mark.parametrize(("sigma", "count"), [(3.0, 10), (5.0, 1), (10.0, 40)])
 def test_discrete_gaussian_noise_costs_what_gaussian_noise_does(sigma, count):
-    """Votes are whole: discrete noise of the same σ has the same profile, up to what the grid rounds up."""
+    """Votes are whole: discrete noise of the same σ has the same profile, up to the width of a vote."""
     discrete = theirs.from_discrete_gaussian_mechanism(
         sigma, value_discretization_interval=STEP
     ).self_compose(count)
     for epsilon in LOSSES:
         ours = delta_for_epsilon([Charge(Gaussian(sigma), count)], float(epsilon))
-        assert ours == pytest.approx(
-            discrete.get_delta_for_epsilon(epsilon), rel=5e-3, abs=1e-9
-        )
+        assert ours == pytest.approx(discrete.get_delta_for_epsilon(epsilon), abs=3e-4)
 
 
 def chosen(scores, gain):
@@ -99,7 +102,7 @@ def pairs(rule, gain, step):
     """Outcomes with and without one vote for the first class, for many votes of three classes."""
     for first, second in itertools.product(range(-6, 7, step), repeat=2):
         without = np.array([first, second, 0.0])
-        yield rule(without + [1.0, 0.0, 0.0], gain), rule(without, gain)
+        yield rule(without + np.array([1.0, 0.0, 0.0]), gain), rule(without, gain)
 
 
 def composed(p, q, count):
@@ -111,7 +114,9 @@ def composed(p, q, count):
 @pytest.mark.parametrize("count", [1, 10])
 def test_exponential_choices_cost_at_most_what_is_charged_and_nearly_that(count):
     charge, gain = [Charge(ExponentialArgmax(2.0, votes="add"), count)], 0.5
-    found = [composed(p, q, count).get_delta_for_epsilon(LOSSES) for p, q in pairs(chosen, gain, STRIDE[count])]
+    found = [
+        composed(p, q, count).get_delta_for_epsilon(LOSSES) for p, q in pairs(chosen, gain, STRIDE[count])
+    ]
     ours = np.array([delta_for_epsilon(charge, float(epsilon)) for epsilon in LOSSES])
     assert (np.max(found, axis=0) <= ours + ROUNDED).all()
     if count == 1:  # of several, the worst pair may change from one to the next
@@ -125,7 +130,8 @@ def test_exponential_choices_cost_at_most_what_is_charged_and_nearly_that(count)
 def test_permute_and_flip_is_pure_and_is_no_exponential_choice(count):
     gain = 0.5
     found = np.max(
-        [composed(p, q, count).get_delta_for_epsilon(LOSSES) for p, q in pairs(flipped, gain, STRIDE[count])], axis=0
+        [composed(p, q, count).get_delta_for_epsilon(LOSSES) for p, q in pairs(flipped, gain, STRIDE[count])],
+        axis=0,
     )
     stated = [delta_for_epsilon([Charge(PureDP(gain), count)], float(epsilon)) for epsilon in LOSSES]
     assert (found <= np.array(stated) + ROUNDED).all()
