@@ -3,10 +3,12 @@
 import itertools
 import math
 
+import gdpnum
 import numpy as np
 import pytest
 from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as theirs
+from riskcal import analysis
 from scipy.stats import norm
 
 from pl_privknn.privacy import (
@@ -47,7 +49,6 @@ def distribution(mechanism, count):
 
 @pytest.mark.parametrize(("mechanism", "count"), plans())
 def test_trade_offs_are_those_of_gdpnum_and_riskcal(mechanism, count):
-    gdpnum, analysis = pytest.importorskip("gdpnum"), pytest.importorskip("riskcal.analysis")
     ours, pair = trade_off([Charge(mechanism, count)], delta=1e-5), distribution(mechanism, count)
     converter = gdpnum.PLDConverter(pair)
     # The larger of both ways to ask; both packages take the convex hull besides, which no single test reaches.
@@ -78,7 +79,7 @@ def test_discrete_gaussian_noise_costs_what_gaussian_noise_does(sigma, count):
     ).self_compose(count)
     for epsilon in LOSSES:
         ours = delta_for_epsilon([Charge(Gaussian(sigma), count)], float(epsilon))
-        assert ours == pytest.approx(discrete.get_delta_for_epsilon(epsilon), abs=3e-4)
+        assert ours == pytest.approx(discrete.get_delta_for_epsilon(epsilon), abs=5e-4)
 
 
 def chosen(scores, gain):
