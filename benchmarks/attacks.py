@@ -170,7 +170,7 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
     if "noise" not in changes:
         arguments["epsilon"] = epsilon
         return document
-    plan = solve(document, None, epsilon, source=name)
+    plan = solve(document, None, epsilon, source=name, exact=False)
     arguments["noise"]["init_args"]["sigma"] = round(plan.values[plan.found], 4)
     return document
 

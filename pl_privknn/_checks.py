@@ -13,6 +13,8 @@ from typing import Any
 #: leaves the range of float64, and what is computed from it would be 0, infinite or no number.
 MIN_POSITIVE = 1e-300
 MAX_POSITIVE = 1e300
+#: Bounds of the target ε of a whole run: below, noise drowns everything; above, nothing is protected.
+MIN_EPSILON, MAX_EPSILON = 1e-9, 1e6
 #: Bound of every whole number: what a tensor of int64 and a column of SQLite hold.
 MAX_INT = 2**63 - 1
 #: Bound of a number of releases. A composition raises Fourier coefficients, which are exact to some 1e-15, to this
@@ -67,6 +69,19 @@ def check_positive(name: str, value: Any) -> float:
             f"{MAX_POSITIVE:g}"
         )
     return number
+
+
+def check_epsilon(name: str, value: Any) -> float:
+    """Return the target ε of a run as float, or raise ``ValueError`` unless it is finite and in reach.
+
+    The bounds are :data:`MIN_EPSILON` and :data:`MAX_EPSILON`.
+    """
+    epsilon = check_positive(name, value)
+    if not MIN_EPSILON <= epsilon <= MAX_EPSILON:
+        raise ValueError(
+            f"{name}={shown(value)} must lie between {MIN_EPSILON:g} and {MAX_EPSILON:g}; usual are 0.1 to 10"
+        )
+    return epsilon
 
 
 def check_non_negative(name: str, value: Any) -> float:

@@ -14,7 +14,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn._checks import check_choice, check_int, check_positive, check_rate, shown
+from pl_privknn._checks import (
+    MAX_EPSILON,
+    MIN_EPSILON,
+    check_choice,
+    check_int,
+    check_positive,
+    check_rate,
+    shown,
+)
 from pl_privknn.config import (
     ConfigurationError,
     class_named,
@@ -41,8 +49,7 @@ _DIGITS = 6
 _MOST = 10_000_000
 #: Settings that ε grows with, by name: smallest and largest value. Whole limits are those of whole numbers.
 _RISING: dict[str, tuple[float, float]] = {
-    "epsilon": (1e-9, 1e6),
-    "budget": (1e-9, 1e6),
+    **dict.fromkeys(("epsilon", "budget"), (MIN_EPSILON, MAX_EPSILON)),
     "sampling_rate": (1e-6, 1.0),
     "expected_batch_size": (1, _MOST),
     "batch_size": (1, _MOST),
@@ -176,7 +183,6 @@ def solve(
     delta: float | None = None,
     adjacency: Adjacency | None = None,
     exact: bool = True,
-    exact_search: bool = False,
     num_classes: int | None = None,
     own_code: bool = False,
 ) -> Plan:
@@ -194,8 +200,7 @@ def solve(
         tied: further settings, each a factor times the found one.
         delta: target δ; the configuration's own by default.
         adjacency: neighbouring relation; likewise.
-        exact: state the exact worst case too.
-        exact_search: search on the exact worst case too (slower, a little less noise).
+        exact: state the exact worst case and search on it too (slower, a little less noise).
         num_classes: see :func:`plan_of`.
         own_code: likewise.
 
@@ -231,7 +236,6 @@ def solve(
         delta=delta,
         adjacency=adjacency,
         exact=exact,
-        exact_search=exact_search,
     )
     report = dataclasses.replace(found.report, unit=stated.unit or "record")
     return Plan(name, values(found.value), epsilon, report, found.charges, filled(found.value))

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.config import as_section, instantiate, write_yaml
@@ -406,7 +406,7 @@ def recommend(
         FileNotFoundError: where data are missing.
         ValueError: for arguments out of range, or data that do not fit.
     """
-    epsilon = check_positive("epsilon", epsilon)
+    epsilon = check_epsilon("epsilon", epsilon)
     records = check_int("expected_records", expected_records, 10, _MOST_RECORDS)
     delta = usual_delta(records) if delta is None else check_open_unit("delta", delta)
     if teacher is not None:

@@ -186,11 +186,11 @@ def _init(parsed: argparse.Namespace) -> int:
 
 def recommended(parsed: argparse.Namespace) -> Recommendation:
     """The recommendation for the data that the words name; its reasons are printed."""
-    from pl_privknn._checks import check_int, check_positive
+    from pl_privknn._checks import check_epsilon, check_int
     from pl_privknn.recommendation import recommend
 
     check_int("--private-records", parsed.private_records, 10, 10**9)
-    check_positive("--epsilon", parsed.epsilon)
+    check_epsilon("--epsilon", parsed.epsilon)
     if parsed.num_classes is not None:
         check_int("--num-classes", parsed.num_classes, minimum=2)
     name = _name(parsed.data) if parsed.name is None else parsed.name

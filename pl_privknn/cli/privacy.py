@@ -125,7 +125,9 @@ def add_plan(commands: Any) -> None:
     )
     add_set(parser, "replace values of the configuration, as in labeling.queries_per_round=500")
     parser.add_argument("--num-classes", type=int, help="for a configuration without a data section")
-    parser.add_argument("--exact", action="store_true", help="search on the exact figure too (slower)")
+    parser.add_argument(
+        "--fast", action="store_true", help="leave out the exact figure (a little more noise)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_plan)
 
@@ -152,7 +154,7 @@ def run_plan(parsed: argparse.Namespace) -> int:
         low=parsed.low,
         high=parsed.high,
         tied=values_set("--tie", parsed.tie),
-        exact_search=parsed.exact,
+        exact=not parsed.fast,
         num_classes=parsed.num_classes,
     )
     if parsed.json:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pl_privknn._checks import at_most, check_int, check_positive
+from pl_privknn._checks import at_most, check_epsilon, check_int
 from pl_privknn.comparison.run import Run
 from pl_privknn.comparison.spec import Comparison, comparison_of
 from pl_privknn.recommendation import TEACHERS, Recommendation, config_of, recommend
@@ -38,7 +38,7 @@ def own_comparison(
     Raises:
         ValueError: for data without public examples, or arguments out of range.
     """
-    epsilons = sorted({check_positive("--epsilon", epsilon) for epsilon in epsilons})
+    epsilons = sorted({check_epsilon("--epsilon", epsilon) for epsilon in epsilons})
     check_int("--private-records", records, 10, 10**9)
     middle = epsilons[len(epsilons) // 2]
     found = recommend(path, epsilon=middle, expected_records=records, **arguments)

@@ -1,5 +1,6 @@
 """What right guesses say of ε: the bounds' own correctness, at stated error rates and fixed seeds."""
 
+import json
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from pl_privknn.auditing.bounds import (
     refutes_epsilon,
     refutes_trade_off,
 )
+from tests.auditing.opake_one_run import STORED
 
 CANARIES = 400
 
@@ -79,3 +81,12 @@ def test_guesses_are_those_of_the_largest_and_smallest_scores():
     # All guesses right certify as much as their number allows, and no more.
     sure = epsilon_of_guesses(Guesses(1000, (1000,), (1000,)), delta=0.0, confidence=0.95)
     assert 5.5 < sure < 6.0
+
+
+@pytest.mark.parametrize("run", json.loads(STORED.read_text(encoding="utf-8"))["runs"], ids=str)
+def test_bounds_of_the_same_guesses_are_those_of_opake(run):
+    """Opake searches to 1e-4 and we to 1e-3, both from below."""
+    guesses = Guesses(run["guesses"], (run["guesses"],), (run["right"],))
+    found = epsilon_of_guesses(guesses, delta=0.0, confidence=run["confidence"])
+    assert found == pytest.approx(run["epsilon_lower"], abs=1.1e-3)
+    assert found < run["epsilon"]

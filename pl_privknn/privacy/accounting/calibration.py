@@ -13,7 +13,8 @@ from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacenc
 
 # Relative dent in ε that the accountant's grids may cause between neighbouring values of a parameter.
 _WOBBLE = 5e-3
-_DIGITS = 4
+# Significant digits of values that are tried: at first, and at most.
+_DIGITS, _MOST_DIGITS = 4, 6
 
 
 class CalibrationError(ValueError):
@@ -30,8 +31,8 @@ class Parameter:
         low: smallest value allowed, above 0.
         high: largest value allowed.
         rising: whether ε grows with it, as with a number of queries or a sampling rate; ε falls with noise.
-        whole: whether it is a whole number. Others are tried to four significant digits, so that the value
-            that is printed is the very one that was accounted.
+        whole: whether it is a whole number. Others are tried to four significant digits, more where the target
+            needs them, so that the value that is printed is the very one that was accounted.
     """
 
     name: str
@@ -41,10 +42,10 @@ class Parameter:
     rising: bool
     whole: bool = False
 
-    def snap(self, value: float) -> float:
-        """Nearest value that can be tried."""
+    def snap(self, value: float, digits: int = _DIGITS) -> float:
+        """Nearest value that can be tried, of so many significant digits."""
         inside = min(max(value, self.low), self.high)
-        return round(inside) if self.whole else min(max(float(f"{inside:.{_DIGITS}g}"), self.low), self.high)
+        return round(inside) if self.whole else min(max(float(f"{inside:.{digits}g}"), self.low), self.high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,15 +75,15 @@ def calibrate(
     delta: float,
     adjacency: Adjacency = "add_remove",
     exact: bool = True,
-    exact_search: bool = False,
     tolerance: float = 1e-3,
 ) -> Calibration:
     """Find the value of one parameter at which the releases cost ``epsilon``, or slightly less.
 
-    The search uses the better of RDP and PLD, in steps that are interpolated in the logarithms and bisected
-    where that is slow. It stops between two neighbouring whole numbers, or where ε is within ``tolerance`` of
-    the target. Each value was accounted itself, so nothing hangs on the assumption that ε moves one way; that
-    is checked over all values tried, because otherwise a better value might lie elsewhere.
+    The search uses the better of RDP and PLD, and from where that ends the exact worst case, in steps that are
+    interpolated in the logarithms and bisected where that is slow. It stops between two neighbouring whole
+    numbers, or where ε is within ``tolerance`` of the target. Each value was accounted itself, so nothing hangs on
+    the assumption that ε moves one way; that is checked over all values tried, because otherwise a better value
+    might lie elsewhere.
 
     Args:
         charges: releases as a function of the parameter.
@@ -90,9 +91,7 @@ def calibrate(
         epsilon: target ε.
         delta: target δ.
         adjacency: neighbouring relation.
-        exact: give the exact worst case in the report (seconds).
-        exact_search: also search on the exact figure, from where the fast one ends: less noise for the same
-            ε, at some seconds a step.
+        exact: state the exact worst case and search on it too: less noise for the same ε, at some seconds a step.
         tolerance: relative, on ε.
 
     Raises:
@@ -110,12 +109,12 @@ def calibrate(
 
     search = _Search(parameter, epsilon, tolerance)
     value = search.run(fast, parameter.start, factor=2.0)
-    if exact_search:
+    if exact and slow(value) < fast(value):
         # The exact figure is never above the fast one, so the search goes on from a value that is good.
         search = _Search(parameter, epsilon, tolerance)
         value = search.run(slow, value, factor=1.05)
     found = tuple(charges(value))
-    report = account(found, delta=delta, adjacency=adjacency, exact=exact or exact_search)
+    report = account(found, delta=delta, adjacency=adjacency, exact=exact)
     if report.epsilon > epsilon:
         raise CalibrationError(
             f"{parameter.name}={value:g} costs ε={report.epsilon:.6g} when accounted again, above "
@@ -129,7 +128,7 @@ class _Search:
 
     def __init__(self, parameter: Parameter, target: float, tolerance: float) -> None:
         self.parameter, self.target = parameter, target
-        self.tolerance = check_positive("tolerance", tolerance)
+        self.tolerance, self._digits = check_positive("tolerance", tolerance), _DIGITS
         self._known: dict[float, float] = {}
 
     @property
@@ -185,12 +184,15 @@ class _Search:
                 aim = math.log(self.target * (1 - self.tolerance / 2))
                 share = (aim - math.log(low)) / (math.log(high) - math.log(low))
                 share = min(max(share, 0.02), 0.98)
-            middle = parameter.snap(good * (bad / good) ** share)
+            middle = parameter.snap(good * (bad / good) ** share, self._digits)
             if middle in (good, bad):
-                middle = parameter.snap(math.sqrt(good * bad))
+                middle = parameter.snap(math.sqrt(good * bad), self._digits)
             if middle in (good, bad):
-                if not parameter.whole or abs(good - bad) <= 1:
+                if abs(good - bad) <= 1 if parameter.whole else self._digits == _MOST_DIGITS:
                     break
+                if not parameter.whole:
+                    self._digits += 1
+                    continue
                 middle = good + (1 if bad > good else -1)
             if self._epsilon(cost, middle) <= self.target:
                 good = middle
