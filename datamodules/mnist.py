@@ -109,8 +109,8 @@ class MNISTDataModule(IDXDataModule):
         root: folder that holds (or will hold) the data.
         class_names: names of the classes, if others than the usual ones are wanted.
         overlap: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
-        **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`; ``num_public`` and ``num_test``
-            choose from the halves.
+        **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`; ``public_examples`` and
+            ``test_examples`` choose from the halves.
 
     Raises:
         ValueError: for arguments out of range; at ``setup`` for damaged files (the message names the file).

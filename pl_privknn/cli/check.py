@@ -80,7 +80,7 @@ def _check_data(parsed: argparse.Namespace) -> int:
     data, sizes = found.data, found.sizes
     unit = found.config["labeling"]["budget"].get("unit", "record")
     but = ", but for the names of its classes" if data.conditions else ""
-    print(f"Private part: not loaded{but}; {sizes.records} {unit}s, as you state.")
+    print(f"Private part: not loaded{but}; {sizes.private_records} {unit}s, as you state.")
     truth = data.public.truth if data.has_public else None
     print(_part("Public part", sizes.public, truth, data))
     print(_part("Test part", len(data.test), data.test.labels, data))
@@ -128,9 +128,9 @@ def _cost(found: Recommendation) -> tuple[float, float]:
         embed(["word"])
         each += _seconds(lambda: embed(["word " * 300] * _EXAMPLES))
     # Public examples are seen by what learns from them, the teacher and the student.
-    seconds = _START + each * (sizes.records + 3 * sizes.public + 2 * len(data.test))
+    seconds = _START + each * (sizes.private_records + 3 * sizes.public + 2 * len(data.test))
     seconds += _STEP * found.max_epochs * (sizes.public // 32 + 1)
-    numbers = (sizes.records + sizes.public + len(data.test)) * (images[0].numel() + width)
+    numbers = (sizes.private_records + sizes.public + len(data.test)) * (images[0].numel() + width)
     return seconds, _LIBRARIES + 4e-9 * numbers
 
 

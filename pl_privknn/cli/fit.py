@@ -199,7 +199,7 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
     found = recommend(
         parsed.data,
         epsilon=parsed.epsilon,
-        expected_records=parsed.private_records,
+        private_records=parsed.private_records,
         delta=parsed.delta,
         teacher=parsed.teacher,
         num_classes=parsed.num_classes,

@@ -52,7 +52,7 @@ def test_a_validation_set_stands_in_for_private_records(kind, tmp_path):
         part = name.removesuffix("embeddings")
         parts[f"{part}images"] = (1 / (1 + np.exp(-parts.pop(name)))).reshape(-1, 8, 8)
     np.savez(tmp_path / "own.npz", **parts)
-    found = recommend(tmp_path / "own.npz", epsilon=1.0, expected_records=400)
+    found = recommend(tmp_path / "own.npz", epsilon=1.0, private_records=400)
     assert "100 public examples with known classes stood in" in " ".join(found.reasons)
     assert found.expected > 0.8
 
@@ -87,8 +87,7 @@ def test_sizes_follow_the_records_and_the_public_examples():
 
 def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_are_of_another_kind(table):
     few, many = (
-        recommend("own", epsilon=1.0, expected_records=records, public_kind="other")
-        for records in (600, 9000)
+        recommend("own", epsilon=1.0, private_records=records, public_kind="other") for records in (600, 9000)
     )
     for found in (few, many):
         labeling = found.config["labeling"]
@@ -100,7 +99,7 @@ def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_
         stated = plan_of(found.config, "own")
         assert account(stated.charges, delta=stated.delta, adjacency="add_remove").epsilon <= 1
     assert few.setting.width < many.setting.width
-    same = recommend("own", epsilon=1.0, expected_records=9000)
+    same = recommend("own", epsilon=1.0, private_records=9000)
     assert same.config["labeling"]["labeler"]["init_args"]["centre"] == 0.2
     assert same.config["labeling"]["released"] == "mean"
 
@@ -180,7 +179,7 @@ def test_a_data_module_of_ones_own_arrays_is_recommended_for_and_trains(tmp_path
     data = EmbeddingsDataModule(
         **embeddings({"private": 600, "public": 120, "test": 100}), num_classes=4, batch_size=32
     )
-    found = pl_privknn.recommend(data, epsilon=1.0, expected_records=600)
+    found = pl_privknn.recommend(data, epsilon=1.0, private_records=600)
     assert "data" not in found.config  # arrays can't be said in a configuration
     assert found.expected is not None
     student, labeling = found.build(data)
@@ -217,7 +216,7 @@ def refused(capsys, *words):
 
 
 def test_bad_folders_get_one_line(photos, capsys):
-    found = recommend(photos, epsilon=1.0, expected_records=1000)
+    found = recommend(photos, epsilon=1.0, private_records=1000)
     assert found.config["data"]["init_args"]["image_size"] == 24
     assert "8 public examples, 2 classes, images 3×24×24" in found.reasons[0]
     assert "there is no such file or folder" in refused(capsys, "--data", "nowhere")
@@ -225,14 +224,14 @@ def test_bad_folders_get_one_line(photos, capsys):
     assert "has 1 class folders, want 2 or more" in refused(capsys, "--data", "own")
     (photos / "b").rename(photos / "test/c")
     images(photos / "public", {"a": 1, "b": 1})
-    found = recommend(photos, epsilon=1.0, expected_records=1000)
+    found = recommend(photos, epsilon=1.0, private_records=1000)
     assert "10 public examples, 3 classes" in found.reasons[0]  # every part may lack some
     (photos / "test/c").rename(photos / "test/B")
     assert "'B' and 'b' differ in case or spaces alone" in refused(capsys, "--data", "own")
     (photos / "test/B").rename(photos / "test/b")
     (photos / "public/a/0.png").write_bytes(b"no image")
     with pytest.warns(UserWarning, match="public: records are left out: 1 with an unreadable file"):
-        found = recommend(photos, epsilon=1.0, expected_records=1000)
+        found = recommend(photos, epsilon=1.0, private_records=1000)
     assert "9 public examples, 2 classes" in found.reasons[0]
     for file in photos.glob("public/**/*.png"):
         file.unlink()
@@ -341,11 +340,11 @@ def test_a_folder_without_a_public_part_needs_none(tmp_path):
         for name in ("cat", "dog"):
             (tmp_path / part / name).mkdir(parents=True)
             Image.new("RGB", (16, 16)).save(tmp_path / part / name / "0.png")
-    found = recommend(tmp_path, epsilon=1.0, expected_records=100)
+    found = recommend(tmp_path, epsilon=1.0, private_records=100)
     assert found.config["labeling"]["released"] == "head"
     assert any("would bring features that are learned" in line for line in found.reasons)
 
 
 def test_a_place_of_public_data_is_refused_beside_a_data_module():
     with pytest.raises(ValueError, match=r"public='none'.*give the data module"):
-        recommend(DigitsDataModule(), epsilon=1.0, expected_records=1000, public="none")
+        recommend(DigitsDataModule(), epsilon=1.0, private_records=1000, public="none")

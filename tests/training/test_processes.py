@@ -192,7 +192,7 @@ def test_a_file_of_each_process_is_drawn_from_whole():
     trainer = types.SimpleNamespace(global_rank=1, world_size=2, strategy=alike)
     data = make_data()
     data.setup("fit")
-    session = PrivateTraining(noise_multiplier=1.0, expected_batch_size=2, expected_records=8)
+    session = PrivateTraining(noise_multiplier=1.0, expected_batch_size=2, private_records=8)
     for in_shards, wanted in ((True, PRIVATE), (False, PRIVATE // 2)):
         data.private_in_shards = in_shards
         session.draw_from(data, trainer)
