@@ -291,7 +291,16 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
     return {
         **{
             name: report[name]
-            for name in ("adjacency", "unit", "delta", "max_epsilon", "guarantee", "reason", "ledger_head", "rows")
+            for name in (
+                "adjacency",
+                "unit",
+                "delta",
+                "max_epsilon",
+                "guarantee",
+                "reason",
+                "ledger_head",
+                "rows",
+            )
         },
         "releases": [record for run in runs.values() for record in run["guaranteed"]],
         "runs": runs,

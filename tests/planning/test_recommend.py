@@ -1,6 +1,8 @@
 """What is recommended for one's own data: rules, comparisons on public labels, and configurations that run."""
 
 import json
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,15 @@ from PIL import Image
 from sklearn.decomposition import PCA
 
 import pl_privknn
-from pl_privknn import PublicFeatures, recommend
+from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, PublicFeatures, SupervisedStudent, recommend
+from pl_privknn._checks import at_most
 from pl_privknn.cli.main import main
+from pl_privknn.config import as_section
 from pl_privknn.datamodules import DigitsDataModule, EmbeddingsDataModule
+from pl_privknn.features import HOG
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.verification import audit_ledger
 from pl_privknn.recommendation import Setting, Sizes, usual_delta
 
 
@@ -137,6 +143,7 @@ def test_one_command_from_data_to_a_private_model(table, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "120 public examples, 4 classes, embeddings of 24 numbers" in printed
     assert "not known" in printed
+    assert "Cost: about " in printed
     folder = Path("runs/own/0")
     assert printed.strip().endswith(str(folder))
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -236,6 +243,67 @@ def test_bad_folders_get_one_line(photos, capsys):
     for file in photos.glob("public/**/*.png"):
         file.unlink()
     assert "there are no images in public/" in refused(capsys, "--data", "own")
+
+
+def test_a_fit_that_fails_before_it_asks_leaves_no_folder(table, capsys):
+    words = ["fit", "--data", "own", "--epsilon", "2", "--private-records", "600", "--run_dir", "mine"]
+    np.save("own/private_labels.npy", np.full_like(table["private_labels"], 77))
+    assert main(words) == 2
+    assert "private_labels: some labels lie outside" in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
+def test_an_interrupted_fit_says_what_is_spent_and_goes_on_in_its_folder_alone(table, monkeypatch, capsys):
+    handler, step = signal.getsignal(signal.SIGINT), SupervisedStudent.training_step
+
+    def stopped(module, *batch):
+        if module.trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+        return step(module, *batch)
+
+    quiet = ["--trainer.enable_progress_bar", "false"]
+    words = [
+        "fit",
+        "--data",
+        "own",
+        "--epsilon",
+        "2",
+        "--private-records",
+        "600",
+        "--trainer.max_epochs",
+        "3",
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(SupervisedStudent, "training_step", stopped)
+        assert main([*words, *quiet]) == 130
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
+    said = capsys.readouterr().err
+    spent = audit_ledger("runs/own/0/ledger.sqlite", exact=True)["epsilon_spent"]
+    assert f"Spent: ε {at_most(spent)} of the" in said
+    assert "labels of 120 queries, a checkpoint of the last full epoch" in said
+    assert "Continue with: privknn fit --resume runs/own/0" in said
+    shutil.move("runs", "moved")
+    assert main(["fit", "--resume", "moved/own/0", "--run_dir", "elsewhere"]) == 2
+    assert main(["fit", "--resume", "moved/own/0", *quiet]) == 0
+    assert audit_ledger("moved/own/0/ledger.sqlite", exact=True)["epsilon_spent"] == spent
+    summary = json.loads(Path("moved/own/0/summary.json").read_text(encoding="utf-8"))
+    assert summary["epochs"] == 3
+    assert Path("moved/own/0/checkpoints/last.ckpt").is_file()
+    assert sorted(path.name for path in Path().iterdir()) == ["moved", "own"]
+
+
+def test_objects_print_as_the_calls_that_make_them():
+    noise = Gaussian(sigma=14.0)
+    teacher = PrivateKNN(90, 0.8, noise=noise, screening={"threshold": 36, "sigma": 25})
+    assert (
+        repr(teacher)
+        == "PrivateKNN(k=90, sampling_rate=0.8, noise=Gaussian(sigma=14.0), screening={'threshold': 36, 'sigma': 25})"
+    )
+    labeling = PrivateLabeler(teacher, rounds=2, budget={"delta": 1e-6}, features=[PublicFeatures(30), HOG()])
+    assert as_section(eval(repr(labeling))) == as_section(labeling)
+    assert (
+        repr(SupervisedStudent(network=torch.nn.Flatten(), lr=0.1)) == "SupervisedStudent(lr=0.1, network=…)"
+    )
 
 
 @pytest.mark.parametrize("there", ["nothing", "other runs", "the folder"])
