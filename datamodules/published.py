@@ -34,6 +34,10 @@ def check_attributes(attributes: Sequence[str] | None, known: Iterable[str]) -> 
     return names
 
 
+#: Arguments with the sizes of parts.
+SIZES = {"private": "private_records", "public": "public_examples", "test": "test_examples"}
+
+
 class PublishedDataModule(PrivatePublicDataModule):
     """A published data set, split by fixed shuffles; a subclass defines :meth:`part`.
 
@@ -119,7 +123,7 @@ class PublishedDataModule(PrivatePublicDataModule):
         return rows[fixed_shuffle(len(rows), self.split_seed if seed is None else seed)]
 
     def cut(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The first ``num_…`` of some rows (all where it is None), and the others.
+        """The first rows, as many as an argument says (all where it is None), and the others.
 
         Raises:
             ValueError: if there are fewer.

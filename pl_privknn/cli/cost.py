@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from pl_privknn.recommendation import Recommendation
 
 _EXAMPLES = 16  # of the trial
-_START, _STEP = 8.0, 0.003  # seconds for imports, plan and files, and for a step of a student on features
+_START, _STEP = 9.0, 0.003  # seconds for imports, plan and files, and for a step of a student on features
+_RECORD = 1e-4  # seconds for reading a vector, its kernel and what the teacher does with it
 _LIBRARIES, _NETWORK = 1.1, 0.7  # gigabytes of torch and Lightning, and of a network on images
 
 
@@ -66,11 +67,12 @@ def cost_of(found: Recommendation) -> tuple[float, float]:
             if part in data.places
             for path in images_under(data.places[part])
         ]
-        store = FileImages(files[:_EXAMPLES], data.image_shape, cache=False)
+        store = FileImages((files * _EXAMPLES)[:_EXAMPLES], data.image_shape, cache=False)
         with contextlib.suppress(ValueError):  # of a damaged file, which a run leaves out
             seconds += count * _seconds(lambda: store.read(torch.arange(len(store))))
-    base = _LIBRARIES + (_NETWORK if data.image_shape[1:] != (1, 1) else 0.0)
-    return seconds + count * each, base + 4e-9 * count * (images[0].numel() + width)
+    # Vectors are kept as float32, images as uint8, features as float32.
+    base, size = (_LIBRARIES, 4) if data.image_shape[1:] == (1, 1) else (_LIBRARIES + _NETWORK, 1)
+    return seconds + count * (each + _RECORD), base + 1e-9 * count * (size * images[0].numel() + 4 * width)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -90,15 +90,15 @@ def run_training(
         with quietly(command), importable(list(configs)):
             cli.run_words([command, *options, *words])
     except (KeyboardInterrupt, SystemExit) as stop:
-        _discard_unused(cli.at_work)
+        _leave(cli.at_work)
         if (status := _interrupted(stop, cli.at_work)) is None:
             raise
         return status
     except _MISCONFIGURED as error:
-        _discard_unused(cli.at_work)
+        _leave(cli.at_work)
         raise ConfigurationError(one_line(error)) from error
     except Exception as error:
-        _discard_unused(cli.at_work)
+        _leave(cli.at_work)
         if mistake(error) is None and _restoring(error):
             # A network that does not fit is told in full; torch's advice on unsafe files is not for users.
             why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
@@ -130,11 +130,12 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
     return 128 + signal.SIGINT
 
 
-def _discard_unused(cli: PrivKNNCLI | None) -> None:
-    """Remove a folder that this command made, where nothing was asked: it holds settings and empty files alone."""
+def _leave(cli: PrivKNNCLI | None) -> None:
+    """Let others into the folder; remove it where this command made it and asked nothing, so that it is empty."""
+    if (lock := getattr(cli, "_lock", None)) is not None:
+        lock.release()
     folder = getattr(cli, "made_folder", None)
     if folder is not None and {path.name for path in folder.glob("*")} <= _BEFORE_ASKING:
-        cli._lock.release()
         shutil.rmtree(folder, ignore_errors=True)
 
 

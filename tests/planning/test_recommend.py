@@ -284,7 +284,7 @@ def test_an_interrupted_fit_says_what_is_spent_and_goes_on_in_its_folder_alone(t
     assert "Continue with: privknn fit --resume runs/own/0" in said
     shutil.move("runs", "moved")
     assert main(["fit", "--resume", "moved/own/0", "--run_dir", "elsewhere"]) == 2
-    assert main(["fit", "--resume", "moved/own/0", *quiet]) == 0
+    assert main(["fit", "--resume", "moved/own/0", *quiet]) == 0, capsys.readouterr().err
     assert audit_ledger("moved/own/0/ledger.sqlite", exact=True)["epsilon_spent"] == spent
     summary = json.loads(Path("moved/own/0/summary.json").read_text(encoding="utf-8"))
     assert summary["epochs"] == 3
@@ -293,16 +293,15 @@ def test_an_interrupted_fit_says_what_is_spent_and_goes_on_in_its_folder_alone(t
 
 
 def test_objects_print_as_the_calls_that_make_them():
-    noise = Gaussian(sigma=14.0)
-    teacher = PrivateKNN(90, 0.8, noise=noise, screening={"threshold": 36, "sigma": 25})
-    assert (
-        repr(teacher)
-        == "PrivateKNN(k=90, sampling_rate=0.8, noise=Gaussian(sigma=14.0), screening={'threshold': 36, 'sigma': 25})"
-    )
+    teacher = PrivateKNN(90, 0.8, noise=Gaussian(sigma=14.0))
+    assert repr(PrivateKNN(90, 0.8, noise=Gaussian(14.0), release_counts=False)) == repr(teacher)
+    assert repr(teacher) == "PrivateKNN(k=90, sampling_rate=0.8, noise=Gaussian(sigma=14.0))"
     labeling = PrivateLabeler(teacher, rounds=2, budget={"delta": 1e-6}, features=[PublicFeatures(30), HOG()])
     assert as_section(eval(repr(labeling))) == as_section(labeling)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     assert (
-        repr(SupervisedStudent(network=torch.nn.Flatten(), lr=0.1)) == "SupervisedStudent(lr=0.1, network=…)"
+        repr(SupervisedStudent(network=network, ema_decay=0.9))
+        == "SupervisedStudent(ema_decay=0.9, network=…)"
     )
 
 
