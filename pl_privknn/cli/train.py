@@ -117,8 +117,8 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
     text = "interrupted before this command asked anything: it spent nothing. Repeat it to go on"
     if cli is not None and trainer is not None and (spender := spender_of(trainer, cli.model)) is not None:
         folder, kept, report = cli._subconfig().run_dir, ["the ledger"], spender.ledger.report()
-        if counts := getattr(spender, "label_counts", dict)():
-            kept.append(f"labels of {counts['answered']} queries")
+        if hasattr(spender, "label_counts"):
+            kept.append(f"labels of {spender.label_counts()['answered']} queries")
         if usable_checkpoint(Path(folder) / CHECKPOINT) is not None:
             kept.append("a checkpoint of the last full epoch")
         text = (
@@ -132,9 +132,9 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
 
 def _leave(cli: PrivKNNCLI | None) -> None:
     """Let others into the folder; remove it where this command made it and asked nothing, so that it is empty."""
-    if (lock := getattr(cli, "_lock", None)) is not None:
+    lock, folder = (getattr(cli, name, None) for name in ("_lock", "made_folder"))
+    if lock is not None:
         lock.release()
-    folder = getattr(cli, "made_folder", None)
     if folder is not None and {path.name for path in folder.glob("*")} <= _BEFORE_ASKING:
         shutil.rmtree(folder, ignore_errors=True)
 
