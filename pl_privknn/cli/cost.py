@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = 16  # of the trial
 _START, _STEP = 9.0, 0.003  # seconds for imports, plan and files, and for a step of a student on features
-_RECORD = 1e-4  # seconds for reading a vector, its kernel and what the teacher does with it
+_RECORD = 7e-5  # seconds for reading a vector, its kernel and what the teacher does with it
 _LIBRARIES, _NETWORK = 1.1, 0.7  # gigabytes of torch and Lightning, and of a network on images
 
 
