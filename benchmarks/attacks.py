@@ -50,12 +50,12 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "reverse kNN, Fashion-MNIST": ("fashion_mnist_reverse_knn_eps1", {}),
     "reverse kNN, local, Fashion-MNIST": ("fashion_mnist_reverse_knn_local_eps1", {}),
     "reverse kNN, shuffle, Fashion-MNIST": ("fashion_mnist_reverse_knn_shuffle", {"num_clients": 3000}),
-    "statistics, Fashion-MNIST": ("fashion_mnist_statistics", {"expected_records": 3000, "components": 200}),
+    "statistics, Fashion-MNIST": ("fashion_mnist_statistics", {"private_records": 3000, "components": 200}),
     "noisy SGD teacher, Fashion-MNIST": ("fashion_mnist_noisy_sgd_teacher", {"expected_batch_size": 300}),
     "Ind-KNN, Fashion-MNIST": ("fashion_mnist_ind_knn", {}),
 }
 #: A guarantee holds for every table; of these methods a part of the private and the public images is enough.
-FEWER_IMAGES = {"num_private": 3000, "num_public": 1000}
+FEWER_IMAGES = {"private_records": 3000, "public_examples": 1000}
 _WHOLE = "reverse kNN, Fashion-MNIST"
 #: Their noise is not continuous, so :class:`~benchmarks.faulty.LessNoise` leaves it as it is.
 WHOLE_NUMBERS = tuple(name for name in METHODS if "local" in name or "shuffle" in name)
@@ -158,7 +158,7 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
         arguments = document["model"]["init_args"]
         arguments["epsilon"] = epsilon
         if method == "PrivateTraining":
-            names = ("epsilon", "delta", "expected_batch_size", "expected_records")
+            names = ("epsilon", "delta", "expected_batch_size", "private_records")
             kept = {name: arguments[name] for name in names}
             document["model"] = {"class_path": "benchmarks.faulty.PlainClassifier"}
             document["trainer"]["callbacks"] = [

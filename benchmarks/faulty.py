@@ -141,7 +141,7 @@ LABELERS: dict[str, Callable[[float], Labeler]] = {
     "PATE": lambda epsilon: _pate(noise_for(_pate, epsilon)),
     "Ind-KNN": lambda epsilon: IndKNN(0.5, 1.0, epsilon=epsilon, delta=DELTA, num_queries=1000),
     "statistics": lambda epsilon: PreconditionedGradients(
-        epsilon=epsilon, delta=DELTA, expected_records=RECORDS, releases=2
+        epsilon=epsilon, delta=DELTA, private_records=RECORDS, releases=2
     ),
     "noisy SGD teacher": _sgd,
 }
@@ -432,7 +432,7 @@ def small_training(
     groups = torch.arange(_IMAGES) // records_of_a_person if records_of_a_person else None
     data = dealt(images, labels, _IMAGES, _PUBLIC, num_classes=2, private_groups=groups)
     pixels, hidden = _SIDE * _SIDE, 96
-    drawn: dict[str, Any] = {"expected_batch_size": _BATCH, "expected_records": _IMAGES}
+    drawn: dict[str, Any] = {"expected_batch_size": _BATCH, "private_records": _IMAGES}
     if records_of_a_person:
         drawn |= {"unit": "person", "options": {"records_per_person": 2}}
 

@@ -442,7 +442,7 @@ def _trial(name: str) -> dict[str, Any]:
     module, data = CASES[name]()
     replaced, watched, untrained = name != _REFUSED, _Way(), CASES[name]()[0]
     untrained.load_state_dict(module.state_dict())
-    private: dict[str, Any] = {"expected_batch_size": BATCH, "expected_records": RECORDS}
+    private: dict[str, Any] = {"expected_batch_size": BATCH, "private_records": RECORDS}
     options = TrainingOptions(reads_alone=True, noise_source=SeededNoise(0))
     training = PrivateTraining(EPSILON, DELTA, replace_batch_norm=replaced, options=options, **private)
     # The package whose Trainer takes it.
@@ -647,7 +647,7 @@ def _layers(repeat: int) -> dict[str, Any]:
     count, data, network = 512, _pictures(560, 1, 28), tanh_cnn(10, 1, 28)
     tables = dealt(*data.tensors, count, 24, num_classes=10)
     tables.setup("fit")
-    sizes: dict[str, Any] = {"image_size": 28, "expected_batch_size": 256, "expected_records": count}
+    sizes: dict[str, Any] = {"image_size": 28, "expected_batch_size": 256, "private_records": count}
     module = NoisySGD(copy.deepcopy(network), epsilon=1.0, **sizes)
     rows = TensorDataset(*(table[:count] for table in data.tensors))
     return _compared(repeat, network, rows, module, tables)

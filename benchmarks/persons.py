@@ -66,7 +66,7 @@ def _voting(made: Callable[[float, int], Labeler], epsilon: float, delta: float,
 
 def _released(made: Any, records: int, epsilon: float, delta: float, most: int) -> Labeler:
     several = {"records_per_person": records} if records > 1 else {}
-    released: Labeler = made(epsilon, delta=delta, expected_records=PERSONS * most, **several)
+    released: Labeler = made(epsilon, delta=delta, private_records=PERSONS * most, **several)
     return released
 
 
@@ -84,7 +84,7 @@ TEACHERS: dict[str, Callable[[float, float, int], Labeler]] = {
         num_queries=QUERIES,
         threshold=0.1,
         sigma2=0.8,
-        switches=IndKNNSwitches(density=PublicDensity(neighbors=50 * most, records=PERSONS * most)),
+        switches=IndKNNSwitches(density=PublicDensity(neighbors=50 * most, private_records=PERSONS * most)),
     ),
     "Noisy SGD": lambda epsilon, delta, most: NoisySGDTeacher(
         0.2, PERSONS * most // 5, steps=100, epsilon=epsilon, delta=delta
@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def _features(root: str) -> dict[str, Tensor]:
-    data = FashionMNISTDataModule(root=root, num_public=5000)
+    data = FashionMNISTDataModule(root=root, public_examples=5000)
     data.setup("fit")
     extractor = HOG()
     assert data.public.truth is not None

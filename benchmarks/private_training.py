@@ -80,7 +80,7 @@ class Lit(pl.LightningModule):
 
 def _run(settings: dict[str, Any], epsilon: float, seed: int, data: FashionMNISTDataModule) -> dict[str, Any]:
     pl.seed_everything(seed, verbose=False)
-    training = PrivateTraining(epsilon, DELTA, expected_records=RECORDS, **PRIVATE)
+    training = PrivateTraining(epsilon, DELTA, private_records=RECORDS, **PRIVATE)
     module = Lit(network(data.public.images()), settings["lr"], settings["momentum"])
     average = pl.callbacks.EMAWeightAveraging(decay=settings["averaging"])
     started = time.process_time()

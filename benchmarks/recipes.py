@@ -149,7 +149,7 @@ def _cell(data: Records, features: list[Tensor], count: int, epsilon: float, see
         assert own is not None
         _keep(tuned, "PreconditionedGradients", right(own(x[test])))
         sums = SufficientStatistics(
-            epsilon, delta=DELTA, expected_records=count, noise_source=SeededNoise(seed)
+            epsilon, delta=DELTA, private_records=count, noise_source=SeededNoise(seed)
         )
         sums.fit_public(x[public])
         sums.fit(x[private], data.labels[private], classes)
@@ -205,7 +205,7 @@ def _run(data: Records, private: Tensor, epsilon: float, seed: int) -> dict[str,
             arrays[f"{part}_labels"] = data.labels[rows]
     kind = EmbeddingsDataModule if data.kind == "embeddings" else ArraysDataModule
     module = kind(**arrays, num_classes=int(data.labels.max()) + 1, batch_size=32, overlap="ignore")
-    found = recommend(module, epsilon=epsilon, expected_records=len(private), delta=DELTA)
+    found = recommend(module, epsilon=epsilon, private_records=len(private), delta=DELTA)
     labeling, summary = run_of(found, module, seed)
     return {
         "teacher": found.setting.teacher,

@@ -44,8 +44,8 @@ class CelebADataModule(PublishedDataModule):
         root: folder that holds (or will hold) the data.
         image_size: side of square images, or (height, width). Networks by name need square ones from YAML.
         attributes: names of the attributes to use, in this order; all 40 by default.
-        num_public: public images.
-        num_test: a fixed random choice of test images; all that are left by default.
+        public_examples: public images.
+        test_examples: a fixed random choice of test images; all that are left by default.
         cache: keep decoded images in memory, as uint8.
         **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`.
 
@@ -66,8 +66,8 @@ class CelebADataModule(PublishedDataModule):
         *,
         image_size: int | tuple[int, int] = 64,
         attributes: Sequence[str] | None = None,
-        num_public: int | None = 800,
-        num_test: int | None = None,
+        public_examples: int | None = 800,
+        test_examples: int | None = None,
         cache: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -78,14 +78,14 @@ class CelebADataModule(PublishedDataModule):
             image_shape=image_shape_of(image_size),
             class_names=names,
             task="multilabel",
-            num_public=num_public,
-            num_test=num_test,
+            public_examples=public_examples,
+            test_examples=test_examples,
             **kwargs,
         )
         self.cache = check_switch("cache", cache)
 
     def load_private(self) -> LabeledImages:
-        """The training partition, or ``num_private`` records of it."""
+        """The training partition, or ``private_records`` of its records."""
         people = self.torchvision_files(self.root, split="train").identity[:, 0]
         self.private_groups = people[self.part("private")[2]]
         return super().load_private()

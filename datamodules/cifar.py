@@ -50,9 +50,9 @@ class CIFAR10DataModule(PublishedDataModule):
     Args:
         root: folder that holds (or will hold) the data.
         split: see above.
-        num_private: private records, instead of the split's number.
-        num_public: public images, instead of the split's number.
-        num_test: test images, instead of the split's number.
+        private_records: private records, instead of the split's number.
+        public_examples: public images, instead of the split's number.
+        test_examples: test images, instead of the split's number.
         class_names: names of the classes, if others than the usual ones are wanted.
         **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`.
 
@@ -74,9 +74,9 @@ class CIFAR10DataModule(PublishedDataModule):
         root: str | Path = "data",
         *,
         split: str | None = None,
-        num_private: int | None = None,
-        num_public: int | None = None,
-        num_test: int | None = None,
+        private_records: int | None = None,
+        public_examples: int | None = None,
+        test_examples: int | None = None,
         class_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -88,9 +88,9 @@ class CIFAR10DataModule(PublishedDataModule):
             num_classes=self.classes,
             image_shape=(3, 32, 32),
             class_names=self.default_names if class_names is None else class_names,
-            num_private=private if num_private is None else num_private,
-            num_public=public if num_public is None else num_public,
-            num_test=test if num_test is None else num_test,
+            private_records=private if private_records is None else private_records,
+            public_examples=public if public_examples is None else public_examples,
+            test_examples=test if test_examples is None else test_examples,
             **kwargs,
         )
 
@@ -105,19 +105,19 @@ class CIFAR10DataModule(PublishedDataModule):
         """Rows of the private, public and test part of all images, training files first."""
         train, test = self.shuffled(in_train), in_train + self.shuffled(in_test)
         if self.split == "private_knn":
-            public, rest = self.cut("num_public", self.shuffled(in_train + in_test))
-            tested, private = self.cut("num_test", rest)
+            public, rest = self.cut("public_examples", self.shuffled(in_train + in_test))
+            tested, private = self.cut("test_examples", rest)
         elif self.split == "reverse_knn":
-            public, more = self.cut("num_public", train)
-            tested, rest = self.cut("num_test", test)
+            public, more = self.cut("public_examples", train)
+            tested, rest = self.cut("test_examples", test)
             private = self.shuffled(torch.cat([more, rest]))
         elif self.split == "train_test":
-            (public, rest), private = self.cut("num_public", test), train
-            tested, _ = self.cut("num_test", rest)
+            (public, rest), private = self.cut("public_examples", test), train
+            tested, _ = self.cut("test_examples", rest)
         else:
-            (public, _), (tested, _) = self.cut("num_public", train), self.cut("num_test", test)
+            (public, _), (tested, _) = self.cut("public_examples", train), self.cut("test_examples", test)
             return {"private": train[:0], "public": public, "test": tested}
-        return {"private": self.cut("num_private", private)[0], "public": public, "test": tested}
+        return {"private": self.cut("private_records", private)[0], "public": public, "test": tested}
 
 
 class CIFAR100DataModule(CIFAR10DataModule):

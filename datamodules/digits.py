@@ -30,8 +30,8 @@ class DigitsDataModule(PrivatePublicDataModule):
 
     Args:
         image_size: side of the enlarged images; 8 leaves them as they are.
-        num_private: private images.
-        num_public: public images; what is left is the test set.
+        private_records: private images.
+        public_examples: public images; what is left is the test set.
         split_seed: of the shuffle, a public constant. Figures of different values don't compare.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
@@ -43,35 +43,35 @@ class DigitsDataModule(PrivatePublicDataModule):
         self,
         image_size: int = 20,
         *,
-        num_private: int = 1000,
-        num_public: int = 500,
+        private_records: int = 1000,
+        public_examples: int = 500,
         split_seed: int = 0,
         **kwargs: Any,
     ) -> None:
         side = check_int("image_size", image_size, _SOURCE_SIDE)
         super().__init__(num_classes=10, image_shape=(1, side, side), **kwargs)
-        self.num_private = check_int("num_private", num_private)
-        self.num_public = check_int("num_public", num_public)
-        if num_private + num_public >= _TOTAL:
+        self.private_records = check_int("private_records", private_records)
+        self.public_examples = check_int("public_examples", public_examples)
+        if private_records + public_examples >= _TOTAL:
             raise ValueError(
-                f"num_private={num_private} and num_public={num_public} leave none of {_TOTAL} images for the "
-                "test set; make one of them smaller"
+                f"private_records={private_records} and public_examples={public_examples} leave none "
+                f"of {_TOTAL} images for the test set; make one of them smaller"
             )
         self.split_seed = check_int("split_seed", split_seed, 0)
         self._all: tuple[Tensor, Tensor] | None = None
 
     def load_private(self) -> LabeledImages:
-        """The first ``num_private`` of the shuffled images."""
-        return self._labeled(0, self.num_private)
+        """The first ``private_records`` of the shuffled images."""
+        return self._labeled(0, self.private_records)
 
     def load_public(self) -> PublicDataset:
-        """The next ``num_public``."""
-        part = self._labeled(self.num_private, self.num_private + self.num_public)
+        """The next ``public_examples``."""
+        part = self._labeled(self.private_records, self.private_records + self.public_examples)
         return PublicDataset(part.store, self.num_classes, part.labels)
 
     def load_test(self) -> LabeledImages:
         """The rest."""
-        return self._labeled(self.num_private + self.num_public, _TOTAL)
+        return self._labeled(self.private_records + self.public_examples, _TOTAL)
 
     def _labeled(self, start: int, stop: int) -> LabeledImages:
         if self._all is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int, check_switch
 from pl_privknn.datamodules.datasets import ImageStore, LabeledImages
 from pl_privknn.datamodules.folder import FileImages, image_shape_of
-from pl_privknn.datamodules.published import DamagedFileError, PublishedDataModule, check_attributes
+from pl_privknn.datamodules.published import SIZES, DamagedFileError, PublishedDataModule, check_attributes
 
 _COLOURS_UP = ("black", "white", "red", "purple", "yellow", "gray", "blue", "green")
 _COLOURS_DOWN = ("black", "white", "pink", "purple", "yellow", "gray", "blue", "green", "brown")
@@ -122,8 +122,8 @@ class Market1501DataModule(PublishedDataModule):
         else:
             public = torch.isin(people, self._public_people())
             rows = torch.nonzero(public if name == "public" else ~public).flatten()
-        if self.counts[f"num_{name}"] is not None:
-            rows = self.cut(f"num_{name}", self.shuffled(rows))[0]
+        if self.counts[SIZES[name]] is not None:
+            rows = self.cut(SIZES[name], self.shuffled(rows))[0]
         return store, labels, rows
 
     def _public_people(self) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pl_privknn.datamodules.base import Overlap
 from pl_privknn.datamodules.datasets import ImageStore, TensorImages, check_targets
-from pl_privknn.datamodules.published import PublishedDataModule, check_attributes
+from pl_privknn.datamodules.published import SIZES, PublishedDataModule, check_attributes
 
 _SIDE = 28
 #: Attributes of Fashion-MNIST's classes, in the order of the class numbers 0 … 9: T-shirt/top, trouser, pullover,
@@ -52,7 +52,7 @@ class IDXDataModule(PublishedDataModule):
             return TensorImages(images), labels, self.chosen_private(len(images))
         order, middle = self.shuffled(len(images)), (len(images) + 1) // 2
         half = order[:middle] if name == "public" else order[middle:]
-        return TensorImages(images), labels, self.cut(f"num_{name}", half)[0]
+        return TensorImages(images), labels, self.cut(SIZES[name], half)[0]
 
     def _read(self, file: str) -> tuple[Tensor, Tensor]:
         """Images, uint8 ``(n, 1, 28, 28)``, and labels of the training or the test file."""
@@ -109,8 +109,8 @@ class MNISTDataModule(IDXDataModule):
         root: folder that holds (or will hold) the data.
         class_names: names of the classes, if others than the usual ones are wanted.
         overlap: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
-        **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`; ``num_public`` and ``num_test``
-            choose from the halves.
+        **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`; ``public_examples`` and
+            ``test_examples`` choose from the halves.
 
     Raises:
         ValueError: for arguments out of range; at ``setup`` for damaged files (the message names the file).

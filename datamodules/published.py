@@ -34,15 +34,19 @@ def check_attributes(attributes: Sequence[str] | None, known: Iterable[str]) -> 
     return names
 
 
+#: Arguments with the sizes of parts.
+SIZES = {"private": "private_records", "public": "public_examples", "test": "test_examples"}
+
+
 class PublishedDataModule(PrivatePublicDataModule):
     """A published data set, split by fixed shuffles; a subclass defines :meth:`part`.
 
     Args:
         root: folder that holds (or will hold) the data.
         download: fetch the files by torchvision where they are missing.
-        num_private: a fixed random choice of this many private records.
-        num_public: public images.
-        num_test: test images.
+        private_records: a fixed random choice of this many private records.
+        public_examples: public images.
+        test_examples: test images.
         split_seed: of the shuffles, a public constant. Figures of different values don't compare.
         overlap: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`; published sets may hold an image
             twice, so it only warns here.
@@ -63,9 +67,9 @@ class PublishedDataModule(PrivatePublicDataModule):
         root: str | Path = "data",
         *,
         download: bool = False,
-        num_private: int | None = None,
-        num_public: int | None = None,
-        num_test: int | None = None,
+        private_records: int | None = None,
+        public_examples: int | None = None,
+        test_examples: int | None = None,
         split_seed: int = 0,
         overlap: Overlap = "warn",
         **kwargs: Any,
@@ -73,7 +77,11 @@ class PublishedDataModule(PrivatePublicDataModule):
         super().__init__(overlap=overlap, **kwargs)
         self.root = Path(root)
         self.download = download
-        given = {"num_private": num_private, "num_public": num_public, "num_test": num_test}
+        given = {
+            "private_records": private_records,
+            "public_examples": public_examples,
+            "test_examples": test_examples,
+        }
         self.counts = {name: None if n is None else check_int(name, n) for name, n in given.items()}
         self.split_seed = check_int("split_seed", split_seed, 0)
         self._files: dict[str, Any] = {}
@@ -115,7 +123,7 @@ class PublishedDataModule(PrivatePublicDataModule):
         return rows[fixed_shuffle(len(rows), self.split_seed if seed is None else seed)]
 
     def cut(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The first ``num_…`` of some rows (all where it is None), and the others.
+        """The first rows, as many as an argument says (all where it is None), and the others.
 
         Raises:
             ValueError: if there are fewer.
@@ -128,17 +136,17 @@ class PublishedDataModule(PrivatePublicDataModule):
         return rows[:wanted], rows[len(rows) if wanted is None else wanted :]
 
     def chosen_private(self, rows: Tensor | int) -> Tensor:
-        """All rows in their order, or a fixed random choice of ``num_private`` of them."""
-        if self.counts["num_private"] is None:
+        """All rows in their order, or a fixed random choice of ``private_records`` of them."""
+        if self.counts["private_records"] is None:
             return torch.arange(rows) if isinstance(rows, int) else rows
-        return self.cut("num_private", self.shuffled(rows))[0].sort().values
+        return self.cut("private_records", self.shuffled(rows))[0].sort().values
 
     def rows_of(self, name: str, count: int) -> Tensor:
         """Rows of a part in its file of ``count`` records: one that is all private, or one for both other parts."""
         if name == "private":
             return self.chosen_private(count)
-        public, rest = self.cut("num_public", self.shuffled(count))
-        return public if name == "public" else self.cut("num_test", rest)[0]
+        public, rest = self.cut("public_examples", self.shuffled(count))
+        return public if name == "public" else self.cut("test_examples", rest)[0]
 
     def torchvision_files(self, root: Path, **options: Any) -> Any:
         """Torchvision's data set of these files, which compares their checksums; kept for other parts.

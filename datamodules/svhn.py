@@ -28,8 +28,8 @@ class SVHNDataModule(PublishedDataModule):
     Args:
         root: folder that holds (or will hold) the data.
         extra: take the extra file too.
-        num_public: public images.
-        num_test: test images; None: all that the public ones leave.
+        public_examples: public images.
+        test_examples: test images; None: all that the public ones leave.
         **kwargs: see :class:`~pl_privknn.datamodules.published.PublishedDataModule`.
 
     Raises:
@@ -48,13 +48,18 @@ class SVHNDataModule(PublishedDataModule):
         root: str | Path = "data",
         *,
         extra: bool = True,
-        num_public: int | None = 25_000,
-        num_test: int | None = 1_000,
+        public_examples: int | None = 25_000,
+        test_examples: int | None = 1_000,
         **kwargs: Any,
     ) -> None:
         self.private_files = ("train", "extra") if check_switch("extra", extra) else ("train",)
         super().__init__(
-            root, num_classes=10, image_shape=(3, 32, 32), num_public=num_public, num_test=num_test, **kwargs
+            root,
+            num_classes=10,
+            image_shape=(3, 32, 32),
+            public_examples=public_examples,
+            test_examples=test_examples,
+            **kwargs,
         )
 
     def prepare_data(self) -> None:

@@ -55,7 +55,7 @@ for part, texts in parts.items():
 # %%
 pl.seed_everything(SEED)
 data = TextDataModule(FOLDER, features=WordLlamaFeatures())
-found = recommend(data, epsilon=EPSILON, expected_records=PRIVATE)
+found = recommend(data, epsilon=EPSILON, private_records=PRIVATE)
 print(*found.reasons, sep="\n")
 
 # %%

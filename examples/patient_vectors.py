@@ -51,7 +51,7 @@ for part, rows in (("private", private), ("public", public), ("test", test)):
 # %%
 pl.seed_everything(0)
 data = TextDataModule(FOLDER, text="embedding", label="diagnosis", person="patient")
-found = recommend(data, epsilon=EPSILON, expected_records=len(set(owners)))
+found = recommend(data, epsilon=EPSILON, private_records=len(set(owners)))
 found.config["labeling"]["budget"]["unit"] = "person"
 student, labeling = found.build(data)
 trainer = pl.Trainer(

@@ -84,7 +84,7 @@ def main(given: list[str] | None = None) -> float:
     parameters = IndKNNParameters.for_epsilon(
         options.epsilon, delta=1e-5, threshold=0.05, sigma2=0.5, num_queries=len(queries)
     )
-    density = PublicDensity(neighbors=options.neighbors, records=len(private))
+    density = PublicDensity(neighbors=options.neighbors, private_records=len(private))
     predictor = IndKNNPredictor(parameters, len(topics), features.shape[1], IndKNNSwitches(density=density))
     predictor.add(
         range(len(private)), features[len(queries) :], torch.tensor([topic for _, topic in private])

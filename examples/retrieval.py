@@ -45,7 +45,7 @@ vectors = PublicWhitening(vectors.shape[1], components=64, power=0.0).fit(vector
 parameters = IndKNNParameters.for_epsilon(
     EPSILON, delta=DELTA, threshold=0.05, sigma2=0.5, num_queries=QUESTIONS
 )
-density = PublicDensity(neighbors=NEAR, records=len(private))
+density = PublicDensity(neighbors=NEAR, private_records=len(private))
 predictor = IndKNNPredictor(parameters, len(names), vectors.shape[1], IndKNNSwitches(density=density))
 predictor.add(range(len(private)), vectors[QUESTIONS:], labels[QUESTIONS:])
 predictor.use_public(vectors[:QUESTIONS])

@@ -16,6 +16,7 @@ import inspect
 import json
 import numbers
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -326,7 +327,7 @@ class HasInitArguments:
 
     Of arrays, modules and other objects it keeps the argument's name alone, so that no data is held, and none is
     written. What may be data too is not kept: lists of a user's own class, all arguments of a user's own data module,
-    and what one named ``private…`` holds besides a path.
+    and what one named ``private…`` holds besides a path; ``private_records`` is a stated number.
     """
 
     #: Whether arguments that this package does not know may be, or choose, private data.
@@ -341,6 +342,11 @@ class HasInitArguments:
         object.__setattr__(made, "_made_with", _noted(cls, args, kwargs))
         return made
 
+    def __repr__(self) -> str:
+        """The class and its arguments that differ from the defaults, of which data are not shown."""
+        arguments, left_out = self._made_with
+        return _call(type(self), arguments, [f"{name}=…" for name in left_out if name.isidentifier()])
+
 
 def as_section(made: HasInitArguments) -> tuple[dict[str, Any], list[str]]:
     """An object as the section of a configuration.
@@ -351,6 +357,24 @@ def as_section(made: HasInitArguments) -> tuple[dict[str, Any], list[str]]:
     arguments, left_out = made._made_with
     section: dict[str, Any] = {"class_path": f"{type(made).__module__}.{type(made).__qualname__}"}
     return section | ({"init_args": arguments} if arguments else {}), left_out
+
+
+def _call(cls: type, arguments: Mapping[str, Any], hidden: Iterable[str] = ()) -> str:
+    defaults: dict[str, Any] = {}
+    for parent in reversed(cls.__mro__):
+        parameters = inspect.signature(vars(parent).get("__init__", object.__init__)).parameters
+        defaults |= {name: each.default for name, each in parameters.items()}
+    differ = {name: value for name, value in arguments.items() if value not in (defaults.get(name), {})}
+    return f"{cls.__name__}({', '.join([*(f'{name}={_said(value)}' for name, value in differ.items()), *hidden])})"
+
+
+def _said(value: Any) -> str:
+    """A plain value as Python writes it; a section as the call that makes it."""
+    if isinstance(value, dict) and "class_path" in value:
+        module, _, name = value["class_path"].rpartition(".")
+        found = getattr(sys.modules.get(module), name, type(name, (), {}))
+        return _call(found, value.get("init_args", {}))
+    return f"[{', '.join(map(_said, value))}]" if isinstance(value, list) else repr(value)
 
 
 class _NotPlain(Exception):
@@ -372,7 +396,8 @@ def _noted(
             and name in inspect.signature(vars(parent)["__init__"]).parameters
             for parent in cls.__mro__
         )
-        data = name.startswith("private") and not isinstance(value, str | Path)
+        named = name.startswith("private") and name != "private_records"
+        data = named and not isinstance(value, str | Path)
         if isinstance(value, Mapping) and name in parameters and is_group(parameters[name].default):
             value = as_group(name, value, parameters[name].default)  # which says what of it is data
         try:

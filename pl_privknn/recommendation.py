@@ -105,7 +105,7 @@ class Sizes:
     """Public constants that the rules need.
 
     Attributes:
-        records: n, the private records as they may be told to anybody.
+        private_records: n, the private records as they may be told to anybody.
         epsilon: target ε.
         delta: target δ.
         num_classes: C.
@@ -114,23 +114,25 @@ class Sizes:
         public_kind: one of :data:`KINDS`.
     """
 
-    records: int
+    private_records: int
     epsilon: float
     delta: float
     num_classes: int
     public: int
-    widths: Mapping[str, tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=lambda: WIDTHS)
+    widths: Mapping[str, tuple[tuple[int, float], ...]] = dataclasses.field(
+        default_factory=lambda: WIDTHS, repr=False
+    )
     public_kind: str = "same"
 
     @property
     def ratio(self) -> float:
         """The number that decides: n ε / C."""
-        return self.records * self.epsilon / self.num_classes
+        return self.private_records * self.epsilon / self.num_classes
 
     @property
     def clusters(self) -> int:
         """Public clusters that records vote for."""
-        wanted = max(2 * self.num_classes, round(self.records * self.epsilon / _VOTES_A_CLUSTER))
+        wanted = max(2 * self.num_classes, round(self.private_records * self.epsilon / _VOTES_A_CLUSTER))
         return max(2, min(wanted, self.public // _PUBLIC_A_CLUSTER))
 
     def settings(self, teacher: str) -> list[Setting]:
@@ -143,7 +145,7 @@ class Sizes:
         if teacher is None:
             votes = self.ratio <= CROSSING and self.public_kind == "same"
             teacher = "ReverseKNN" if votes else "PreconditionedGradients"
-        place = sum(self.records * self.epsilon > most for _, most in self.widths[teacher])
+        place = sum(self.private_records * self.epsilon > most for _, most in self.widths[teacher])
         settings = self.settings(teacher)
         return settings[min(place, len(settings) - 1)]
 
@@ -152,13 +154,13 @@ class Sizes:
         if setting.teacher == "ReverseKNN":
             return None
         planned = PreconditionedGradients(
-            self.epsilon, delta=self.delta, expected_records=self.records, centre=_CENTRE
+            self.epsilon, delta=self.delta, private_records=self.private_records, centre=_CENTRE
         )
         length = planned.length_of_centre_noise(setting.width)
         if self.public_kind == "other" and length >= 1:
             raise ValueError(
-                f"epsilon={self.epsilon:g}: the noise of a centre of {self.records} records has length {length:.2g}, "
-                "and a feature vector 1; raise epsilon, or leave out public_kind"
+                f"epsilon={self.epsilon:g}: the noise of a centre of {self.private_records} records has length "
+                f"{length:.2g}, and a feature vector 1; raise epsilon, or leave out public_kind"
             )
         return _CENTRE if self.public_kind == "other" or length <= _CENTRE_NOISE else None
 
@@ -181,7 +183,7 @@ def answers(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor] | None]:
     """Let a teacher answer about all public examples, for nothing: records must be public ones that stand in.
 
-    Fewer records than ``sizes.records`` stand for as many: the noise is smaller in proportion.
+    Fewer records than ``sizes.private_records`` stand for as many: the noise is smaller in proportion.
 
     Args:
         setting: the teacher.
@@ -194,7 +196,7 @@ def answers(
     Returns:
         Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model, if it has one.
     """
-    share, source, ledger = len(private) / sizes.records, SeededNoise(seed), FreeLedger()
+    share, source, ledger = len(private) / sizes.private_records, SeededNoise(seed), FreeLedger()
     if setting.teacher == "ReverseKNN":
         votes = ReverseKNN(epsilon=sizes.epsilon / share, noise_source=source)
         select = ClusterSelection(**_SELECTION)
@@ -207,9 +209,9 @@ def answers(
         assert release.scores is not None
         assert release.score_deviation is not None
         return label_by_spread(selection.spread, release.scores, release.score_deviation)[1], None
-    planned = PreconditionedGradients(sizes.epsilon, delta=sizes.delta, expected_records=sizes.records)
+    planned = PreconditionedGradients(sizes.epsilon, delta=sizes.delta, private_records=sizes.private_records)
     sums = PreconditionedGradients(
-        noise_multiplier=planned.noise_multiplier * share, expected_records=len(private), noise_source=source
+        noise_multiplier=planned.noise_multiplier * share, private_records=len(private), noise_source=source
     )
     sums.fit_public(public)
     sums.fit(private, labels, sizes.num_classes)
@@ -315,15 +317,15 @@ class Recommendation:
     Example:
         >>> from pl_privknn import recommend
         >>> from pl_privknn.datamodules import DigitsDataModule
-        >>> found = recommend(DigitsDataModule(), epsilon=1.0, expected_records=1000)
+        >>> found = recommend(DigitsDataModule(), epsilon=1.0, private_records=1000)
         >>> found.config["labeling"]["labeler"]["class_path"]
         'ReverseKNN'
     """
 
     setting: Setting
     sizes: Sizes
-    reasons: tuple[str, ...]
-    config: dict[str, Any]
+    reasons: tuple[str, ...] = dataclasses.field(repr=False)
+    config: dict[str, Any] = dataclasses.field(repr=False)
     expected: float | None
     data: PrivatePublicDataModule = dataclasses.field(repr=False)
 
@@ -374,7 +376,7 @@ def recommend(
     data: str | Path | PrivatePublicDataModule,
     *,
     epsilon: float,
-    expected_records: int,
+    private_records: int,
     delta: float | None = None,
     teacher: str | None = None,
     num_classes: int | None = None,
@@ -390,7 +392,7 @@ def recommend(
         data: a data module, whose public part is read, or a folder or ``.npz`` file
             (:func:`~pl_privknn.datamodules.at.data_at`).
         epsilon: target ε.
-        expected_records: number of private records, as it may be told to anybody.
+        private_records: number of private records, as it may be told to anybody.
         delta: target δ; a tenth of one over the records, or less, by default.
         teacher: one of :data:`TEACHERS`, where it is not to be chosen.
         num_classes: number of classes, where no part of a path tells it.
@@ -407,7 +409,7 @@ def recommend(
         ValueError: for arguments out of range, or data that do not fit.
     """
     epsilon = check_epsilon("epsilon", epsilon)
-    records = check_int("expected_records", expected_records, 10, _MOST_RECORDS)
+    records = check_int("private_records", private_records, 10, _MOST_RECORDS)
     delta = usual_delta(records) if delta is None else check_open_unit("delta", delta)
     if teacher is not None:
         check_choice("teacher", teacher, tuple(TEACHERS))
@@ -428,7 +430,7 @@ def recommend(
         )
     if records < 5 * data.num_classes:
         raise ValueError(
-            f"expected_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can tell "
+            f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can tell "
             "them apart"
         )
     config: dict[str, Any] = {} if left_out else {"data": _with_batch(section)}
@@ -521,8 +523,8 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
     table = shape[1:] == (1, 1)
     what = f"embeddings of {shape[0]} numbers" if table else f"images {'×'.join(map(str, shape))}"
     lines = [
-        f"{sizes.public} public examples, {sizes.num_classes} classes, {what}; {sizes.records} private records, as "
-        f"you state; ε {sizes.epsilon:g} at δ {sizes.delta:g}.",
+        f"{sizes.public} public examples, {sizes.num_classes} classes, {what}; {sizes.private_records} private "
+        f"records, as you state; ε {sizes.epsilon:g} at δ {sizes.delta:g}.",
         f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two cross at about "
         f"{CROSSING:g}). {_WHY[setting.teacher]}",
     ]
@@ -566,18 +568,18 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
         kinds, named = [HOG(), *kinds], f"HOG and {named}"
     features = as_section(kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, _SHARES))[0]
     labeling: dict[str, Any] = {"rounds": 1, "features": [features], "selection": "all", "released": "head"}
-    records, accuracy = sizes.records, "Accuracy: that on the public test set."
+    records, accuracy = sizes.private_records, "Accuracy: that on the public test set."
     if not len(data.test):
         labeling["evaluate"], records = "paid", round((1 - PaidEvaluation().share) * records)
         accuracy = (
             f"Accuracy: a secret coin holds out a share of {PaidEvaluation().share:g}; a noisy count of hits on it "
             f"is released at ε {sizes.epsilon:g} too; no record is in both parts."
         )
-    arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "expected_records": records}
+    arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
     labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
     labeling["budget"] = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     reasons = (
-        f"No public examples, {sizes.num_classes} classes; {sizes.records} private records, as you state; ε "
+        f"No public examples, {sizes.num_classes} classes; {sizes.private_records} private records, as you state; ε "
         f"{sizes.epsilon:g} at δ {sizes.delta:g}.",
         "Teacher: noisy sums of the features of each class make a linear model: the result.",
         f"Features: {named}; nothing is learned from public examples.",
@@ -613,7 +615,7 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
         network, optimizer, lr, decay = "linear_probe", "sgd", 3 / setting.width, setting.width / 1000
     else:
-        arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "expected_records": sizes.records}
+        arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": sizes.private_records}
         if (centre := sizes.centre(setting)) is not None:
             arguments["centre"] = centre
         labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}

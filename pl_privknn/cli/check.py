@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import time
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn.cli.audit import labeler_class
@@ -13,11 +11,6 @@ from pl_privknn.cli.fit import add_recommended, recommended
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules import PrivatePublicDataModule
-    from pl_privknn.recommendation import Recommendation
-
-_EXAMPLES = 16  # made up for the trial
-_START, _STEP = 10.0, 0.003  # seconds for imports and files, and for a step of a small student
-_LIBRARIES = 1.0  # gigabytes that torch and a network take
 
 
 def add_check(commands: Any) -> None:
@@ -72,7 +65,7 @@ def _check_data(parsed: argparse.Namespace) -> int:
 
     Private records are not loaded: what they hold, and what is left out of them, is not known here.
     """
-    from pl_privknn.datamodules import ImageFolderDataModule
+    from pl_privknn.cli.cost import cost_line
 
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -80,7 +73,7 @@ def _check_data(parsed: argparse.Namespace) -> int:
     data, sizes = found.data, found.sizes
     unit = found.config["labeling"]["budget"].get("unit", "record")
     but = ", but for the names of its classes" if data.conditions else ""
-    print(f"Private part: not loaded{but}; {sizes.records} {unit}s, as you state.")
+    print(f"Private part: not loaded{but}; {sizes.private_records} {unit}s, as you state.")
     truth = data.public.truth if data.has_public else None
     print(_part("Public part", sizes.public, truth, data))
     print(_part("Test part", len(data.test), data.test.labels, data))
@@ -88,9 +81,7 @@ def _check_data(parsed: argparse.Namespace) -> int:
         print(f"Left out or noted: {note}.")
     if data.leaves_out and data.unusable == "leave_out":
         print(f"Left out of the private part by a run: records {data.leaves_out} if there are any.")
-    seconds, gigabytes = _cost(found)
-    files = ", and the decoding of image files" if isinstance(data, ImageFolderDataModule) else ""
-    print(f"Cost: about {_duration(seconds)} on this machine's CPU and {gigabytes:.1f} GB of memory{files}.")
+    print(cost_line(found))
     return 0
 
 
@@ -101,45 +92,3 @@ def _part(name: str, count: int, labels: Any, data: PrivatePublicDataModule) -> 
     sizes = [int((labels == number).sum()) for number in range(data.num_classes)]
     known = ", ".join(f"{word} {size}" for word, size in zip(data.class_names, sizes, strict=True))
     return f"{name}: {count} examples; of known class: {known}."
-
-
-def _cost(found: Recommendation) -> tuple[float, float]:
-    """Seconds and gigabytes of a run, from its public sizes and a trial on made-up examples.
-
-    Neither the time nor the memory of this process is used, which depend on the private labels that were read.
-    """
-    import torch
-
-    from pl_privknn.datamodules import TextDataModule
-    from pl_privknn.features import PublicFeatures, WordLlamaFeatures
-    from pl_privknn.features.base import Extractor
-
-    data, sizes = found.data, found.sizes
-    extractor = found.build(data)[1].features[0]
-    assert isinstance(extractor, Extractor)
-    images = torch.rand(_EXAMPLES, *data.image_shape)
-    if extractor.learns:  # the kinds beneath it, which learn from fewer examples
-        extractor = PublicFeatures(4)
-        extractor.fit_public(images)
-    width = max(extractor(images).shape[1], found.setting.width)  # the first call loads weights
-    each = _seconds(lambda: extractor(images))
-    if isinstance(data, TextDataModule) and not data.holds_vectors:
-        embed = WordLlamaFeatures()
-        embed(["word"])
-        each += _seconds(lambda: embed(["word " * 300] * _EXAMPLES))
-    # Public examples are seen by what learns from them, the teacher and the student.
-    seconds = _START + each * (sizes.records + 3 * sizes.public + 2 * len(data.test))
-    seconds += _STEP * found.max_epochs * (sizes.public // 32 + 1)
-    numbers = (sizes.records + sizes.public + len(data.test)) * (images[0].numel() + width)
-    return seconds, _LIBRARIES + 4e-9 * numbers
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    """Seconds that a call takes for each of the made-up examples."""
-    started = time.perf_counter()
-    call()
-    return (time.perf_counter() - started) / _EXAMPLES
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"

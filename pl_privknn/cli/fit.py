@@ -39,11 +39,12 @@ def add_training(commands: Any, name: str) -> None:
 
     What the parser does not know is left to LightningCLI, which takes seconds to load.
     """
+    recommends = "--data PATH --epsilon ε --private-records N [--OPTION VALUE ...]\n       privknn fit "
     parser = commands.add_parser(
         name,
         help=COMMANDS[name],
         description=COMMANDS[name],
-        usage=f"privknn {name} --config FILE [--OPTION VALUE ...]",
+        usage=f"privknn {name} {recommends if name == 'fit' else ''}--config FILE [--OPTION VALUE ...]",
         epilog=_SECTIONS.format(name),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -105,11 +106,13 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
 
 def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
     """Recommend a run for one's data and run it, with the data module that was looked at."""
+    from pl_privknn.cli.cost import cost_line
     from pl_privknn.cli.train import run_training
 
     name = _name(parsed.data)
     _check_writable("--run_dir", Path(parsed.run_dir or "runs") / name)
     found = recommended(parsed)
+    print(cost_line(found), flush=True)
     data = None if any(word.startswith("--data") for word in others) else found.data
     with tempfile.TemporaryDirectory() as place:
         config = Path(place) / f"{name}.yaml"  # whose name the run has
@@ -175,11 +178,14 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
 
 
 def _init(parsed: argparse.Namespace) -> int:
+    from pl_privknn.cli.cost import cost_line
+
     output = Path(parsed.output)
     if output.exists():
         raise FileExistsError(f"--output {output} is there already; name another file")
     _check_writable("--output", output)
-    output.write_text(recommended(parsed).to_yaml(), encoding="utf-8")
+    output.write_text((found := recommended(parsed)).to_yaml(), encoding="utf-8")
+    print(cost_line(found))
     suggest(f"fit --config {output}")
     return 0
 
@@ -199,7 +205,7 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
     found = recommend(
         parsed.data,
         epsilon=parsed.epsilon,
-        expected_records=parsed.private_records,
+        private_records=parsed.private_records,
         delta=parsed.delta,
         teacher=parsed.teacher,
         num_classes=parsed.num_classes,

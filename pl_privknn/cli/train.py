@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import shutil
 import signal
 import sys
 import traceback
@@ -17,7 +18,7 @@ from jsonargparse import ActionConfigFile, ArgumentError, Namespace
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_int
+from pl_privknn._checks import at_most, check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
@@ -26,7 +27,7 @@ from pl_privknn.callbacks.run_summary import errors_as_warnings
 from pl_privknn.cli.common import importable, mistake, shown_text, suggest
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.folders import FolderLock, new_number
+from pl_privknn.privacy.folders import LOCK, FolderLock, new_number
 from pl_privknn.report import write_report
 from pl_privknn.training import NoisySGD, PrivateTraining
 
@@ -41,6 +42,7 @@ _WORKINGS = (
     "Total length of `list` across ranks is zero",  # public images of unknown truth: nothing to validate on
     *MESSAGES,
 )
+_BEFORE_ASKING = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
 _SAID = ("litlogger", "litmodels", "TPU available", "HPU available", "passed to Trainer: LeavesFolder")
 
 known_classes()  # YAML may name them without a module path
@@ -73,21 +75,30 @@ def run_training(
         ConfigurationError: for arguments, configuration or a checkpoint that can't be used.
     """
     if resume is not None:
-        configs, run_dir = [str(Path(resume) / "config.yaml"), *configs], run_dir or resume
+        if run_dir is not None and Path(run_dir).resolve() != Path(resume).resolve():
+            raise ValueError(
+                f"--run_dir {run_dir}: --resume {resume} goes on in its own folder; leave it out"
+            )
+        configs, run_dir = [str(Path(resume) / "config.yaml"), *configs], resume
         ckpt_path = ckpt_path or _last_checkpoint(Path(resume))
     given = [*(("--config", file) for file in configs), ("--run_dir", run_dir), ("--ckpt_path", ckpt_path)]
     options = [word for name, value in given if value is not None for word in (name, value)]
-    cli: type[PrivKNNCLI] = type("PrivKNNCLI", (PrivKNNCLI,), {"methods": (command,), "made_data": data})
+    cli: type[PrivKNNCLI] = type(
+        "PrivKNNCLI", (PrivKNNCLI,), {"methods": (command,), "made_data": data, "resumed": resume is not None}
+    )
     try:
         with quietly(command), importable(list(configs)):
             cli.run_words([command, *options, *words])
     except (KeyboardInterrupt, SystemExit) as stop:
+        _leave(cli.at_work)
         if (status := _interrupted(stop, cli.at_work)) is None:
             raise
         return status
     except _MISCONFIGURED as error:
+        _leave(cli.at_work)
         raise ConfigurationError(one_line(error)) from error
     except Exception as error:
+        _leave(cli.at_work)
         if mistake(error) is None and _restoring(error):
             # A network that does not fit is told in full; torch's advice on unsafe files is not for users.
             why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
@@ -103,13 +114,29 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
     trainer = getattr(cli, "trainer", None)
     if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
         return None
-    text = "interrupted before anything was asked; the same command starts afresh"
-    if cli is not None and cli.subcommand == "fit":
-        folder = Path(cli._subconfig().run_dir)
-        if (folder / "config.yaml").is_file():
-            text = f"interrupted; what was paid for is kept. Continue with: privknn fit --resume {folder}"
+    text = "interrupted before this command asked anything: it spent nothing. Repeat it to go on"
+    if cli is not None and trainer is not None and (spender := spender_of(trainer, cli.model)) is not None:
+        folder, kept, report = cli._subconfig().run_dir, ["the ledger"], spender.ledger.report()
+        if hasattr(spender, "label_counts"):
+            kept.append(f"labels of {spender.label_counts()['answered']} queries")
+        if usable_checkpoint(Path(folder) / CHECKPOINT) is not None:
+            kept.append("a checkpoint of the last full epoch")
+        text = (
+            f"interrupted. Spent: ε {at_most(report.spent.epsilon)} of the {at_most(report.guarantee.epsilon)} "
+            f"that the run states, at δ {report.spent.delta:g}. Kept in {folder}: "
+            f"{', '.join(kept)}; none of it is paid for again. Continue with: privknn fit --resume {folder}"
+        )
     print(f"privknn: {text}", file=sys.stderr)
     return 128 + signal.SIGINT
+
+
+def _leave(cli: PrivKNNCLI | None) -> None:
+    """Let others into the folder; remove it where this command made it and asked nothing, so that it is empty."""
+    lock, folder = (getattr(cli, name, None) for name in ("_lock", "made_folder"))
+    if lock is not None:
+        lock.release()
+    if folder is not None and {path.name for path in folder.glob("*")} <= _BEFORE_ASKING:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _restoring(error: Exception) -> bool:
@@ -175,6 +202,8 @@ class PrivKNNCLI(LightningCLI):
     methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test")
     #: The data module that the configuration describes, where it is made already.
     made_data: ClassVar[pl.LightningDataModule | None] = None
+    #: Whether the run was begun by an earlier command, in a folder that may have moved since.
+    resumed: ClassVar[bool] = False
     #: The command at work, for who has to say where it stopped.
     at_work: ClassVar[PrivKNNCLI | None] = None
 
@@ -278,6 +307,7 @@ class PrivKNNCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Give the run its folder, and the loggers and checkpoints their place in it."""
         config = self._subconfig()
+        made = not (config.run_dir and Path(config.run_dir).exists())
         folder = Path(config.run_dir) if config.run_dir else new_folder(config)
         config.run_dir = str(folder)
         type(self).at_work = self
@@ -287,12 +317,14 @@ class PrivKNNCLI(LightningCLI):
             and getattr(rank_zero_only, "rank", 0) == 0
         ):
             self._lock = FolderLock(folder, shared=True)  # before anything in the folder is touched
-        config.trainer.default_root_dir = config.trainer.default_root_dir or str(folder)
+            self.made_folder = folder if made else None
+        root = config.trainer.default_root_dir
+        config.trainer.default_root_dir = str(folder) if self.resumed or root is None else root
         if self.subcommand != "fit":
             # An evaluation must not start the run's metrics.csv anew.
             config.trainer.logger = config.trainer.logger or False
         elif config.trainer.logger is not False and not config.trainer.fast_dev_run:
-            config.trainer.logger = run_loggers(config.trainer.logger, folder)
+            config.trainer.logger = run_loggers(config.trainer.logger, folder, root)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with a checkpoint after every epoch (and its query) and a report at the end."""
@@ -385,8 +417,11 @@ def new_folder(config: Namespace) -> Path:
     return new_number(Path(config.trainer.default_root_dir or "runs") / _name_of(config))
 
 
-def run_loggers(chosen: Any, folder: Path) -> list[Namespace]:
-    """The CSV logger, whose file every run leaves, and those that the user chose, all in the run's folder."""
+def run_loggers(chosen: Any, folder: Path, root: str | None = None) -> list[Namespace]:
+    """The CSV logger, whose file every run leaves, and those that the user chose, all in the run's folder.
+
+    A logger that writes to the trainer's root, as that of a resumed run does, is moved there too.
+    """
     csv = Namespace(
         class_path="pytorch_lightning.loggers.CSVLogger",
         init_args=Namespace(
@@ -396,7 +431,7 @@ def run_loggers(chosen: Any, folder: Path) -> list[Namespace]:
     others = [] if chosen in (None, True) else chosen if isinstance(chosen, list) else [chosen]
     for logger in others:
         arguments = logger.get("init_args")
-        if arguments is not None and str(arguments.get("save_dir")) in (".", "None"):
+        if arguments is not None and str(arguments.get("save_dir")) in (".", "None", str(root)):
             arguments.save_dir = str(folder)
     return [csv, *[logger for logger in others if "CSVLogger" not in logger.class_path]]
 

@@ -41,7 +41,7 @@ def own_comparison(
     epsilons = sorted({check_epsilon("--epsilon", epsilon) for epsilon in epsilons})
     check_int("--private-records", records, 10, 10**9)
     middle = epsilons[len(epsilons) // 2]
-    found = recommend(path, epsilon=middle, expected_records=records, **arguments)
+    found = recommend(path, epsilon=middle, private_records=records, **arguments)
     if not found.data.has_public:
         raise ValueError(
             f"--data {path}: there are no public examples to compare methods with; see privknn fit --data"
@@ -83,7 +83,7 @@ def own_comparison(
     baseline = {
         "extractor": features["PreconditionedGradients"][0],
         "feature_head": {"head": "linear", "bias": False},
-        "expected_records": records,
+        "private_records": records,
         "options": {"clipping": "ghost", "physical_batch_size": 4096},
         "optimization": {"lr": 8.0},
     }

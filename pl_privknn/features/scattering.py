@@ -185,12 +185,12 @@ def morlet(shape: tuple[int, int], scale: int, angle: float, slant: float) -> Co
     deviation, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
     envelope, wave = np.zeros(shape), np.zeros(shape, dtype=np.complex128)
     for down in range(-_PERIODS, _PERIODS + 1):
-        for sideways in range(-_PERIODS, _PERIODS + 1):
+        for across in range(-_PERIODS, _PERIODS + 1):
             y = np.arange(shape[0])[:, None] + down * shape[0]
-            x = np.arange(shape[1])[None] + sideways * shape[1]
+            x = np.arange(shape[1])[None] + across * shape[1]
             along = x * math.cos(angle) + y * math.sin(angle)
-            sideways = -x * math.sin(angle) + y * math.cos(angle)
-            bell = np.exp(-(along**2 + (slant * sideways) ** 2) / (2 * deviation**2))
+            normal = -x * math.sin(angle) + y * math.cos(angle)
+            bell = np.exp(-(along**2 + (slant * normal) ** 2) / (2 * deviation**2))
             envelope += bell
             wave += bell * np.exp(1j * frequency * along)
     wave -= envelope * (wave.sum() / envelope.sum())

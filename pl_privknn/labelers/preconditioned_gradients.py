@@ -110,7 +110,7 @@ class PreconditionedGradients(StatisticsTeacher):
     def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
         """Maximum likelihood at the mean of all moments."""
         total, precision = torch.zeros_like(releases[min(releases)].noisy), 0.0
-        divisor = self.expected_records * self.targets.error_scale(len(total))
+        divisor = self.private_records * self.targets.error_scale(len(total))
         for number, taken in releases.items():
             expected = self.targets.expected(public @ taken.weights.T).T @ public / len(public)
             weight = self.clip_norms[number] ** -2

@@ -340,7 +340,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
             ``noise_multiplier``.
         noise_multiplier: standard deviation of the noise on a sum over the sum's L2 sensitivity.
         delta: δ of ``epsilon``.
-        expected_records: N, what sums are divided by: a public constant, about the number of private records.
+        private_records: N, what sums are divided by: a public constant, about the number of private records.
         ridge: the model's penalty is λ = ridge · σ₁ / N, σ₁ the noise that a single release of sensitivity 1 would
             have at the cost of all. Public constants alone, so one ridge serves many ε.
         bias: a constant appended to the unit features.
@@ -368,7 +368,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float = 1e-5,
-        expected_records: int = 60_000,
+        private_records: int = 60_000,
         ridge: float = 0.4,
         bias: float = 0.3,
         components: int | None = None,
@@ -387,7 +387,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         self.releases = check_int("releases", releases, maximum=MOST_RELEASES)
         self.adjacency = check_adjacency(adjacency)
         self.adjacencies = (self.adjacency,)
-        self.expected_records = check_int("expected_records", expected_records)
+        self.private_records = check_int("private_records", private_records)
         self.ridge = check_positive("ridge", ridge)
         self.bias = check_non_negative("bias", bias)
         self.components = None if components is None else check_int("components", components)
@@ -517,11 +517,11 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
 
     def length_of_centre_noise(self, width: int) -> float:
         """Expected length of the noise on a centre of so many features, over N: a public constant."""
-        return self.mechanism(CENTRE).sigma * math.sqrt(width) / self.expected_records
+        return self.mechanism(CENTRE).sigma * math.sqrt(width) / self.private_records
 
     def penalty(self, num_targets: int) -> float:
         """λ of a model of so many classes or attributes."""
-        divisor = self.expected_records * self.targets.error_scale(num_targets)
+        divisor = self.private_records * self.targets.error_scale(num_targets)
         return self.ridge * self.noise_multiplier / math.sqrt(self.releases) / divisor
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
@@ -767,7 +767,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         sums = dict(self.noisy_sums)
         if (centre := sums.pop(CENTRE, None)) is not None:
             noisy, sigma = centre.noisy[0], self.mechanism(CENTRE).sigma
-            self.centre = centre_of(noisy, sigma, self.expected_records, self._public[:, : len(noisy)])
+            self.centre = centre_of(noisy, sigma, self.private_records, self._public[:, : len(noisy)])
         if sums:
             return self.model(self._public, sums), self.centre
         return self._public.new_zeros(self._table[2], self._public.shape[1]), self.centre

@@ -110,7 +110,7 @@ class SufficientStatistics(StatisticsTeacher):
     def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
         """The public fit."""
         num_targets = len(releases[0].noisy)
-        moment = releases[0].noisy / (self.expected_records * self.targets.error_scale(num_targets))
+        moment = releases[0].noisy / (self.private_records * self.targets.error_scale(num_targets))
         moment = moment + self.targets.centre * public.mean(dim=0)
         penalty = self.penalty(num_targets)
         if self.fitted_by == "least_squares":

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import FolderLock
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt, LedgerRun
+from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 from pl_privknn.privacy.mechanisms.base import Unit
 
@@ -188,8 +188,9 @@ class Run:
         self.ledger_run = LedgerRun(ledger, self.run_id)
         try:
             ledger.run(self.run_id, *self.plan())
-        except BudgetExceeded:
-            self.facts.note(_BEGUN, None)  # nothing is stated: other parameters may come
+        except BaseException:
+            if self.run_id not in ledger.runs:
+                self.facts.note(_BEGUN, None)  # nothing is stated: other parameters may come
             raise
         ledger.witness(self.note_head)
         self.facts.note(_BEGUN, {**known, "stated": True})

@@ -102,7 +102,7 @@ def epsilon_of_file(
 
     Returns:
         the fields of :class:`~pl_privknn.privacy.accounting.accountant.PrivacyReport`; for a ledger also
-        ``epsilon_spent``, ``max_epsilon``, ``filter``, ``head``, ``rows`` and ``runs``: for each run alone
+        ``epsilon_spent``, ``max_epsilon``, ``filter``, ``ledger_head``, ``rows`` and ``runs``: for each run alone
         ``epsilon``, ``epsilon_spent``, and the records ``guaranteed`` and ``charged``.
 
     Raises:
@@ -263,7 +263,7 @@ def _of_ledger(ledger: Ledger, whole: LedgerReport) -> dict[str, Any]:
         "max_epsilon": ledger.max_epsilon,
         "filter": whole.filter,
         "rows": whole.rows,
-        "head": whole.head,
+        "ledger_head": whole.head,
         "runs": runs,
     }
 
@@ -276,7 +276,7 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
     """A ledger as plain JSON types, readable by :func:`epsilon_of_file`.
 
     Returns:
-        ``adjacency``, ``unit``, ``delta``, ``max_epsilon``, ``guarantee``, ``reason``, ``head``, ``rows``,
+        ``adjacency``, ``unit``, ``delta``, ``max_epsilon``, ``guarantee``, ``reason``, ``ledger_head``, ``rows``,
         ``releases`` (records of the most that all runs may release together, each with what weakens its guarantee)
         and ``runs`` (records ``guaranteed`` and ``charged`` of each).
 
@@ -291,7 +291,16 @@ def export_ledger(path: str | Path) -> dict[str, Any]:
     return {
         **{
             name: report[name]
-            for name in ("adjacency", "unit", "delta", "max_epsilon", "guarantee", "reason", "head", "rows")
+            for name in (
+                "adjacency",
+                "unit",
+                "delta",
+                "max_epsilon",
+                "guarantee",
+                "reason",
+                "ledger_head",
+                "rows",
+            )
         },
         "releases": [record for run in runs.values() for record in run["guaranteed"]],
         "runs": runs,

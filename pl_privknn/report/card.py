@@ -100,7 +100,7 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
         "in_words": promise["words"],
         "evaluation": _evaluation(facts.get("student") or {}),
         "remark": (facts.get("student") or {}).get("remark") or "",
-        "ledger_head": facts["kept"]["head"],
+        "ledger_head": facts["kept"]["ledger_head"],
         "versions": facts.get("versions", {}),
     }
 

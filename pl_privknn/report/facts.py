@@ -140,7 +140,7 @@ def ledger_facts(path: Path, audit: dict[str, Any], exact: bool = True) -> dict[
             "growth": growth(charges, audit["delta"], audit["adjacency"], audit["epsilon_spent"]),
         },
         "kept": {
-            **{name: audit[name] for name in ("head", "rows", "max_epsilon", "within_budget")},
+            **{name: audit[name] for name in ("ledger_head", "rows", "max_epsilon", "within_budget")},
             "runs": len(audit["runs"]),
             "rule": audit["filter"]["rule"],
         },

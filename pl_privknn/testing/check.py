@@ -423,7 +423,7 @@ class CheckReport:
 def check_labeler(
     labeler: Labeler | Callable[[], Labeler],
     *,
-    num_records: int | None = None,
+    private_records: int | None = None,
     num_queries: int = 12,
     num_classes: int | None = None,
     dimension: int = 6,
@@ -458,8 +458,8 @@ def check_labeler(
 
     Args:
         labeler: one as it would be used, not fitted; it is copied for each run. Or a function that makes one.
-        num_records: of the larger tables; more than any number of neighbours or teachers in the labeler. By default
-            24 and twice its ``k`` and ``num_teachers``.
+        private_records: of the larger tables; more than any number of neighbours or teachers in the labeler. By
+            default 24 and twice its ``k`` and ``num_teachers``.
         num_queries: asked about each table.
         num_classes: classes, or attributes for labelers of multi-label data; 5 by default.
         dimension: of the features.
@@ -483,9 +483,9 @@ def check_labeler(
     owner = make() if callable(make) else None
     if not isinstance(owner, Labeler):
         raise TypeError(f"labeler={labeler!r} must be a Labeler, or a function that makes one")
-    if num_records is None:
-        num_records = 24 + 2 * max(int(getattr(owner, name, 0)) for name in ("k", "num_teachers"))
-    records, queries = check_int("num_records", num_records, 4), check_int("num_queries", num_queries)
+    if private_records is None:
+        private_records = 24 + 2 * max(int(getattr(owner, name, 0)) for name in ("k", "num_teachers"))
+    records, queries = check_int("private_records", private_records, 4), check_int("num_queries", num_queries)
     checks: list[tuple[str, str]] = []
     largest: dict[str, Largest] = {}
     with torch.random.fork_rng(devices=[]):
@@ -573,7 +573,7 @@ class _Examined:
                 raise
             except Exception as error:
                 raise LabelerCheckError(
-                    f"raises {type(error).__name__} ({error}). If it is for the table, give num_records, "
+                    f"raises {type(error).__name__} ({error}). If it is for the table, give private_records, "
                     "num_queries, num_classes or dimension that the labeler can work with"
                 ) from error
         self.checks.append((name, seen))
@@ -592,8 +592,8 @@ class _Examined:
                 raise LabelerCheckError(f"no pair of tables was accepted ({largest})")
             if coins == "heads" and not largest.all_moved:
                 raise LabelerCheckError(
-                    f"nothing that a record could move ever entered noise ({largest}), so the check saw nothing. Let "
-                    "records have a part in what is charged, or give num_records or pairs of tables in which they do"
+                    f"nothing that a record could move ever entered noise ({largest}), so the check saw nothing. "
+                    "Let records have a part in what is charged, or give private_records or pairs in which they do"
                 )
             return str(largest)
 

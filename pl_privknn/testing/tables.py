@@ -118,7 +118,7 @@ class Makers:
 
     Args:
         task: ``"multiclass"`` or ``"multilabel"``.
-        num_records: of the larger tables.
+        private_records: of the larger tables.
         num_queries: asked about each.
         num_classes: classes or attributes.
         dimension: of the features.
@@ -126,9 +126,9 @@ class Makers:
     """
 
     def __init__(
-        self, task: str, num_records: int, num_queries: int, num_classes: int, dimension: int, seed: int
+        self, task: str, private_records: int, num_queries: int, num_classes: int, dimension: int, seed: int
     ) -> None:
-        self.task, self.n, self.m, self.c, self.d = task, num_records, num_queries, num_classes, dimension
+        self.task, self.n, self.m, self.c, self.d = task, private_records, num_queries, num_classes, dimension
         self._generator = torch.Generator().manual_seed(seed)
         self._centres = 2 * self._normal(self.c, self.d)
         #: A direction along which records lie in order of distance.

@@ -184,7 +184,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         normalization: public constants, applied to images before ``network``.
         options: rarely used settings of the training.
         **training: arguments of :class:`~pl_privknn.training.private_training.PrivateTraining`, such as
-            ``epsilon`` and ``expected_records``.
+            ``epsilon`` and ``private_records``.
 
     Attributes:
         network: what is trained: a whole network, or a head on features.
@@ -195,7 +195,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
 
     Example:
         >>> from pl_privknn import NoisySGD
-        >>> module = NoisySGD("mnist_cnn", epsilon=1.0, expected_batch_size=512, expected_records=60_000)
+        >>> module = NoisySGD("mnist_cnn", epsilon=1.0, expected_batch_size=512, private_records=60_000)
         >>> module.private_training.steps_per_epoch
         118
     """

@@ -53,7 +53,7 @@ class PrivacyGroups(RecordGroups):
         >>> from pl_privknn.training import PrivacyGroups, PrivateTraining
         >>> groups = PrivacyGroups(torch.arange(60_000) % 2, epsilons=(1.0, 2.0), shares=(0.5, 0.5))
         >>> training = PrivateTraining(
-        ...     noise_multiplier=1.0, expected_batch_size=512, expected_records=60_000, groups=groups
+        ...     noise_multiplier=1.0, expected_batch_size=512, private_records=60_000, groups=groups
         ... )
         >>> rates = groups.rates(1.0, 1e-5, 236)
         >>> costs = [epsilon_for_delta([Charge(Gaussian(1.0, 1.0, rate), 236)], delta=1e-5) for rate in rates]

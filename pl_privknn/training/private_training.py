@@ -54,7 +54,7 @@ _REMEDY = "replace_batch_norm=True"
 class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     """Callback that trains any LightningModule on private records by noisy SGD (Abadi et al. 2016).
 
-    At each step every private record is drawn with probability ``expected_batch_size / expected_records``,
+    At each step every private record is drawn with probability ``expected_batch_size / private_records``,
     independently. The batch hooks and ``training_step`` are traced on fake tensors, and each drawn record goes
     through their graph alone, as a batch of one: whatever the loss does, no record enters the gradient of another.
     Its gradient is clipped to ``max_grad_norm``; noise is added once a step to their sum, which is then divided by
@@ -64,7 +64,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     The records are those of a :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`'s private part, or of the
     training loader of any data module, module or DataLoader over a map-style dataset, whose sampler is replaced.
 
-    The trainer's epochs (of ⌈expected_records / expected_batch_size⌉ steps) fix the number of steps, and with it ε,
+    The trainer's epochs (of ⌈private_records / expected_batch_size⌉ steps) fix the number of steps, and with it ε,
     before the first one; they are stated as a plan in a ledger, which pays for every few steps before their noise is
     drawn. A resumed run continues its plan: ε stays what it was. With ``fast_dev_run`` no private record is touched.
 
@@ -79,7 +79,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         delta: δ of the guarantee.
         max_grad_norm: L2 bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by, a public constant.
-        expected_records: about how many private records there are, a public constant that takes the place of their
+        private_records: about how many private records there are, a public constant that takes the place of their
             number, which is private.
         noise_multiplier: deviation of the noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
@@ -89,7 +89,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             batches ``(x, y)`` of one class each, and modules that return logits.
         unit: unit of privacy: ``"record"``, or ``"person"`` with all records that the data module's
             ``private_groups`` (int64, the person of each record) ascribe to them. Coins are persons' then, the mean
-            gradient of a drawn person's records is clipped, and ``expected_batch_size`` and ``expected_records`` are
+            gradient of a drawn person's records is clipped, and ``expected_batch_size`` and ``private_records`` are
             numbers of persons.
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
@@ -101,7 +101,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     Example:
         >>> from pl_privknn import PrivateTraining
         >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta
-        >>> training = PrivateTraining(1.0, 1e-5, expected_batch_size=512, expected_records=60_000)
+        >>> training = PrivateTraining(1.0, 1e-5, expected_batch_size=512, private_records=60_000)
         >>> steps = 20 * training.steps_per_epoch
         >>> noise = training.noise_for(steps)
         >>> steps, round(noise, 3)
@@ -120,7 +120,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         max_grad_norm: float = 1.0,
         *,
         expected_batch_size: int,
-        expected_records: int,
+        private_records: int,
         noise_multiplier: float | None = None,
         unit: str = "record",
         groups: PrivacyGroups | None = None,
@@ -145,9 +145,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             if value not in (None, math.inf):
                 check_positive(name, value)
         check_int("expected_batch_size", expected_batch_size)
-        if check_int("expected_records", expected_records) < expected_batch_size:
+        if check_int("private_records", private_records) < expected_batch_size:
             raise ValueError(
-                f"expected_batch_size={expected_batch_size} is more than expected_records={expected_records}; "
+                f"expected_batch_size={expected_batch_size} is more than private_records={private_records}; "
                 "lower it"
             )
         self.options = options = as_group("options", options, TrainingOptions())
@@ -163,7 +163,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.delta = check_open_unit("delta", delta)
         self.max_grad_norm = check_positive("max_grad_norm", max_grad_norm)
         self.expected_batch_size = expected_batch_size
-        self.sampling_rate = expected_batch_size / expected_records
+        self.sampling_rate = expected_batch_size / private_records
         self.noise_source = options.noise_source if options.noise_source is not None else default_noise()
         self.run_dir = None if run_dir is None else check_path("run_dir", run_dir)
         if self.evaluate is not None and (

@@ -36,7 +36,7 @@ _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
 #: What the cost of a candidate depends on, and the places of its files.
 _FIXED = (
-    "epsilon", "delta", "noise_multiplier", "expected_batch_size", "expected_records", "run_dir",
+    "epsilon", "delta", "noise_multiplier", "expected_batch_size", "private_records", "run_dir",
     "options.ledger_path", "options.ledger_head_path", "options.steps_per_charge", "options.noise_source",
 )  # fmt: skip
 #: What changes what the steps cost.
@@ -130,8 +130,8 @@ def tuning_of(
     try:
         batch = check_int("expected_batch_size", arguments.get("expected_batch_size", 1024))
         rate = check_rate(
-            "expected_batch_size / expected_records",
-            batch / check_int("expected_records", arguments.get("expected_records")),
+            "expected_batch_size / private_records",
+            batch / check_int("private_records", arguments.get("private_records")),
         )
         delta = check_open_unit("delta", arguments.get("delta", 1e-5))
     except (TypeError, ValueError) as error:

@@ -66,7 +66,7 @@ def test_messages_of_clients():
 
 
 def test_released_statistics_in_one_run():
-    subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, expected_records=60))
+    subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, private_records=60))
     honest = attacked(subject)
     assert honest.released == "weights"
     assert not honest.violated
@@ -77,7 +77,7 @@ def test_released_statistics_in_one_run():
 
 def test_what_other_records_add_to_a_release_is_taken_out():
     """The attacker knows them: whoever they are, the same noise and the same coins tell the same of the canaries."""
-    subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, expected_records=60))
+    subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, private_records=60))
     others = dataclasses.replace(
         subject, features=-3 * subject.features.roll(1, dims=1), labels=subject.labels.flip(0)
     )
@@ -155,11 +155,11 @@ def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
 
 OF_PERSONS = {
     "reverse knn": (ReverseKNN, EachRecordCounts, {"epsilon": 1.0}),
-    "class sums": (SufficientStatistics, EachRecordAdds, {"epsilon": 1.0, "expected_records": 100}),
+    "class sums": (SufficientStatistics, EachRecordAdds, {"epsilon": 1.0, "private_records": 100}),
     "gradients": (
         PreconditionedGradients,
         EachRecordIsClipped,
-        {"epsilon": 1.0, "expected_records": 100, "records_per_person": 3, "releases": 2},
+        {"epsilon": 1.0, "private_records": 100, "records_per_person": 3, "releases": 2},
     ),
     "private knn": (PrivateKNN, EachRecordVotes, {"k": 5, "sampling_rate": 1.0, "noise": Gaussian(4.0)}),
 }

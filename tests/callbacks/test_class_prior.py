@@ -43,7 +43,7 @@ def test_labels_move_with_the_shares_in_use(kind, tmp_path):
         noise = SeededNoise(0)
         if kind == "votes":
             return ReverseKNN(k=1, epsilon=1.0, noise_source=noise)
-        return PreconditionedGradients(1.0, delta=1e-4, expected_records=300, noise_source=noise)
+        return PreconditionedGradients(1.0, delta=1e-4, private_records=300, noise_source=noise)
 
     asked = {"selection": "all"}
     if kind == "votes":

@@ -43,9 +43,7 @@ TEACHERS = {
     "noisy_sgd_teacher": lambda: NoisySGDTeacher(
         0.5, 30, 10, noise_multiplier=2.0, optimization={"steps_per_charge": 3}, model={"components": None}
     ),
-    "public_curvature": lambda: PreconditionedGradients(
-        noise_multiplier=2.0, expected_records=60, releases=3
-    ),
+    "public_curvature": lambda: PreconditionedGradients(noise_multiplier=2.0, private_records=60, releases=3),
 }
 
 

@@ -143,7 +143,7 @@ def fit_noisy_sgd(**options):
 
     def run(folder, kind):
         module = NoisySGD(
-            num_classes=CLASSES, image_size=SIDE, expected_batch_size=10, expected_records=RECORDS,
+            num_classes=CLASSES, image_size=SIDE, expected_batch_size=10, private_records=RECORDS,
             noise_multiplier=1.0, optimization={"lr": 1.0}, run_dir=folder,
             **grouped(NoisySGD, noise_source=SeededNoise(1), **copy.deepcopy(options)),
         )  # fmt: skip
@@ -166,7 +166,7 @@ class Own(Lit):
 def fit_own(folder, kind):
     module = Own(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES)))
     module.accuracy = MulticlassAccuracy(CLASSES)
-    made = training(expected_batch_size=10, expected_records=RECORDS, run_dir=folder)
+    made = training(expected_batch_size=10, private_records=RECORDS, run_dir=folder)
     fit(folder, module, [made], data_module(kind), 2)
 
 
@@ -174,7 +174,7 @@ fit_own.adjacency = "add_remove"
 CONVOLUTION = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(32, CLASSES))
 attributes = functools.partial(fit_teacher, multilabel=True)
 REPLACED = {"adjacency": "replace_one"}
-STATISTICS = {"noise_multiplier": 0.5, "expected_records": RECORDS}
+STATISTICS = {"noise_multiplier": 0.5, "private_records": RECORDS}
 RUNS = {
     "private_knn": fit_teacher(
         lambda: PrivateKNN(3, 0.5, Screening(2.0, 0.5), Gaussian(1.0)), rounds=2, retrain=False

@@ -71,11 +71,11 @@ def test_private_training_leaves_the_same(tmp_path):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES))
     module = Lit(net)
     module.accuracy = MulticlassAccuracy(CLASSES)
-    given = {"expected_batch_size": 8, "expected_records": 60}
+    given = {"expected_batch_size": 8, "private_records": 60}
     run(tmp_path, module, small_data(), PrivateTraining(8.0, 1e-4, **given))
     assert 0 < summary_of(tmp_path)["epsilon"] <= 8.0
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert written["trainer"]["callbacks"][0]["init_args"]["expected_records"] == 60
+    assert written["trainer"]["callbacks"][0]["init_args"]["private_records"] == 60
     assert "model" not in written
 
 
@@ -137,7 +137,7 @@ def test_groups_and_parts_are_written_as_yaml_says_them():
     assert section["init_args"] == {"budget": {"delta": 1e-4}, "scale": 0.5}
     assert left_out == ["holder"]
     options = TrainingOptions(augment=torch.flip, views=2)
-    training = PrivateTraining(1.0, expected_batch_size=4, expected_records=40, options=options)
+    training = PrivateTraining(1.0, expected_batch_size=4, private_records=40, options=options)
     assert as_section(training)[0]["init_args"]["options"] == {"views": 2}
     assert as_section(training)[1] == ["options.augment"]
 
@@ -153,7 +153,7 @@ def test_runs_without_a_logger_get_folders_of_their_own_and_say_where(tmp_path, 
     assert not (tmp_path / "ledger.sqlite").exists()
     mine = PrivateLabeler(ReverseKNN(k=1, epsilon=2.0), run_dir=tmp_path / "mine")
     assert mine.run_dir == tmp_path / "mine"
-    training = PrivateTraining(1.0, expected_batch_size=4, expected_records=40, run_dir=tmp_path / "mine")
+    training = PrivateTraining(1.0, expected_batch_size=4, private_records=40, run_dir=tmp_path / "mine")
     assert training.run_dir == str(tmp_path / "mine")
 
 

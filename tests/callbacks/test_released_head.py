@@ -32,7 +32,7 @@ def run(folder, labeler, features, released="student", data=None, **student):
 
 @pytest.mark.parametrize("released", ["student", "head", "mean"])
 def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
-    settings = {"noise_multiplier": 0.5, "expected_records": 90}
+    settings = {"noise_multiplier": 0.5, "private_records": 90}
     student, data, summary = run(tmp_path, SufficientStatistics(**settings), PublicPCA(Pixels(), 6), released)
     # Another process, with the same settings and the files of the run.
     head = load_head(tmp_path, SufficientStatistics(**settings), PublicPCA(Pixels(), 6))
@@ -50,7 +50,7 @@ def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
 
 
 def test_a_resumed_run_has_its_head(tmp_path):
-    settings = {"noise_multiplier": 0.5, "expected_records": 90, "releases": 2}
+    settings = {"noise_multiplier": 0.5, "private_records": 90, "releases": 2}
     first, second = (
         run(tmp_path, PreconditionedGradients(**settings), PublicPCA(Pixels(), 6))[2] for _ in range(2)
     )
@@ -59,7 +59,7 @@ def test_a_resumed_run_has_its_head(tmp_path):
 
 
 def test_what_a_released_centre_found_is_in_summary_report_and_card(tmp_path):
-    teacher = SufficientStatistics(noise_multiplier=0.1, expected_records=90, centre=0.3)
+    teacher = SufficientStatistics(noise_multiplier=0.1, private_records=90, centre=0.3)
     _, _, summary = run(tmp_path, teacher, PublicPCA(Pixels(), 6), "head")
     assert "public and private examples" in summary["remark"] or "of another kind" in summary["remark"]
     page = write_report(tmp_path).read_text(encoding="utf-8")

@@ -48,7 +48,7 @@ def train(folder, rank, then):
     """What each of two processes does that were started for one training."""
     pl.seed_everything(0)
     processes._BEAT = 0.1
-    data = DigitsDataModule(num_private=300, num_public=100, batch_size=32)
+    data = DigitsDataModule(private_records=300, public_examples=100, batch_size=32)
     labeling = PrivateLabeler(
         SlowTeacher(then), rounds=2, epochs_per_round=1, queries_per_round=40, budget={"delta": 1e-4},
         run_dir=folder, options={"query_batch_size": 10, "progress": False},

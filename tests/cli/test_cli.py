@@ -151,10 +151,13 @@ def test_a_module_without_a_test_step_trains_privately_and_states_epsilon(tmp_pa
     (tmp_path / "untested.py").write_text(
         "from benchmarks.faulty import PlainClassifier\nclass Line(PlainClassifier): ...\n"
     )
-    training = {"epsilon": 2.0, "expected_batch_size": 50, "expected_records": 100}
+    training = {"epsilon": 2.0, "expected_batch_size": 50, "private_records": 100}
     config = {
         "model": {"class_path": "untested.Line"},
-        "data": {"class_path": "DigitsDataModule", "init_args": {"num_private": 100, "num_public": 20}},
+        "data": {
+            "class_path": "DigitsDataModule",
+            "init_args": {"private_records": 100, "public_examples": 20},
+        },
         "trainer": {"max_epochs": 1, "callbacks": [{"class_path": "PrivateTraining", "init_args": training}]},
         "run_dir": "run",
     }

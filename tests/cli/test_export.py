@@ -103,7 +103,7 @@ model:
   init_args: {extractor: {class_path: CachedFeatures, init_args: {extractor: &learned
     {class_path: PublicPCA, init_args: {components: 6, extractor: EXTRACTOR}}}}}
 labeling:
-  labeler: {class_path: SufficientStatistics, init_args: {noise_multiplier: 0.5, expected_records: 60}}
+  labeler: {class_path: SufficientStatistics, init_args: {noise_multiplier: 0.5, private_records: 60}}
   released: RELEASED
   features: [*learned]
 """
@@ -125,7 +125,7 @@ def test_the_file_is_the_model_that_was_released(tmp_path, capsys, kind):
     extractor.fit_public(public)
     features = extractor(public)
     student.whitening.fit(features)
-    teacher = SufficientStatistics(noise_multiplier=0.5, expected_records=60)
+    teacher = SufficientStatistics(noise_multiplier=0.5, private_records=60)
     teacher.fit(features, torch.arange(60) % 4, 4)
     teacher.fit_public(features)
     teacher.label(features[:5], FreeLedger())

@@ -23,7 +23,7 @@ SGD = {
     "name": "sgd",
     "model": {
         "class_path": "NoisySGD",
-        "init_args": {"network": "tanh_cnn", "expected_batch_size": 200, "expected_records": 1000},
+        "init_args": {"network": "tanh_cnn", "expected_batch_size": 200, "private_records": 1000},
     },
     "trainer": {"max_epochs": 3},
     "settings": {2: {"model.init_args.optimization.lr": 0.25}},

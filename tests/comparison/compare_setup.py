@@ -65,7 +65,7 @@ def sgd():
             "init_args": {
                 "extractor": {"class_path": "HOG"},
                 "expected_batch_size": 200,
-                "expected_records": 1000,
+                "private_records": 1000,
                 "feature_head": {"components": 10},
                 "options": {"steps_per_charge": 1},
             },
@@ -78,7 +78,10 @@ def write(methods, **changes):
     whole = {
         "name": "tiny",
         "base": {
-            "data": {"class_path": "DigitsDataModule", "init_args": {"batch_size": 32, "num_public": 100}},
+            "data": {
+                "class_path": "DigitsDataModule",
+                "init_args": {"batch_size": 32, "public_examples": 100},
+            },
             "student": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
             "trainer": SMOKE,
             "labeling": {"features": {"class_path": "pl_privknn.features.hog.HOG"}},

@@ -148,7 +148,7 @@ def test_file_overrides_and_choices(tmp_path):
         read_comparison(tmp_path / "none.yaml")
     given = {"definitions.records": 400, "base.data.init_args.batch_size": 32}
     shipped = read_comparison(Path(__file__).parents[2] / "configs" / "compare_arrays.yaml", given)
-    assert shipped.methods[0].sections["labeling"]["labeler"]["init_args"]["expected_records"] == 400
+    assert shipped.methods[0].sections["labeling"]["labeler"]["init_args"]["private_records"] == 400
 
 
 def test_configuration_that_fit_would_refuse_is_refused_before_anything_runs():

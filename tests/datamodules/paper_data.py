@@ -14,9 +14,9 @@ from torchvision import datasets
 from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
 from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
 
-SVHN_SMALL = {"num_public": 25, "num_test": 10}
-CIFAR_SMALL = {"num_private": 30, "num_public": 29, "num_test": 10}
-CELEBA_SMALL = {"num_public": 20, "image_size": 24}
+SVHN_SMALL = {"public_examples": 25, "test_examples": 10}
+CIFAR_SMALL = {"private_records": 30, "public_examples": 29, "test_examples": 10}
+CELEBA_SMALL = {"public_examples": 20, "image_size": 24}
 MARKET_SMALL = {"num_public_people": 4, "image_size": 32, "verify": False}
 MARKET_FIELDS = [
     "age", "backpack", "bag", "handbag", "downblack", "downblue", "downbrown", "downgray", "downgreen", "downpink",

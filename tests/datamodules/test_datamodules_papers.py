@@ -61,7 +61,7 @@ def test_embeddings_are_made_as_the_documentation_says(tmp_path, monkeypatch):
     for old, new in (
         ("vit_base_patch16_224.augreg_in21k", "test_vit"),
         ("vit.safetensors", "vit.safetensors.pth"),
-        ('split="train_test"', 'split="train_test", num_public=15, num_test=5'),
+        ('split="train_test"', 'split="train_test", public_examples=15, test_examples=5'),
     ):
         assert old in code
         code = code.replace(old, new)

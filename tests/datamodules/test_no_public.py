@@ -36,7 +36,7 @@ def trainer(folder, *callbacks, epochs=1):
 
 
 def digits(**kwargs):
-    return DigitsDataModule(num_private=1000, num_public=1, public="none", **kwargs)
+    return DigitsDataModule(private_records=1000, public_examples=1, public="none", **kwargs)
 
 
 def test_the_public_part_is_one_blank_image():
@@ -51,7 +51,7 @@ def test_the_public_part_is_one_blank_image():
 
 
 def test_private_training_and_its_baseline_need_no_public_image(tmp_path):
-    stated = {"epsilon": 8.0, "delta": 1e-4, "expected_batch_size": 500, "expected_records": 1000}
+    stated = {"epsilon": 8.0, "delta": 1e-4, "expected_batch_size": 500, "private_records": 1000}
     training = PrivateTraining(**stated, run_dir=tmp_path / "own")
     trainer(tmp_path, training).fit(Linear(), datamodule=digits())
     assert json.loads((tmp_path / "own" / "summary.json").read_text())["epsilon"] <= 8
@@ -67,7 +67,7 @@ def test_private_training_and_its_baseline_need_no_public_image(tmp_path):
 
 def test_a_released_head_needs_no_public_image(tmp_path):
     labeler = PrivateLabeler(
-        SufficientStatistics(epsilon=2.0, delta=1e-4, expected_records=1000),
+        SufficientStatistics(epsilon=2.0, delta=1e-4, private_records=1000),
         features=HOG(), selection="all", released="head",
         budget={"max_epsilon": 2.0, "delta": 1e-4}, run_dir=tmp_path / "run",
     )  # fmt: skip
@@ -102,7 +102,7 @@ def test_what_needs_public_images_says_so():
         DigitsDataModule(public="nothing")
     baseline = NoisySGD(
         network="linear", extractor=HOG(), feature_head={"components": 20}, image_size=20, epsilon=8.0, delta=1e-4,
-        expected_batch_size=500, expected_records=1000,
+        expected_batch_size=500, private_records=1000,
     )  # fmt: skip
     with pytest.raises(ValueError, match="components=20 needs at least as many public"):
         trainer(None).fit(baseline, datamodule=digits())

@@ -59,7 +59,7 @@ def test_owners_that_do_not_fit_are_refused(tmp_path):
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_a_run_counts_each_person_once(tmp_path, unit):
     data = embeddings(tmp_path, OWNERS)
-    teacher = SufficientStatistics(noise_multiplier=1.0, expected_records=4)
+    teacher = SufficientStatistics(noise_multiplier=1.0, private_records=4)
     labeling = PrivateLabeler(
         teacher, queries_per_round=4, features=torch.nn.Flatten(), budget={"unit": unit},
         run_dir=tmp_path / unit, options={"progress": False},

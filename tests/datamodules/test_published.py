@@ -263,9 +263,9 @@ def test_svhn_split(written):
     assert_split(data, [90, 25, 10], known)
     # Pixels stay one byte a value.
     assert all(part._images.dtype == torch.uint8 for part in data.private.store.store.stores)
-    without = loaded(SVHNDataModule, root, extra=False, num_private=20, **SVHN_SMALL)
+    without = loaded(SVHNDataModule, root, extra=False, private_records=20, **SVHN_SMALL)
     assert_split(without, [20, 25, 10], {**known, "private": svhn["train"]})
-    everything = loaded(SVHNDataModule, root, **{**SVHN_SMALL, "num_test": None}, stage="test")
+    everything = loaded(SVHNDataModule, root, **{**SVHN_SMALL, "test_examples": None}, stage="test")
     assert len(everything.test) == 25
 
 
@@ -276,8 +276,8 @@ def test_svhn_split(written):
     ("split", "counts", "parts"),
     [
         ("private_knn", CIFAR_SMALL, [30, 29, 10]),
-        ("reverse_knn", {"num_public": 30, "num_test": 5}, [45, 30, 5]),
-        ("train_test", {"num_public": 15, "num_test": 5}, [60, 15, 5]),
+        ("reverse_knn", {"public_examples": 30, "test_examples": 5}, [45, 30, 5]),
+        ("train_test", {"public_examples": 15, "test_examples": 5}, [60, 15, 5]),
         ("pretraining", {}, [0, 60, 20]),
     ],
 )
@@ -305,8 +305,8 @@ def test_cifar_files_that_are_not_the_published_ones_are_never_unpickled(written
     folder = tmp_path / "cifar-10-batches-py"
     shutil.copytree(root / "cifar-10-batches-py", folder)
     small = {"root": tmp_path, "stage": "test", **CIFAR_SMALL}
-    with pytest.raises(ValueError, match="num_public=61: there are 60 such images"):
-        loaded(CIFAR10DataModule, **{**small, "num_public": 61}, split="reverse_knn")
+    with pytest.raises(ValueError, match="public_examples=61: there are 60 such images"):
+        loaded(CIFAR10DataModule, **{**small, "public_examples": 61}, split="reverse_knn")
     whole = (folder / "data_batch_3").read_bytes()
     for content in (b"", whole[:-1], pickle.dumps({"data": _Harm()}, protocol=2)):
         (folder / "data_batch_3").write_bytes(content)
@@ -366,7 +366,7 @@ def test_market_is_split_by_person(written):
     assert MARKET_ATTRIBUTES["female"] == ("gender", 2)
     assert MARKET_ATTRIBUTES["up_red"] == ("upred", 2)
     assert Market1501DataModule(root).image_shape == (3, 128, 64)
-    chosen = {"num_public": 5, "num_test": 3, "attributes": ["hat", "old"]}
+    chosen = {"public_examples": 5, "test_examples": 3, "attributes": ["hat", "old"]}
     some = loaded(Market1501DataModule, root, **chosen, **MARKET_SMALL)
     assert sizes(some) == [32, 5, 3]
     assert some.private.labels.tolist() == data.private.labels[:, [5, 12]].tolist()
@@ -387,7 +387,7 @@ def test_market_damage_is_refused_by_name(written, tmp_path):
         return str(caught.value)
 
     refused(ValueError, "num_public_people=12: there are 12 people", num_public_people=12)
-    refused(ValueError, "num_test=25: there are 24 such", "test", num_test=25)
+    refused(ValueError, "test_examples=25: there are 24 such", "test", test_examples=25)
     broken = next((folder / "bounding_box_train").glob("0002_*"))
     broken.write_bytes(b"\xff\xd8\xff")
     module = loaded(Market1501DataModule, **data)

@@ -39,11 +39,15 @@ ANSWERS = {**ASK, f"{LABELER}screening.threshold": 0, f"{LABELER}screening.sigma
 TEACHERS = {
     **ASK, f"{LABELER}num_teachers": 4, f"{LABELER}progress": "false", f"{LABELER}teachers.init_args.steps": 3,
 }  # fmt: skip
-FEW_RECORDS = {"model.init_args.expected_batch_size": 20, "model.init_args.expected_records": 60}
-CIFAR = {"data.init_args.num_private": 30, "data.init_args.num_public": 29, "data.init_args.num_test": 10}
-HELD_OUT = {"data.init_args.num_public": 60, "data.init_args.num_test": 10}
-FEW_HELD_OUT = {"data.init_args.num_public": 30, "data.init_args.num_test": 10}
-FACES = {"data.init_args.num_public": 20, "data.init_args.image_size": 32}
+FEW_RECORDS = {"model.init_args.expected_batch_size": 20, "model.init_args.private_records": 60}
+CIFAR = {
+    "data.init_args.private_records": 30,
+    "data.init_args.public_examples": 29,
+    "data.init_args.test_examples": 10,
+}
+HELD_OUT = {"data.init_args.public_examples": 60, "data.init_args.test_examples": 10}
+FEW_HELD_OUT = {"data.init_args.public_examples": 30, "data.init_args.test_examples": 10}
+FACES = {"data.init_args.public_examples": 20, "data.init_args.image_size": 32}
 PEOPLE = {"data.init_args.num_public_people": 4, "data.init_args.image_size": 32}
 FEW_TEACHERS = {**ASK, f"{LABELER}num_teachers": 4, f"{LABELER}progress": "false"}
 SMALL_CNN = {"model.init_args.network": "small_cnn"}
@@ -55,7 +59,7 @@ RUNS = [
     ("private_knn_table1_svhn", {**ANSWERS, **FEW_HELD_OUT, **SMALL_CNN}),
     ("private_knn_table1_cifar10", {**ANSWERS, **CIFAR}),
     ("private_knn_table1_cifar10_noisy_sgd", {
-        **FEW_RECORDS, "data.init_args.num_public": 10, "data.init_args.num_test": 10,
+        **FEW_RECORDS, "data.init_args.public_examples": 10, "data.init_args.test_examples": 10,
     }),
     ("private_knn_table3_celeba_gamma0.05", {**ASK, **FACES, **SMALL_CNN}),
     ("private_knn_table3_celeba_gnmax300", {**FEW_TEACHERS, **FACES, **SMALL_CNN}),

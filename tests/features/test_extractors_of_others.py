@@ -330,7 +330,7 @@ def test_a_student_of_ours_that_stands_on_others_is_tried(make):
 
 def train(folder, extractor):
     module = NoisySGD(
-        num_classes=2, image_size=8, extractor=extractor, expected_batch_size=30, expected_records=90,
+        num_classes=2, image_size=8, extractor=extractor, expected_batch_size=30, private_records=90,
         noise_multiplier=1.0, run_dir=folder / "run",
     )  # fmt: skip
     fit(module, folder, 1)

@@ -36,7 +36,7 @@ def test_a_round_learns_from_all_public_images_and_no_private_one(tmp_path):
 def test_a_checkpoint_of_noisy_sgd_holds_what_its_extractor_learned(tmp_path):
     extractor, data = Noting(), make_data()
     module = NoisySGD(
-        num_classes=2, image_size=8, extractor=extractor, expected_batch_size=30, expected_records=90,
+        num_classes=2, image_size=8, extractor=extractor, expected_batch_size=30, private_records=90,
         optimization={"lr": 1.0}, noise_multiplier=1.0, feature_head={"components": 4},
         run_dir=tmp_path / "run",
     )  # fmt: skip

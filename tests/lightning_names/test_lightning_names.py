@@ -227,7 +227,7 @@ class Data(pl.LightningDataModule):
 
 
 noise = {"options": {"noise_source": SeededNoise(1)}, "noise_multiplier": 1.0}
-training = PrivateTraining(expected_batch_size=30, expected_records=300, **noise)
+training = PrivateTraining(expected_batch_size=30, private_records=300, **noise)
 module = Module()
 pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[training]).fit(module, datamodule=Data())
 print(json.dumps([training.epsilon, module.network[1].weight.tolist()]))

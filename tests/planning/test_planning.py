@@ -43,7 +43,7 @@ def labeling(labeler, arguments, **more):
 
 def training(arguments, **trainer):
     """A training of any module."""
-    batches = {"expected_batch_size": 100, "expected_records": 1000}
+    batches = {"expected_batch_size": 100, "private_records": 1000}
     callback = made("PrivateTraining", delta=1e-5, **arguments, **batches)
     return {"model": {"class_path": "their.Module"}, "trainer": {"callbacks": [callback], **trainer}}
 
@@ -184,7 +184,7 @@ def test_steps_are_those_of_the_trainer(trainer, steps):
 
 
 def test_plans_of_trainings_and_of_all_public_examples():
-    callback = PrivateTraining(1.0, 1e-5, expected_batch_size=100, expected_records=1000)
+    callback = PrivateTraining(1.0, 1e-5, expected_batch_size=100, private_records=1000)
     stated = plan_of(training({"epsilon": 1.0}, max_epochs=2), "here")
     assert list(stated.charges) == callback.plan(2 * 10)
     assert 0.995 < epsilon_for_delta(stated.charges, 1e-5) <= 1.0
@@ -195,7 +195,7 @@ def test_plans_of_trainings_and_of_all_public_examples():
     stated = plan_of(training({"noise_multiplier": 3.0, "options": {"noise_source": seeded}}), "here")
     assert {charge.guarantee.level for charge in stated.charges} == {"none"}
     asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection="all", rounds=2)
-    data = made("DigitsDataModule", num_public=90)
+    data = made("DigitsDataModule", public_examples=90)
     (charge,) = plan_of({**asked, "data": data}, "here").charges
     assert charge.count == 180
 

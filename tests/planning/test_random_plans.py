@@ -19,7 +19,7 @@ def plan(seed):
     count, rate = round(10 ** rng.uniform(0, 4)), 1.0 if rng.random() < 0.3 else 10 ** rng.uniform(-3, 0)
     kind = rng.choice(["training", "pure", *NOISES])
     if kind == "training":
-        batch = {"expected_batch_size": max(1, round(rate * 100_000)), "expected_records": 100_000}
+        batch = {"expected_batch_size": max(1, round(rate * 100_000)), "private_records": 100_000}
         callback = {
             "class_path": "PrivateTraining",
             "init_args": {"delta": delta, "noise_multiplier": 1.0, **batch},
@@ -130,6 +130,6 @@ def _write_configurations(path):
     )
     (path / "training.yaml").write_text(
         "data: {class_path: DigitsDataModule}\nmodel:\n  class_path: NoisySGD\n"
-        "  init_args: {epsilon: 1.0, delta: 1.0e-5, expected_batch_size: 64, expected_records: 900}\n"
+        "  init_args: {epsilon: 1.0, delta: 1.0e-5, expected_batch_size: 64, private_records: 900}\n"
         "trainer: {max_epochs: 2}\n"
     )

@@ -1,6 +1,8 @@
 """What is recommended for one's own data: rules, comparisons on public labels, and configurations that run."""
 
 import json
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,15 @@ from PIL import Image
 from sklearn.decomposition import PCA
 
 import pl_privknn
-from pl_privknn import PublicFeatures, recommend
+from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, PublicFeatures, SupervisedStudent, recommend
+from pl_privknn._checks import at_most
 from pl_privknn.cli.main import main
+from pl_privknn.config import as_section
 from pl_privknn.datamodules import DigitsDataModule, EmbeddingsDataModule
+from pl_privknn.features import HOG
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.verification import audit_ledger
 from pl_privknn.recommendation import Setting, Sizes, usual_delta
 
 
@@ -52,7 +58,7 @@ def test_a_validation_set_stands_in_for_private_records(kind, tmp_path):
         part = name.removesuffix("embeddings")
         parts[f"{part}images"] = (1 / (1 + np.exp(-parts.pop(name)))).reshape(-1, 8, 8)
     np.savez(tmp_path / "own.npz", **parts)
-    found = recommend(tmp_path / "own.npz", epsilon=1.0, expected_records=400)
+    found = recommend(tmp_path / "own.npz", epsilon=1.0, private_records=400)
     assert "100 public examples with known classes stood in" in " ".join(found.reasons)
     assert found.expected > 0.8
 
@@ -87,8 +93,7 @@ def test_sizes_follow_the_records_and_the_public_examples():
 
 def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_are_of_another_kind(table):
     few, many = (
-        recommend("own", epsilon=1.0, expected_records=records, public_kind="other")
-        for records in (600, 9000)
+        recommend("own", epsilon=1.0, private_records=records, public_kind="other") for records in (600, 9000)
     )
     for found in (few, many):
         labeling = found.config["labeling"]
@@ -100,7 +105,7 @@ def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_
         stated = plan_of(found.config, "own")
         assert account(stated.charges, delta=stated.delta, adjacency="add_remove").epsilon <= 1
     assert few.setting.width < many.setting.width
-    same = recommend("own", epsilon=1.0, expected_records=9000)
+    same = recommend("own", epsilon=1.0, private_records=9000)
     assert same.config["labeling"]["labeler"]["init_args"]["centre"] == 0.2
     assert same.config["labeling"]["released"] == "mean"
 
@@ -138,6 +143,7 @@ def test_one_command_from_data_to_a_private_model(table, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "120 public examples, 4 classes, embeddings of 24 numbers" in printed
     assert "not known" in printed
+    assert "Cost: about " in printed
     folder = Path("runs/own/0")
     assert printed.strip().endswith(str(folder))
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -180,7 +186,7 @@ def test_a_data_module_of_ones_own_arrays_is_recommended_for_and_trains(tmp_path
     data = EmbeddingsDataModule(
         **embeddings({"private": 600, "public": 120, "test": 100}), num_classes=4, batch_size=32
     )
-    found = pl_privknn.recommend(data, epsilon=1.0, expected_records=600)
+    found = pl_privknn.recommend(data, epsilon=1.0, private_records=600)
     assert "data" not in found.config  # arrays can't be said in a configuration
     assert found.expected is not None
     student, labeling = found.build(data)
@@ -217,7 +223,7 @@ def refused(capsys, *words):
 
 
 def test_bad_folders_get_one_line(photos, capsys):
-    found = recommend(photos, epsilon=1.0, expected_records=1000)
+    found = recommend(photos, epsilon=1.0, private_records=1000)
     assert found.config["data"]["init_args"]["image_size"] == 24
     assert "8 public examples, 2 classes, images 3×24×24" in found.reasons[0]
     assert "there is no such file or folder" in refused(capsys, "--data", "nowhere")
@@ -225,18 +231,78 @@ def test_bad_folders_get_one_line(photos, capsys):
     assert "has 1 class folders, want 2 or more" in refused(capsys, "--data", "own")
     (photos / "b").rename(photos / "test/c")
     images(photos / "public", {"a": 1, "b": 1})
-    found = recommend(photos, epsilon=1.0, expected_records=1000)
+    found = recommend(photos, epsilon=1.0, private_records=1000)
     assert "10 public examples, 3 classes" in found.reasons[0]  # every part may lack some
     (photos / "test/c").rename(photos / "test/B")
     assert "'B' and 'b' differ in case or spaces alone" in refused(capsys, "--data", "own")
     (photos / "test/B").rename(photos / "test/b")
     (photos / "public/a/0.png").write_bytes(b"no image")
     with pytest.warns(UserWarning, match="public: records are left out: 1 with an unreadable file"):
-        found = recommend(photos, epsilon=1.0, expected_records=1000)
+        found = recommend(photos, epsilon=1.0, private_records=1000)
     assert "9 public examples, 2 classes" in found.reasons[0]
     for file in photos.glob("public/**/*.png"):
         file.unlink()
     assert "there are no images in public/" in refused(capsys, "--data", "own")
+
+
+def test_a_fit_that_fails_before_it_asks_leaves_no_folder(table, capsys):
+    words = ["fit", "--data", "own", "--epsilon", "2", "--private-records", "600", "--run_dir", "mine"]
+    np.save("own/private_labels.npy", np.full_like(table["private_labels"], 77))
+    assert main(words) == 2
+    assert "private_labels: some labels lie outside" in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
+def test_an_interrupted_fit_says_what_is_spent_and_goes_on_in_its_folder_alone(table, monkeypatch, capsys):
+    handler, step = signal.getsignal(signal.SIGINT), SupervisedStudent.training_step
+
+    def stopped(module, *batch):
+        if module.trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+        return step(module, *batch)
+
+    quiet = ["--trainer.enable_progress_bar", "false"]
+    words = [
+        "fit",
+        "--data",
+        "own",
+        "--epsilon",
+        "2",
+        "--private-records",
+        "600",
+        "--trainer.max_epochs",
+        "3",
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(SupervisedStudent, "training_step", stopped)
+        assert main([*words, *quiet]) == 130
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
+    said = capsys.readouterr().err
+    spent = audit_ledger("runs/own/0/ledger.sqlite", exact=True)["epsilon_spent"]
+    assert f"Spent: ε {at_most(spent)} of the" in said
+    assert "labels of 120 queries, a checkpoint of the last full epoch" in said
+    assert "Continue with: privknn fit --resume runs/own/0" in said
+    shutil.move("runs", "moved")
+    assert main(["fit", "--resume", "moved/own/0", "--run_dir", "elsewhere"]) == 2
+    assert main(["fit", "--resume", "moved/own/0", *quiet]) == 0, capsys.readouterr().err
+    assert audit_ledger("moved/own/0/ledger.sqlite", exact=True)["epsilon_spent"] == spent
+    summary = json.loads(Path("moved/own/0/summary.json").read_text(encoding="utf-8"))
+    assert summary["epochs"] == 3
+    assert Path("moved/own/0/checkpoints/last.ckpt").is_file()
+    assert sorted(path.name for path in Path().iterdir()) == ["moved", "own"]
+
+
+def test_objects_print_as_the_calls_that_make_them():
+    teacher = PrivateKNN(90, 0.8, noise=Gaussian(sigma=14.0))
+    assert repr(PrivateKNN(90, 0.8, noise=Gaussian(14.0), release_counts=False)) == repr(teacher)
+    assert repr(teacher) == "PrivateKNN(k=90, sampling_rate=0.8, noise=Gaussian(sigma=14.0))"
+    labeling = PrivateLabeler(teacher, rounds=2, budget={"delta": 1e-6}, features=[PublicFeatures(30), HOG()])
+    assert as_section(eval(repr(labeling))) == as_section(labeling)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    assert (
+        repr(SupervisedStudent(network=network, ema_decay=0.9))
+        == "SupervisedStudent(ema_decay=0.9, network=…)"
+    )
 
 
 @pytest.mark.parametrize("there", ["nothing", "other runs", "the folder"])
@@ -341,11 +407,11 @@ def test_a_folder_without_a_public_part_needs_none(tmp_path):
         for name in ("cat", "dog"):
             (tmp_path / part / name).mkdir(parents=True)
             Image.new("RGB", (16, 16)).save(tmp_path / part / name / "0.png")
-    found = recommend(tmp_path, epsilon=1.0, expected_records=100)
+    found = recommend(tmp_path, epsilon=1.0, private_records=100)
     assert found.config["labeling"]["released"] == "head"
     assert any("would bring features that are learned" in line for line in found.reasons)
 
 
 def test_a_place_of_public_data_is_refused_beside_a_data_module():
     with pytest.raises(ValueError, match=r"public='none'.*give the data module"):
-        recommend(DigitsDataModule(), epsilon=1.0, expected_records=1000, public="none")
+        recommend(DigitsDataModule(), epsilon=1.0, private_records=1000, public="none")

@@ -70,7 +70,7 @@ def test_a_record_that_is_several_rows_is_refused_unless_they_are_a_persons(name
         train(tmp_path, data)
     assert not list(tmp_path.rglob("*.sqlite"))
     data.private_groups = torch.zeros(len(data.train), dtype=torch.int64)
-    sizes = {"expected_batch_size": 1, "expected_records": 2, "unit": "person"}
+    sizes = {"expected_batch_size": 1, "private_records": 2, "unit": "person"}
     assert train(tmp_path, data, **sizes).planned_steps == 2
 
 

@@ -104,32 +104,32 @@ HONEST = {
         {"gaussian (L2)": 0.25},
     ),
     "class sums": (
-        SufficientStatistics(noise_multiplier=2.0, expected_records=30, records_per_person=3),
+        SufficientStatistics(noise_multiplier=2.0, private_records=30, records_per_person=3),
         {"gaussian (L2)": math.hypot(1, 0.3)},
     ),
     "class sums replaced": (
         SufficientStatistics(
-            noise_multiplier=2.0, expected_records=30, fit="maximum_likelihood", components=3,
+            noise_multiplier=2.0, private_records=30, fit="maximum_likelihood", components=3,
             adjacency="replace_one",
         ),
         {"gaussian (L2)": 2.0},
     ),
     "public curvature": (
         PreconditionedGradients(
-            noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5], records_per_person=2
+            noise_multiplier=2.0, private_records=30, releases=2, clip_norms=[0.5, 0.5], records_per_person=2
         ),
         {"gaussian (L2)": 0.5},
     ),
     "class sums of attributes": (
         SufficientStatistics(
-            noise_multiplier=2.0, expected_records=30, adjacency="replace_one", task="multilabel",
+            noise_multiplier=2.0, private_records=30, adjacency="replace_one", task="multilabel",
             records_per_person=3,
         ),
         {"gaussian (L2)": 2 * math.hypot(1, 0.3)},
     ),
     "public curvature of attributes": (
         PreconditionedGradients(
-            noise_multiplier=2.0, expected_records=30, releases=2, clip_norms=[0.5, 0.5], adjacency="replace_one",
+            noise_multiplier=2.0, private_records=30, releases=2, clip_norms=[0.5, 0.5], adjacency="replace_one",
             task="multilabel", records_per_person=2,
         ),
         {"gaussian (L2)": 1.0},
@@ -225,8 +225,8 @@ def test_what_can_not_be_checked_is_named():
     for wrong in (object(), lambda: None):
         with pytest.raises(TypeError, match="must be a Labeler"):
             check_labeler(wrong)
-    with pytest.raises(LabelerCheckError, match=r"plan: raises ValueError.*num_records"):
-        check_labeler(PrivateKNN(50, 1.0), num_records=40)
+    with pytest.raises(LabelerCheckError, match=r"plan: raises ValueError.*private_records"):
+        check_labeler(PrivateKNN(50, 1.0), private_records=40)
 
 
 def test_a_labeler_that_cannot_be_copied_is_made_by_a_function():

@@ -68,7 +68,7 @@ FAULTS = {
     "OnlyTheFirstThousand": r"of 1500 records .* moves laplace \(L1\) by 2, and 1 was charged",
     "NoRareClasses": r"'classes of 10, 9, 11, 1 records' of 62 .* moves laplace \(L1\) by 10, and 1 was charged",
     "NoRareClassesOfReplaced": r"under replace_one.*moves gaussian \(L2\) by 9.89949, and 1.41421 was charged",
-    "NoClassesAtAll": r"sensitivity under add_remove: nothing .*\(L1\) at most 0 of 1.* num_records or pairs",
+    "NoClassesAtAll": r"sensitivity under add_remove: nothing .*\(L1\) at most 0 of 1.* private_records or pairs",
     "AddsUnderReplacement": r"sensitivity under replace_one.*moves laplace \(L1\) by 2, and 1 was charged",
     "UnclippedVotes": r"moves gaussian \(L2\) by .*, and 2 was charged",
     "ScreensTheSum": r"moves noisy_screening \(largest count\) by 2, and 1 was charged",

@@ -48,7 +48,7 @@ def with_private(data, places):
 
 
 def make(extractor=True, lr=1.0, **kwargs):
-    options = {"num_classes": 2, "image_size": 8, "expected_batch_size": 30, "expected_records": PRIVATE}
+    options = {"num_classes": 2, "image_size": 8, "expected_batch_size": 30, "private_records": PRIVATE}
     options |= {"optimization": NoisyOptimization(lr=lr), "noise_source": SeededNoise(1)}
     if "noise_multiplier" not in kwargs and "epsilon" not in kwargs:
         options["noise_multiplier"] = 1.0

@@ -10,8 +10,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), f
 SMALLER = {
     "max_epochs=10": "max_epochs=1, limit_train_batches=2, limit_val_batches=1, logger=False, "
     "enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator='cpu'",
-    "expected_batch_size=250, expected_records=1000": "expected_batch_size=4, expected_records=20",
-    "DigitsDataModule()": "DigitsDataModule(num_private=20, num_public=20)",
+    "expected_batch_size=250, private_records=1000": "expected_batch_size=4, private_records=20",
+    "DigitsDataModule()": "DigitsDataModule(private_records=20, public_examples=20)",
     "import resnet18": "import resnet",
     "resnet18(num_classes=10)": "resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=10)",
     "bias=False)\nprivate": "bias=False)\nresnet.layer4, resnet.fc = nn.Identity(), nn.Linear(256, 10)\nprivate",

@@ -147,7 +147,7 @@ def test_command_line_and_resume(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [
         "--model", "NoisySGD", "--model.network", "tanh_cnn", "--model.expected_batch_size", "250",
-        "--model.expected_records", "1000",
+        "--model.private_records", "1000",
         "--model.epsilon", "2", "--model.delta", "1e-4", "--data", "DigitsDataModule", "--run_dir", "run",
         "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "2",
         "--trainer.enable_model_summary", "false",

@@ -89,7 +89,7 @@ def test_the_accuracy_is_that_of_the_trained_module_on_records_that_it_has_not_s
     # Without noise; a rate of 1 draws all records that are not held out.
     sizes = {
         "expected_batch_size": 60,
-        "expected_records": 60,
+        "private_records": 60,
         "noise_source": Silent(0),
         "max_grad_norm": 100.0,
     }

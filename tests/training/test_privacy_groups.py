@@ -92,7 +92,7 @@ def test_members_are_those_of_the_rows(tmp_path):
     module = Lit()
     groups = PrivacyGroups(HALVES, (1e-4, 1e4), (0.5, 0.5))
     callback = training(
-        max_grad_norm=0.1, expected_batch_size=60, expected_records=60, noise_multiplier=1.0, groups=groups,
+        max_grad_norm=0.1, expected_batch_size=60, private_records=60, noise_multiplier=1.0, groups=groups,
         noise_source=Silent(0),
     )  # fmt: skip
     fit(module, tmp_path, callback, epochs=1)

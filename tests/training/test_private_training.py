@@ -30,7 +30,7 @@ from tests.training.training_setup import Lit, Silent, fit, literal_update, trai
 def test_a_noiseless_update_is_that_of_each_example_clipped(tmp_path, clip_norm, physical, method):
     # A rate of 1 draws all 90 records; the sum is divided by the expected 60, whatever there are.
     callback = training(
-        max_grad_norm=clip_norm, expected_batch_size=60, expected_records=60, physical_batch_size=physical,
+        max_grad_norm=clip_norm, expected_batch_size=60, private_records=60, physical_batch_size=physical,
         noise_source=Silent(0), clipping=method,
     )  # fmt: skip
     expected = literal_update(Lit(), make_data(), clip_norm, 60)
@@ -57,7 +57,7 @@ def test_views_of_an_example_are_one_clipped_gradient(tmp_path):
 
     expected = literal_update(Lit(), make_data(), 0.1, 60, lambda x: turned(x.expand(3, *x.shape)))
     callback = training(
-        max_grad_norm=0.1, expected_batch_size=60, expected_records=60, physical_batch_size=7,
+        max_grad_norm=0.1, expected_batch_size=60, private_records=60, physical_batch_size=7,
         noise_source=Silent(0), augment=turned, views=3,
     )  # fmt: skip
     module = Lit()
@@ -237,7 +237,7 @@ def test_an_infinite_epsilon_trains_without_noise_and_guarantees_nothing(tmp_pat
     expected = literal_update(Lit(), make_data(), 0.1, 60)
     module = Lit()
     callback = training(
-        epsilon=math.inf, noise_source=None, max_grad_norm=0.1, expected_batch_size=60, expected_records=60
+        epsilon=math.inf, noise_source=None, max_grad_norm=0.1, expected_batch_size=60, private_records=60
     )
     fit(module, tmp_path, callback, epochs=1)
     torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
@@ -315,7 +315,7 @@ test_bad_arguments_are_named = refusals(
         "delta=1.0": lambda: training(delta=1.0),
         "max_grad_norm=-1.0": lambda: training(max_grad_norm=-1.0),
         "expected_batch_size=0": lambda: training(expected_batch_size=0),
-        "expected_batch_size=30 is more than expected_records=29": lambda: training(expected_records=29),
+        "expected_batch_size=30 is more than private_records=29": lambda: training(private_records=29),
         "clipping": lambda: training(clipping="none"),
         "physical_batch_size=0": lambda: training(physical_batch_size=0),
         "views=0": lambda: training(views=0),
@@ -330,7 +330,7 @@ test_bad_arguments_are_named = refusals(
 
 
 def test_default_noise_is_cryptographic():
-    assert PrivateTraining(1.0, expected_batch_size=3, expected_records=9).noise_source.cryptographic
+    assert PrivateTraining(1.0, expected_batch_size=3, private_records=9).noise_source.cryptographic
 
 
 def test_averaged_weights_are_made_of_released_ones_and_cost_nothing(tmp_path):

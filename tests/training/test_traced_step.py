@@ -362,7 +362,7 @@ def facts_of(fact, folder, batch=45, epochs=2):
             moves.append((float(module.weight) - self.before) / self.rate)
 
     moves = []
-    sizes = {"expected_batch_size": batch, "expected_records": 90, "max_grad_norm": 1e13}
+    sizes = {"expected_batch_size": batch, "private_records": 90, "max_grad_norm": 1e13}
     callback = training(noise_source=Silent(0), **sizes)
     fit(Linear(fact), folder, callback, epochs, callbacks=[Watch()], limit_val_batches=0)
     return moves

@@ -14,7 +14,7 @@ from tests.training.training_setup import Lit, Silent, clipped_gradient, fit, tr
 # One person has 40 records, others one to five.
 OWNERS = torch.cat([torch.full((40,), 7), torch.arange(PRIVATE - 40) // 5 * 3, torch.tensor([])]).long()
 OWNERS = OWNERS[torch.randperm(PRIVATE, generator=torch.Generator().manual_seed(1))]
-EVERYBODY = {"expected_batch_size": 11, "expected_records": 11, "noise_source": Silent(0), "unit": "person"}
+EVERYBODY = {"expected_batch_size": 11, "private_records": 11, "noise_source": Silent(0), "unit": "person"}
 NORM = 0.05
 
 
@@ -101,7 +101,7 @@ def test_the_teachers_sum_is_that_of_literal_mean_gradients():
 
 def test_a_network_trains_by_persons_with_the_layers_of_its_fast_path(tmp_path):
     rates = {
-        "unit": "person", "expected_batch_size": 4, "expected_records": 11, "epsilon": 2.0, "delta": 1e-3,
+        "unit": "person", "expected_batch_size": 4, "private_records": 11, "epsilon": 2.0, "delta": 1e-3,
     }  # fmt: skip
     module = make(extractor=False, **rates)
     fit(module, tmp_path, module.private_training, epochs=1, data=data_of())

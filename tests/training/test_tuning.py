@@ -23,13 +23,16 @@ from tests.training.training_setup import Lit
 RATES = {"model.init_args.optimization.lr": [0.0001, 0.5, 2.0]}
 
 
-STATED = {"epsilon": 1.0, "expected_batch_size": 100, "expected_records": 200}
+STATED = {"epsilon": 1.0, "expected_batch_size": 100, "private_records": 200}
 
 
 def document(model=None, **trainer):
     arguments = {"extractor": {"class_path": "Pixels"}, "delta": 1e-5, **STATED}
     return {
-        "data": {"class_path": "DigitsDataModule", "init_args": {"num_private": 200, "num_public": 40}},
+        "data": {
+            "class_path": "DigitsDataModule",
+            "init_args": {"private_records": 200, "public_examples": 40},
+        },
         "model": model or {"class_path": "NoisySGD", "init_args": arguments},
         "trainer": {"max_epochs": 2, "accelerator": "cpu", **trainer},
     }

@@ -62,7 +62,7 @@ def literal_update(module, data, clip_norm, divisor, of=lambda x: x[None], chose
 
 
 def training(**kwargs):
-    options = {"expected_batch_size": 30, "expected_records": PRIVATE, "noise_source": SeededNoise(1)}
+    options = {"expected_batch_size": 30, "private_records": PRIVATE, "noise_source": SeededNoise(1)}
     if "epsilon" not in kwargs:
         options["noise_multiplier"] = 1.0
     return PrivateTraining(**grouped(PrivateTraining, **{**options, **kwargs}))

@@ -45,12 +45,12 @@ class Digits(pl.LightningModule):
 
 
 # %% [markdown]
-# `expected_records` is an estimate that may be published; the number of private records is private itself. The noise
+# `private_records` is an estimate that may be published; the number of private records is private itself. The noise
 # follows from ε. Each record's gradient is clipped to `max_grad_norm`.
 
 # %%
 private = PrivateTraining(
-    epsilon=2.0, delta=1e-5, max_grad_norm=1.0, expected_batch_size=250, expected_records=1000
+    epsilon=2.0, delta=1e-5, max_grad_norm=1.0, expected_batch_size=250, private_records=1000
 )
 trainer = pl.Trainer(
     max_epochs=10,

@@ -174,25 +174,27 @@ class PublicDensity:
 
     A fixed threshold finds thousands of neighbours in dense regions and none in sparse ones. Here τ of a
     query is the kernel value of its j-th nearest public example, where j is to the number of public examples
-    as ``neighbors`` is to ``records``, but never below the fixed threshold. The private records have no part
+    as ``neighbors`` is to ``private_records``, but never below the fixed threshold. The private records have no part
     in it, so a record's being a neighbour still depends on that record, the query and public data alone,
     which is all that the privacy proof needs.
 
     Attributes:
         neighbors: how many private neighbours a query should have, if private and public examples are alike.
             As their number is then known roughly, it also makes a good ``min_count``.
-        records: about how many private records there are; a public constant, not taken from the data.
+        private_records: about how many private records there are; a public constant, not taken from the data.
 
     Raises:
         ValueError: for numbers below 1, or more neighbours than records.
     """
 
     neighbors: int
-    records: int
+    private_records: int
 
     def __post_init__(self) -> None:
-        if check_int("neighbors", self.neighbors) > check_int("records", self.records):
-            raise ValueError(f"neighbors={self.neighbors!r} must be at most records={self.records!r}")
+        if check_int("neighbors", self.neighbors) > check_int("private_records", self.private_records):
+            raise ValueError(
+                f"neighbors={self.neighbors!r} must be at most private_records={self.private_records!r}"
+            )
 
     def thresholds(self, parameters: IndKNNParameters, similarities: NDArray[np.float32]) -> Floats:
         """τ of each query.
@@ -209,7 +211,7 @@ class PublicDensity:
         others = np.where(similarities > 1 - _SIMILARITY_SLACK, -np.inf, similarities)
         if others.shape[1] == 0:
             return floor
-        rank = min(max(1, round(self.neighbors / self.records * others.shape[1])), others.shape[1])
+        rank = min(max(1, round(self.neighbors / self.private_records * others.shape[1])), others.shape[1])
         nearest = -np.partition(-others, rank - 1, axis=1)[:, rank - 1]
         kappa = parameters.kernel_values(np.maximum(nearest, -1).astype(np.float32))
         return np.maximum(kappa, floor)

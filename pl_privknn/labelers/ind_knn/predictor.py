@@ -168,7 +168,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             PrivateStoreError: as there; nothing is returned.
         """
         density = self.switches.density
-        share = 1 / 3 if density is None else density.neighbors / density.records
+        share = 1 / 3 if density is None else density.neighbors / density.private_records
         sigma = self.parameters.sigma_of_votes(share) if sigma is None else check_positive("sigma", sigma)
         queries = self._features(query[None] if query.ndim == 1 else query)
         with self._turn:

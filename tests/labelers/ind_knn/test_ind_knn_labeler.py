@@ -147,7 +147,10 @@ def test_thresholds_follow_public_density_alone():
     centre = torch.where(torch.arange(3000)[:, None] % 2 == 0, torch.eye(8)[0], -torch.eye(8)[0])
     rows = centre + spread * torch.randn(3000, 8, generator=generator)
     private, public, queries = rows[:2000], rows[2000:2600], rows[2600:]
-    density, near = PublicDensity(neighbors=40, records=2000), unit_rows(queries) @ unit_rows(private).T
+    density, near = (
+        PublicDensity(neighbors=40, private_records=2000),
+        unit_rows(queries) @ unit_rows(private).T,
+    )
     parameters = IndKNNParameters(0.01, 10.0, 0.5, 1.0)
     thresholds = density.thresholds(parameters, (unit_rows(queries) @ unit_rows(public).T).numpy())
     sizes = (near >= torch.tensor(thresholds)[:, None]).sum(1).double()

@@ -30,11 +30,11 @@ def fitted(teacher, features=None, classes=None):
 
 
 _OF_CLASSES = {
-    "class sums": lambda **given: SufficientStatistics(expected_records=60, **given),
+    "class sums": lambda **given: SufficientStatistics(private_records=60, **given),
     "likelihood": lambda **given: SufficientStatistics(
-        expected_records=60, fit="maximum_likelihood", components=3, **given
+        private_records=60, fit="maximum_likelihood", components=3, **given
     ),
-    "curvature": lambda **given: PreconditionedGradients(**{"expected_records": 60, "releases": 4, **given}),
+    "curvature": lambda **given: PreconditionedGradients(**{"private_records": 60, "releases": 4, **given}),
 }
 
 

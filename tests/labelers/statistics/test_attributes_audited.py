@@ -49,7 +49,7 @@ def outcomes(teacher, present, runs, noise):
 TEACHERS = {
     "class sums": lambda: MADE["class sums of attributes"](noise_multiplier=0.4),
     "curvature": lambda: PreconditionedGradients(
-        noise_multiplier=0.4, releases=2, expected_records=30, task="multilabel"
+        noise_multiplier=0.4, releases=2, private_records=30, task="multilabel"
     ),
 }
 

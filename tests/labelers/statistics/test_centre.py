@@ -30,7 +30,7 @@ def shifted(count=60, seed=0):
 
 
 def gradients(**given):
-    return PreconditionedGradients(**{"expected_records": 60, "releases": 3, "centre": 0.3, **given})
+    return PreconditionedGradients(**{"private_records": 60, "releases": 3, "centre": 0.3, **given})
 
 
 # ---------------------------------------------------------------------------- sums and cost
@@ -109,7 +109,7 @@ def test_the_plan_is_one_gaussian_of_the_whole_budget(share, adjacency):
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_no_neighbouring_table_moves_a_release_by_more_than_its_charge(adjacency):
     teacher = SufficientStatistics(
-        noise_multiplier=0.1, expected_records=30, records_per_person=3, centre=0.9, adjacency=adjacency
+        noise_multiplier=0.1, private_records=30, records_per_person=3, centre=0.9, adjacency=adjacency
     )
     for largest in check_labeler(teacher).largest.values():
         assert all(0.9 * move.allowed < move.amount for move in largest.moves.values())
@@ -124,7 +124,7 @@ def test_what_was_charged_is_the_plan():
 
 
 def test_the_attack_of_the_sums_and_the_centre_stays_below_their_cost():
-    target = small_target(SufficientStatistics(epsilon=1.0, delta=1e-5, expected_records=600, centre=0.6))
+    target = small_target(SufficientStatistics(epsilon=1.0, delta=1e-5, private_records=600, centre=0.6))
     found = attack_labeler(target, canaries=500, noise=SeededNoise(1))
     assert not found.violated
 
@@ -147,7 +147,7 @@ def test_means_of_one_distribution_pass_for_a_shift_as_often_as_stated():
 @pytest.mark.parametrize("kind", ["same", "other"])
 def test_only_a_shift_is_subtracted(kind):
     records = table(2000, seed=4) if kind == "same" else shifted(2000, seed=4)
-    teacher = gradients(noise_multiplier=8.0, expected_records=2000, noise_source=SeededNoise(2))
+    teacher = gradients(noise_multiplier=8.0, private_records=2000, noise_source=SeededNoise(2))
     teacher.fit_public(table(2000, seed=7)[0])
     teacher.fit(*records, 3)
     teacher.label(table()[0], FreeLedger())
@@ -156,7 +156,7 @@ def test_only_a_shift_is_subtracted(kind):
     queries = records[0][:50]
     assert torch.equal(teacher.inputs(queries, private=True), teacher.inputs(queries)) == (kind == "same")
     # The model for private-like examples, made of its state alone.
-    model = gradients(noise_multiplier=8.0, expected_records=2000).head(state)
+    model = gradients(noise_multiplier=8.0, private_records=2000).head(state)
     right = (model(records[0]).argmax(dim=1) == records[1]).double().mean()
     assert right > 0.9
     if kind == "other":
@@ -195,7 +195,7 @@ def test_a_killed_run_draws_nothing_twice(tmp_path, monkeypatch, lost):
 
 
 def test_a_centre_without_any_sum_is_no_model(tmp_path):
-    teacher = SufficientStatistics(noise_multiplier=0.5, expected_records=60, centre=0.3)
+    teacher = SufficientStatistics(noise_multiplier=0.5, private_records=60, centre=0.3)
     handle = Ledger(tmp_path / "ledger.sqlite").run("a", plan=teacher.plan(30, 30, 3))
     fitted(teacher)
     teacher.join_run(tmp_path / "kept", handle)
@@ -203,7 +203,7 @@ def test_a_centre_without_any_sum_is_no_model(tmp_path):
     handle.charge(teacher.mechanism(0))
     teacher.leave_run()
     with pytest.raises(ReleaseLostError, match="not drawn again"):
-        SufficientStatistics(noise_multiplier=0.5, expected_records=60, centre=0.3).join_run(
+        SufficientStatistics(noise_multiplier=0.5, private_records=60, centre=0.3).join_run(
             tmp_path / "kept", handle
         )
 

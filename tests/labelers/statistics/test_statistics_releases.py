@@ -124,7 +124,7 @@ test_bad_arguments_are_named = refusals(
         "give exactly one": SufficientStatistics,
         "give exactly one of": lambda: SufficientStatistics(1.0, 2.0),
         "fit='median'": lambda: SufficientStatistics(1.0, fit="median"),
-        "expected_records=0": lambda: SufficientStatistics(1.0, expected_records=0),
+        "private_records=0": lambda: SufficientStatistics(1.0, private_records=0),
         "ridge=0": lambda: SufficientStatistics(1.0, ridge=0.0),
         r"clip_norms=\[1.0\]": lambda: PreconditionedGradients(1.0, releases=2, clip_norms=[1.0]),
         "adjacency='none'": lambda: PreconditionedGradients(1.0, adjacency="none"),

@@ -138,7 +138,7 @@ def test_what_does_not_fit_together_is_refused(write, ledger, tmp_path, capsys):
 
 def test_ledger_is_reported_by_its_guarantee_and_by_run(ledger, write, capsys):
     report = epsilon_of_file(ledger, 1e-5)
-    assert set(report) >= FIELDS | {"epsilon_spent", "runs", "filter", "head", "rows", "max_epsilon"}
+    assert set(report) >= FIELDS | {"epsilon_spent", "runs", "filter", "ledger_head", "rows", "max_epsilon"}
     expected = account([Charge(G, 50), Charge(S, 20)], delta=1e-5)
     assert (report["epsilon"], report["epsilon_exact"]) == (expected.epsilon, expected.epsilon_exact)
     assert report["epsilon_spent"] == account([Charge(S, 5), Charge(G, 45)], delta=1e-5).epsilon
@@ -169,7 +169,7 @@ def test_audit_recomputes_and_judges_the_budget(ledger, tmp_path, capsys):
     assert (audit["rows"], audit["max_epsilon"], audit["within_budget"]) == (5, 4.0, True)
     exported = json.loads(target.read_text())
     assert exported == export_ledger(ledger)
-    assert exported["head"] == audit["head"]
+    assert exported["ledger_head"] == audit["ledger_head"]
     assert exported["runs"]["a"]["charged"] == [Charge(G, 45).to_record()]
     assert epsilon_of_file(target)["epsilon"] == audit["epsilon"]
     free = tmp_path / "free.sqlite"
@@ -186,9 +186,9 @@ def test_audit_recomputes_and_judges_the_budget(ledger, tmp_path, capsys):
 def test_a_head_noted_earlier_finds_rewritten_and_older_files(ledger, tmp_path):
     old = tmp_path / "old.sqlite"
     old.write_bytes(ledger.read_bytes())
-    head = audit_ledger(ledger, exact=False)["head"]
+    head = audit_ledger(ledger, exact=False)["ledger_head"]
     Ledger(ledger, max_epsilon=4.0).run("a").charge(G, 5)
     later = audit_ledger(ledger, head=head.upper() + "\n", exact=False)
     assert later["rows"] == 6
     with pytest.raises(LedgerCorrupt, match="older copy"):
-        audit_ledger(old, head=later["head"], exact=False)
+        audit_ledger(old, head=later["ledger_head"], exact=False)

@@ -83,7 +83,11 @@ def test_files_of_two_units_have_no_total(ledgers, tmp_path):
 def test_a_summary_of_another_unit_is_found_out(ledgers):
     audit = audit_ledger(ledgers["person"], exact=False)
     summary = {name: audit[name] for name in ("epsilon", "delta", "adjacency", "unit", "guarantee")}
-    summary |= {"epsilon_spent": audit["epsilon_spent"], "ledger_head": audit["head"], "max_epsilon": None}
+    summary |= {
+        "epsilon_spent": audit["epsilon_spent"],
+        "ledger_head": audit["ledger_head"],
+        "max_epsilon": None,
+    }
 
     def disagreeing(stated):
         found = check_summary(stated, ledgers["person"], exact=False)
