@@ -29,8 +29,9 @@ _ONNX = ("onnx", "onnxscript", "onnxruntime")
 #: How image files become the input, as :class:`~pl_privknn.datamodules.ImageFolderDataModule` reads them.
 RESIZE = (
     "turn upright (EXIF), put on white where transparent, cut 16 bits to 8, convert to grey (1 channel) or RGB (3 "
-    "channels), stretch to width and height by Pillow's BILINEAR, divide by 255"
+    "channels), stretch to width and height by Pillow's BILINEAR; divide by 255 for float32"
 )
+_RANGES = {"float32": [0, 1], "uint8": [0, 255]}
 # Largest difference of a probability between the student and the file.
 _TOLERANCE = 1e-4
 
@@ -88,12 +89,12 @@ class ReleasedModel:
     """A model that a run released, with what its users have to know.
 
     Attributes:
-        model: maps the input to probabilities, float32 ``(n, classes)``. The input is float32 ``(n, c, h, w)`` in
-            0 … 1 of images (other values are refused: by an error, and by NaN in an ONNX file); float32 ``(n, d)`` of
-            vectors; or token numbers, int64 ``(1, t)``, of texts that
+        model: maps the input to probabilities, float32 ``(n, classes)``. The input is ``(n, c, h, w)`` of images,
+            uint8 or float32 in 0 … 1 (other values are refused: by an error, and by NaN in an ONNX file, which takes
+            float32 alone); float32 ``(n, d)`` of vectors; or token numbers, int64 ``(1, t)``, of texts that
             :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration.
         about: ``input`` (``images``, ``vectors`` or ``texts``), ``shape`` of one input, ``batch`` (n: ``any``; 1 with
-            a head or an extractor, whose features count inputs as they go), ``range`` and ``resize`` of images,
+            a head or an extractor, whose features count inputs as they go), ``range`` of each type and ``resize`` of images,
             ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities), ``epsilon``,
             ``delta``, ``unit`` and ``guarantee``.
         tokenizer: the text of ``tokenizer.json``; empty but for texts.
@@ -144,7 +145,7 @@ def released_model(run: Path) -> ReleasedModel | None:
     if shape[1:] == [1, 1]:
         about |= {"input": "vectors", "shape": shape[:1], "column": given.get("text", "text")}
         return ReleasedModel(_OfVectors(inner), about, inner=inner)
-    return ReleasedModel(_OfImages(inner), {**about, "range": [0, 1], "resize": RESIZE}, inner=inner)
+    return ReleasedModel(_OfImages(inner), {**about, "range": _RANGES, "resize": RESIZE}, inner=inner)
 
 
 def _checkpoint(run: Path) -> Path:
@@ -216,15 +217,17 @@ def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
 
 
 class _OfImages(torch.nn.Module):
-    """A model of images that refuses values outside 0 … 1."""
+    """A model of images, uint8 or floats, that refuses floats outside 0 … 1."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        # A traced graph can't ask for the type: 0 - 1 is 255 in uint8, and -1 in floats. float64 is refused by to.
+        images = (images / (images[:1, :1, :1, :1] * 0 - 1).abs()).to(torch.float32)
         inside = ((images >= 0) & (images <= 1)).all()
-        torch._assert_async(inside, "images: want floats in 0 … 1; divide 0 … 255 by 255")
+        torch._assert_async(inside, "images: want uint8, or floats in 0 … 1; divide 0 … 255 by 255")
         return torch.where(inside, self.model(images), torch.nan)  # ONNX has no assertions
 
 
@@ -261,6 +264,8 @@ def _write(released: ReleasedModel, path: Path) -> None:
     generator, about, model = torch.Generator().manual_seed(0), released.about, released.model
     assert isinstance(model, torch.nn.Module)
     sizes: dict[str, Any] | None = None
+    if about["input"] == "images" and path.suffix == ".onnx":  # whose inputs have one type
+        about["range"] = {"float32": [0, 1]}
     if isinstance(model, _OfTokens):
         lengths = (5, 300, 1)
         parts = tuple(torch.randint(len(model.table), (1, length), generator=generator) for length in lengths)

@@ -12,5 +12,5 @@ channels, height, width = about["shape"]
 for path in sys.argv[1:]:
     image = ImageOps.exif_transpose(Image.open(path)).convert("RGB" if channels == 3 else "L")
     pixels = torch.from_numpy(np.array(image.resize((width, height), Image.Resampling.BILINEAR)))
-    found = model(pixels.reshape(1, height, width, channels).permute(0, 3, 1, 2) / 255)[0]
+    found = model(pixels.reshape(1, height, width, channels).permute(0, 3, 1, 2))[0]
     print(path, about["classes"][int(found.argmax())], f"{float(found.max()):.6f}")
