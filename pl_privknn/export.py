@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import json
@@ -19,11 +20,13 @@ from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.callbacks.run_files import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
+from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.privacy.audit import EXPORT, REPORT, files_in, mapping_of, note_written, reading
 from pl_privknn.report.facts import audited, has_teacher
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
+from pl_privknn.students.losses import TASKS
 
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 #: How image files become the input, as :class:`~pl_privknn.datamodules.ImageFolderDataModule` reads them.
@@ -36,16 +39,26 @@ _RANGES = {"float32": [0, 1], "uint8": [0, 255]}
 _TOLERANCE = 1e-4
 
 
-def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
+def export_run(
+    run: str | Path,
+    output: str | Path,
+    kind: str = "torch",
+    *,
+    module: torch.nn.Module | None = None,
+    data: PrivatePublicDataModule | None = None,
+) -> Path:
     """Audit a run, write the model that it released, check it against the run's own, and write a privacy card.
 
-    Of a network that is no student of this package, such as one of ``PrivateTraining``, the weights are written.
-    Nothing that the configuration names is imported, but for classes of this package.
+    Of a network that is no student of this package, such as one of ``PrivateTraining``, the weights are written, or
+    the model where it is given. Nothing that the configuration names is imported, but for classes of this package.
 
     Args:
         run: folder of a finished run.
         output: folder for the files.
         kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``; weights have one form.
+        module: the run's network, where it is no student of this package: from images, float32 ``(n, c, h, w)`` in
+            0 … 1, to logits. A copy takes the weights of the run's last checkpoint.
+        data: with ``module``, the data module, which knows the shape of the images and the classes.
 
     Returns:
         The model's file, which maps its input to probabilities, float ``(n, classes)``. ``model.json``, among the
@@ -59,6 +72,9 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
     """
     if kind == "onnx" and (lacking := [name for name in _ONNX if importlib.util.find_spec(name) is None]):
         raise RuntimeError(f"--format onnx needs {' and '.join(lacking)}; pip install 'pl-privknn[onnx]'")
+    run, output = Path(run), Path(output)
+    if (module is None) != (data is None):
+        raise ValueError("module and data belong together; give both, or none for a student of this package")
     if output.resolve() == run.resolve():
         raise ValueError(
             f"--output {output} is the run's own folder; give another, or leave it out for {EXPORT} in it"
@@ -67,7 +83,7 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
         _checkpoint(run)
         audit = audited(run)
         card = None if audit is None else privacy_card(run)
-        model = released_model(run)
+        model = released_model(run, None if module is None or data is None else (module, data))
     output.mkdir(parents=True, exist_ok=True)
     if model is None:
         path = _weights(_checkpoint(run), output)
@@ -94,8 +110,8 @@ class ReleasedModel:
             float32 alone); float32 ``(n, d)`` of vectors; or token numbers, int64 ``(1, t)``, of texts that
             :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration.
         about: ``input`` (``images``, ``vectors`` or ``texts``), ``shape`` of one input, ``batch`` (n: ``any``; 1 with
-            a head or an extractor, whose features count inputs as they go), ``range`` of each type and ``resize`` of images,
-            ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities), ``epsilon``,
+            a head or an extractor, whose features count inputs as they go), ``range`` of each type and ``resize`` of
+            images, ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities), ``epsilon``,
             ``delta``, ``unit`` and ``guarantee``.
         tokenizer: the text of ``tokenizer.json``; empty but for texts.
         inner: the model on the examples of the run's data module, ``(n, c, h, w)``; None of a file.
@@ -112,15 +128,22 @@ class ReleasedModel:
         return {**files, "tokenizer.json": self.tokenizer} if self.tokenizer else files
 
 
-def released_model(run: Path) -> ReleasedModel | None:
+def released_model(
+    run: Path, own: tuple[torch.nn.Module, PrivatePublicDataModule] | None = None
+) -> ReleasedModel | None:
     """The model that a finished run released; None of a network that is no student of this package.
+
+    Args:
+        run: its folder.
+        own: network and data module of such a run; see :func:`export_run`.
 
     Raises:
         FileNotFoundError: where the folder holds no finished run.
         ValueError: for a student of another package.
     """
     checkpoint, settings = _checkpoint(run), mapping_of(run / "config.yaml")
-    student, labeling = _student(run, checkpoint, settings), settings.get("labeling") or {}
+    student = _student(run, checkpoint, settings) if own is None else _OwnStudent(*own, checkpoint)
+    labeling = settings.get("labeling") or {}
     if student is None:
         return None
     summary = mapping_of(run / "summary.json")
@@ -131,6 +154,7 @@ def released_model(run: Path) -> ReleasedModel | None:
     shape = [int(student.hparams["in_channels"]), height, width]
     pictures, whole = PublicPictures.read(run), inner.head is None and student.extractor is None
     names = map(str, range(student.num_classes)) if pictures is None else pictures.class_names
+    names = names if own is None else own[1].class_names
     about: dict[str, Any] = {
         "input": "images",
         "shape": shape,
@@ -175,7 +199,10 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
     if found is None or not issubclass(found, Student):
         if not has_teacher(run, settings):
             return None
-        raise ValueError(f"model.class_path={model.get('class_path')} is none of the project's students")
+        raise ValueError(
+            f"model.class_path={model.get('class_path')} is none of the project's students; export it from Python: "
+            "export_run(run, output, module=..., data=...)"
+        )
     section = (model.get("init_args") or {}).get("extractor")
     given = {}
     if section is not None:  # checkpoints hold only what it learned
@@ -183,6 +210,29 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
         made = instantiate(sections, {"labeling": PrivateLabeler}, own_classes=True).labeling
         given["extractor"] = made.features[0]
     return found.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **given).eval()
+
+
+class _OwnStudent(torch.nn.Module):
+    """A network of the user's own, with the weights of a checkpoint and what an export asks of students."""
+
+    extractor = None
+
+    def __init__(self, module: torch.nn.Module, data: PrivatePublicDataModule, checkpoint: Path) -> None:
+        super().__init__()
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        self.module = copy.deepcopy(module).cpu().eval()
+        try:
+            self.module.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(
+                f"module: its parameters are not those of {checkpoint}; give the run's network"
+            ) from error
+        self.outputs, self.task, self.num_classes = TASKS[data.task], data.task, data.num_classes
+        self.hparams = {"in_channels": data.image_shape[0], "image_size": data.image_shape[1:]}
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.module(images)
+        return logits
 
 
 def _head(run: Path, section: dict[str, Any]) -> Any:

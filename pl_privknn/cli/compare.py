@@ -59,9 +59,7 @@ def _compare(parsed: argparse.Namespace) -> int:
         return 0
     own, places = (parsed.data, parsed.epsilon, parsed.private_records), places_of(parsed)
     given = (*own, parsed.delta, places["columns"] or None, parsed.public, parsed.test)
-    if any(value is not None for value in given) and (
-        None in own or parsed.config is not None or parsed.set
-    ):
+    if any(value is not None for value in given) and (None in own or parsed.config is not None or parsed.set):
         raise ValueError(
             "--data PATH, --epsilon ε and --private-records N belong together, and their options to them; give these "
             "three, without a YAML and --set"
@@ -82,7 +80,12 @@ def _run(parsed: argparse.Namespace) -> int:
         comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
     else:
         comparison, found = own_comparison(
-            parsed.data, parsed.epsilon, parsed.private_records, parsed.seeds, delta=parsed.delta, **places_of(parsed)
+            parsed.data,
+            parsed.epsilon,
+            parsed.private_records,
+            parsed.seeds,
+            delta=parsed.delta,
+            **places_of(parsed),
         )
         print(*found.reasons, sep="\n")
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
