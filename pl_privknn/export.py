@@ -111,8 +111,8 @@ class ReleasedModel:
             :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration.
         about: ``input`` (``images``, ``vectors`` or ``texts``), ``shape`` of one input, ``batch`` (n: ``any``; 1 with
             a head or an extractor, whose features count inputs as they go), ``range`` of each type and ``resize`` of
-            images, ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities), ``epsilon``,
-            ``delta``, ``unit`` and ``guarantee``.
+            images, ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities),
+            ``epsilon``, ``delta``, ``unit`` and ``guarantee``.
         tokenizer: the text of ``tokenizer.json``; empty but for texts.
         inner: the model on the examples of the run's data module, ``(n, c, h, w)``; None of a file.
     """
