@@ -128,11 +128,12 @@ def test_photographs_are_predicted_by_the_exported_file_without_this_package(tmp
     alone = (JOURNEYS / "predict_alone.py").read_text(encoding="utf-8")
     assert alone in blocks("after_the_fit.md", "python")
     walk("photographs.sh", tmp_path, "photos", "300", first=[without_package(tmp_path)])
-    assert (tmp_path / "by_run.csv").read_text() == (tmp_path / "by_file.csv").read_text()
-    rows = [line.split(",") for line in (tmp_path / "by_file.csv").read_text().splitlines()[1:]]
-    lines = [line.split() for line in (tmp_path / "alone.txt").read_text().splitlines()]
-    assert [row[:2] for row in rows] == [line[:2] for line in lines]
-    assert [float(row[2]) for row in rows] == pytest.approx([float(line[2]) for line in lines], abs=1e-5)
+    texts = [(tmp_path / f"by_{name}.csv").read_text().splitlines()[1:] for name in ("file", "run")]
+    rows, by_run = ([line.split(",") for line in lines] for lines in texts)
+    alone = [line.split() for line in (tmp_path / "alone.txt").read_text().splitlines()]
+    for others in (by_run, alone):
+        assert [row[:2] for row in rows] == [other[:2] for other in others]
+        assert [float(row[2]) for row in rows] == pytest.approx([float(row[2]) for row in others], abs=1e-5)
     right = [Path(row[0]).parent.name == row[1] for row in rows]
     assert sum(right) >= 0.8 * len(right)
 

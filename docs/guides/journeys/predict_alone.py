@@ -6,6 +6,7 @@ import torch
 from PIL import Image, ImageOps
 
 files = {"model.json": ""}
+torch.set_grad_enabled(False)
 model = torch.export.load("model.pt2", extra_files=files).module()
 about = json.loads(files["model.json"])
 channels, height, width = about["shape"]

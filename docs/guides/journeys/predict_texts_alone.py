@@ -5,6 +5,7 @@ import torch
 from tokenizers import Tokenizer
 
 files = {"tokenizer.json": "", "model.json": ""}
+torch.set_grad_enabled(False)
 model = torch.export.load("model.pt2", extra_files=files).module()
 tokenizer, about = Tokenizer.from_str(files["tokenizer.json"]), json.loads(files["model.json"])
 for text in sys.stdin:
