@@ -142,7 +142,7 @@ def released_model(
         ValueError: for a student of another package.
     """
     checkpoint, settings = _checkpoint(run), mapping_of(run / "config.yaml")
-    student = _student(run, checkpoint, settings) if own is None else _OwnStudent(*own, checkpoint)
+    student: Any = _student(run, checkpoint, settings) if own is None else _OwnStudent(*own, checkpoint)
     labeling = settings.get("labeling") or {}
     if student is None:
         return None
