@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import json
@@ -19,32 +20,45 @@ from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.callbacks.run_files import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
+from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.privacy.audit import EXPORT, REPORT, files_in, mapping_of, note_written, reading
 from pl_privknn.report.facts import audited, has_teacher
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
+from pl_privknn.students.losses import TASKS
 
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 #: How image files become the input, as :class:`~pl_privknn.datamodules.ImageFolderDataModule` reads them.
 RESIZE = (
     "turn upright (EXIF), put on white where transparent, cut 16 bits to 8, convert to grey (1 channel) or RGB (3 "
-    "channels), stretch to width and height by Pillow's BILINEAR, divide by 255"
+    "channels), stretch to width and height by Pillow's BILINEAR; divide by 255 for float32"
 )
+_RANGES = {"float32": [0, 1], "uint8": [0, 255]}
 # Largest difference of a probability between the student and the file.
 _TOLERANCE = 1e-4
 
 
-def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
+def export_run(
+    run: str | Path,
+    output: str | Path,
+    kind: str = "torch",
+    *,
+    module: torch.nn.Module | None = None,
+    data: PrivatePublicDataModule | None = None,
+) -> Path:
     """Audit a run, write the model that it released, check it against the run's own, and write a privacy card.
 
-    Of a network that is no student of this package, such as one of ``PrivateTraining``, the weights are written.
-    Nothing that the configuration names is imported, but for classes of this package.
+    Of a network that is no student of this package, such as one of ``PrivateTraining``, the weights are written, or
+    the model where it is given. Nothing that the configuration names is imported, but for classes of this package.
 
     Args:
         run: folder of a finished run.
         output: folder for the files.
         kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``; weights have one form.
+        module: the run's network, where it is no student of this package: from images, float32 ``(n, c, h, w)`` in
+            0 … 1, to logits. A copy takes the weights of the run's last checkpoint.
+        data: with ``module``, the data module, which knows the shape of the images and the classes.
 
     Returns:
         The model's file, which maps its input to probabilities, float ``(n, classes)``. ``model.json``, among the
@@ -58,6 +72,9 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
     """
     if kind == "onnx" and (lacking := [name for name in _ONNX if importlib.util.find_spec(name) is None]):
         raise RuntimeError(f"--format onnx needs {' and '.join(lacking)}; pip install 'pl-privknn[onnx]'")
+    run, output = Path(run), Path(output)
+    if (module is None) != (data is None):
+        raise ValueError("module and data belong together; give both, or none for a student of this package")
     if output.resolve() == run.resolve():
         raise ValueError(
             f"--output {output} is the run's own folder; give another, or leave it out for {EXPORT} in it"
@@ -66,7 +83,7 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
         _checkpoint(run)
         audit = audited(run)
         card = None if audit is None else privacy_card(run)
-        model = released_model(run)
+        model = released_model(run, None if module is None or data is None else (module, data))
     output.mkdir(parents=True, exist_ok=True)
     if model is None:
         path = _weights(_checkpoint(run), output)
@@ -88,14 +105,14 @@ class ReleasedModel:
     """A model that a run released, with what its users have to know.
 
     Attributes:
-        model: maps the input to probabilities, float32 ``(n, classes)``. The input is float32 ``(n, c, h, w)`` in
-            0 … 1 of images (other values are refused: by an error, and by NaN in an ONNX file); float32 ``(n, d)`` of
-            vectors; or token numbers, int64 ``(1, t)``, of texts that
+        model: maps the input to probabilities, float32 ``(n, classes)``. The input is ``(n, c, h, w)`` of images,
+            uint8 or float32 in 0 … 1 (other values are refused: by an error, and by NaN in an ONNX file, which takes
+            float32 alone); float32 ``(n, d)`` of vectors; or token numbers, int64 ``(1, t)``, of texts that
             :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration.
         about: ``input`` (``images``, ``vectors`` or ``texts``), ``shape`` of one input, ``batch`` (n: ``any``; 1 with
-            a head or an extractor, whose features count inputs as they go), ``range`` and ``resize`` of images,
-            ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities), ``epsilon``,
-            ``delta``, ``unit`` and ``guarantee``.
+            a head or an extractor, whose features count inputs as they go), ``range`` of each type and ``resize`` of
+            images, ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities),
+            ``epsilon``, ``delta``, ``unit`` and ``guarantee``.
         tokenizer: the text of ``tokenizer.json``; empty but for texts.
         inner: the model on the examples of the run's data module, ``(n, c, h, w)``; None of a file.
     """
@@ -111,15 +128,22 @@ class ReleasedModel:
         return {**files, "tokenizer.json": self.tokenizer} if self.tokenizer else files
 
 
-def released_model(run: Path) -> ReleasedModel | None:
+def released_model(
+    run: Path, own: tuple[torch.nn.Module, PrivatePublicDataModule] | None = None
+) -> ReleasedModel | None:
     """The model that a finished run released; None of a network that is no student of this package.
+
+    Args:
+        run: its folder.
+        own: network and data module of such a run; see :func:`export_run`.
 
     Raises:
         FileNotFoundError: where the folder holds no finished run.
         ValueError: for a student of another package.
     """
     checkpoint, settings = _checkpoint(run), mapping_of(run / "config.yaml")
-    student, labeling = _student(run, checkpoint, settings), settings.get("labeling") or {}
+    student: Any = _student(run, checkpoint, settings) if own is None else _OwnStudent(*own, checkpoint)
+    labeling = settings.get("labeling") or {}
     if student is None:
         return None
     summary = mapping_of(run / "summary.json")
@@ -130,6 +154,7 @@ def released_model(run: Path) -> ReleasedModel | None:
     shape = [int(student.hparams["in_channels"]), height, width]
     pictures, whole = PublicPictures.read(run), inner.head is None and student.extractor is None
     names = map(str, range(student.num_classes)) if pictures is None else pictures.class_names
+    names = names if own is None else own[1].class_names
     about: dict[str, Any] = {
         "input": "images",
         "shape": shape,
@@ -144,7 +169,7 @@ def released_model(run: Path) -> ReleasedModel | None:
     if shape[1:] == [1, 1]:
         about |= {"input": "vectors", "shape": shape[:1], "column": given.get("text", "text")}
         return ReleasedModel(_OfVectors(inner), about, inner=inner)
-    return ReleasedModel(_OfImages(inner), {**about, "range": [0, 1], "resize": RESIZE}, inner=inner)
+    return ReleasedModel(_OfImages(inner), {**about, "range": _RANGES, "resize": RESIZE}, inner=inner)
 
 
 def _checkpoint(run: Path) -> Path:
@@ -174,7 +199,10 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
     if found is None or not issubclass(found, Student):
         if not has_teacher(run, settings):
             return None
-        raise ValueError(f"model.class_path={model.get('class_path')} is none of the project's students")
+        raise ValueError(
+            f"model.class_path={model.get('class_path')} is none of the project's students; export it from Python: "
+            "export_run(run, output, module=..., data=...)"
+        )
     section = (model.get("init_args") or {}).get("extractor")
     given = {}
     if section is not None:  # checkpoints hold only what it learned
@@ -182,6 +210,29 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
         made = instantiate(sections, {"labeling": PrivateLabeler}, own_classes=True).labeling
         given["extractor"] = made.features[0]
     return found.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **given).eval()
+
+
+class _OwnStudent(torch.nn.Module):
+    """A network of the user's own, with the weights of a checkpoint and what an export asks of students."""
+
+    extractor = None
+
+    def __init__(self, module: torch.nn.Module, data: PrivatePublicDataModule, checkpoint: Path) -> None:
+        super().__init__()
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        self.module = copy.deepcopy(module).cpu().eval()
+        try:
+            self.module.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(
+                f"module: its parameters are not those of {checkpoint}; give the run's network"
+            ) from error
+        self.outputs, self.task, self.num_classes = TASKS[data.task], data.task, data.num_classes
+        self.hparams = {"in_channels": data.image_shape[0], "image_size": data.image_shape[1:]}
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.module(images)
+        return logits
 
 
 def _head(run: Path, section: dict[str, Any]) -> Any:
@@ -216,15 +267,17 @@ def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
 
 
 class _OfImages(torch.nn.Module):
-    """A model of images that refuses values outside 0 … 1."""
+    """A model of images, uint8 or floats, that refuses floats outside 0 … 1."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        # A traced graph can't ask for the type: 0 - 1 is 255 in uint8, and -1 in floats. float64 is refused by to.
+        images = (images / (images[:1, :1, :1, :1] * 0 - 1).abs()).to(torch.float32)
         inside = ((images >= 0) & (images <= 1)).all()
-        torch._assert_async(inside, "images: want floats in 0 … 1; divide 0 … 255 by 255")
+        torch._assert_async(inside, "images: want uint8, or floats in 0 … 1; divide 0 … 255 by 255")
         return torch.where(inside, self.model(images), torch.nan)  # ONNX has no assertions
 
 
@@ -261,6 +314,8 @@ def _write(released: ReleasedModel, path: Path) -> None:
     generator, about, model = torch.Generator().manual_seed(0), released.about, released.model
     assert isinstance(model, torch.nn.Module)
     sizes: dict[str, Any] | None = None
+    if about["input"] == "images" and path.suffix == ".onnx":  # whose inputs have one type
+        about["range"] = {"float32": [0, 1]}
     if isinstance(model, _OfTokens):
         lengths = (5, 300, 1)
         parts = tuple(torch.randint(len(model.table), (1, length), generator=generator) for length in lengths)

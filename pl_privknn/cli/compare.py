@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn.cli.common import add_set, importable, suggest, values_set
+from pl_privknn.cli.fit import add_places, places_of
 
 if TYPE_CHECKING:
     from pl_privknn.comparison.run import Run
@@ -26,6 +27,7 @@ def add_compare(commands: Any, command: Command) -> None:
     parser.add_argument("--epsilon", nargs="+", type=float, metavar="ε", help="of --data: values of ε")
     parser.add_argument("--private-records", type=int, metavar="N", help="of --data: about how many")
     parser.add_argument("--delta", type=float, help="of --data: δ (a tenth of one over the records, or less)")
+    add_places(parser.add_argument_group("parts and columns of --data"))
     parser.add_argument("--output", help="its folder (runs/compare/NAME)")
     for option, kind, metavar, text in (
         ("--only", str, "METHOD", "these methods alone"),
@@ -55,13 +57,12 @@ def _compare(parsed: argparse.Namespace) -> int:
 
         print(render(Path(parsed.render), Path(parsed.output or parsed.render)))
         return 0
-    own = (parsed.data, parsed.epsilon, parsed.private_records)
-    if any(value is not None for value in (*own, parsed.delta)) and (
-        None in own or parsed.config is not None or parsed.set
-    ):
+    own, places = (parsed.data, parsed.epsilon, parsed.private_records), places_of(parsed)
+    given = (*own, parsed.delta, places["columns"] or None, parsed.public, parsed.test)
+    if any(value is not None for value in given) and (None in own or parsed.config is not None or parsed.set):
         raise ValueError(
-            "--data PATH, --epsilon ε and --private-records N belong together; give these three, without a YAML "
-            "and --set"
+            "--data PATH, --epsilon ε and --private-records N belong together, and their options to them; give these "
+            "three, without a YAML and --set"
         )
     if parsed.config is None and parsed.data is None:
         raise ValueError("name the YAML of a comparison, --data PATH or --render DIR")
@@ -80,7 +81,12 @@ def _run(parsed: argparse.Namespace) -> int:
         comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
     else:
         comparison, found = own_comparison(
-            parsed.data, parsed.epsilon, parsed.private_records, parsed.seeds, delta=parsed.delta
+            parsed.data,
+            parsed.epsilon,
+            parsed.private_records,
+            parsed.seeds,
+            delta=parsed.delta,
+            **places_of(parsed),
         )
         print(*found.reasons, sep="\n")
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)

@@ -138,23 +138,9 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
         metavar="PATH",
         help="a table, a folder of images, tables or arrays, or an .npz file",
     )
-    parser.add_argument(
-        "--public", metavar="PATH", help="public data elsewhere; without any, none are needed"
-    )
-    parser.add_argument(
-        "--test", metavar="PATH", help="test data elsewhere; without any, accuracy is paid for"
-    )
     parser.add_argument("--name", help="of the data in report and privacy card (the folder's name)")
-    for column, what in (
-        ("text", "texts, or of vectors (text)"),
-        ("label", "labels (label)"),
-        ("person", "owners"),
-    ):
-        parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")
-    parser.add_argument(
-        "--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them"
-    )
-    parser.add_argument("--encoding", metavar="NAME", help="of tables in text files, as latin-1 (UTF-8)")
+    parser.add_argument("--person", metavar="COLUMN", help="of tables: the column of owners")
+    add_places(parser)
     parser.add_argument(
         "--unit", choices=("record", "person"), help="of privacy; a person where --person names the owners"
     )
@@ -175,6 +161,28 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
         help="other, where public examples are of another kind than private ones",
     )
     parser.add_argument("--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="this one")
+
+
+def add_places(parser: argparse._ActionsContainer) -> None:
+    """Options that say where parts of the data, and columns of tables, are."""
+    parser.add_argument(
+        "--public", metavar="PATH", help="public data elsewhere; without any, none are needed"
+    )
+    parser.add_argument(
+        "--test", metavar="PATH", help="test data elsewhere; without any, accuracy is paid for"
+    )
+    for column, what in (("text", "texts, or of vectors (text)"), ("label", "labels (label)")):
+        parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")
+    parser.add_argument(
+        "--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them"
+    )
+    parser.add_argument("--encoding", metavar="NAME", help="of tables in text files, as latin-1 (UTF-8)")
+
+
+def places_of(parsed: argparse.Namespace) -> dict[str, Any]:
+    """What :func:`add_places` has options for, as arguments of :func:`~pl_privknn.recommend`."""
+    columns = {name: value for name in _COLUMNS if (value := getattr(parsed, name, None)) is not None}
+    return {"columns": columns, "public": parsed.public, "test": parsed.test}
 
 
 def _init(parsed: argparse.Namespace) -> int:
@@ -209,11 +217,9 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
         delta=parsed.delta,
         teacher=parsed.teacher,
         num_classes=parsed.num_classes,
-        columns={name: value for name in _COLUMNS if (value := getattr(parsed, name)) is not None},
         public_kind=parsed.public_kind,
-        public=parsed.public,
-        test=parsed.test,
         progress=sys.stderr.isatty(),
+        **places_of(parsed),
     )
     found.config["data"]["init_args"]["name"] = found.data.name = name
     if (parsed.unit or ("person" if parsed.person else "record")) == "person":

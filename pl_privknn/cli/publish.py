@@ -51,8 +51,10 @@ def _export(parsed: argparse.Namespace) -> int:
     from pl_privknn.export import export_run
 
     run = Path(parsed.run_dir)
-    print(export_run(run, Path(parsed.output or run / "export"), parsed.format))
-    suggest(f"predict {run} FILES")
+    path = export_run(run, Path(parsed.output or run / "export"), parsed.format)
+    print(path)
+    if path.suffix != ".pt":  # weights alone predict nothing
+        suggest(f"predict {path} FILES")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,11 @@ from pl_privknn.comparison.run import Run
 from pl_privknn.comparison.spec import Comparison, comparison_of
 from pl_privknn.recommendation import TEACHERS, Recommendation, config_of, recommend
 
-_TITLES = {"ReverseKNN": "Reverse kNN", "PreconditionedGradients": "Released gradients"}
+_TITLES = {
+    "ReverseKNN": "Reverse kNN",
+    "PreconditionedGradients": "Released gradients",
+    "SufficientStatistics": "Class sums",
+}
 
 
 def own_comparison(
@@ -26,30 +31,32 @@ def own_comparison(
     """Compare the recommended run, the other recommended teacher, Private-kNN and NoisySGD on one's own data.
 
     Student, data and training are those of the recommendation at the middle ε, whose features all methods share. Only
-    public data are read.
+    public data are read. Without public examples the recommended class sums and NoisySGD are compared.
 
     Args:
         path: as of :func:`~pl_privknn.recommend`.
         epsilons: targets of every method.
-        records: number of private records, as it may be told to anybody.
+        records: approximate number of private records; becomes public.
         seeds: one run of each method and ε for each.
         **arguments: of :func:`~pl_privknn.recommend`.
 
     Raises:
-        ValueError: for data without public examples, or arguments out of range.
+        ValueError: for data without test examples, or arguments out of range.
     """
     epsilons = sorted({check_epsilon("--epsilon", epsilon) for epsilon in epsilons})
     check_int("--private-records", records, 10, 10**9)
     middle = epsilons[len(epsilons) // 2]
     found = recommend(path, epsilon=middle, private_records=records, **arguments)
-    if not found.data.has_public:
+    if not len(found.data.test):
         raise ValueError(
-            f"--data {path}: there are no public examples to compare methods with; see privknn fit --data"
+            f"--data {path}: there are no test examples to compare methods on; give --test PATH, or run privknn fit "
+            "--data, which releases the accuracy on a hold-out"
         )
-    sizes, methods = found.sizes, []
-    for teacher in TEACHERS:
+    sizes, public, methods = found.sizes, found.data.has_public, []
+    for teacher in TEACHERS if public else [found.setting.teacher]:
         recommended = teacher == found.setting.teacher
-        labeling = config_of(found.setting if recommended else sizes.rule(teacher), sizes)["labeling"]
+        setting = found.setting if recommended else sizes.rule(teacher)
+        labeling = copy.deepcopy((config_of(setting, sizes) if public else found.config)["labeling"])
         del labeling["budget"]
         for shared in ("epsilon", "delta"):
             labeling["labeler"]["init_args"].pop(shared, None)
@@ -63,25 +70,28 @@ def own_comparison(
                 for epsilon in epsilons
             }
         methods.append(method)
-    features = {name: config_of(sizes.rule(name), sizes)["labeling"]["features"] for name in TEACHERS}
-    # Half a class's share of the records vote, on a few questions: noise is as large as that of many more votes.
-    near = max(5, records // (2 * sizes.num_classes))
-    neighbors = {"k": near, "sampling_rate": 0.8, "noise": {"class_path": "Gaussian"}}
-    methods.append({
-        "name": "private_knn",
-        "title": "Private-kNN",
-        "labeling": {
-            "labeler": {"class_path": "PrivateKNN", "init_args": neighbors},
-            "queries_per_round": min(40, sizes.clusters),
-            "selection": "clusters",
-            "rounds": 1,
-            "features": features["ReverseKNN"],
-        },
-        "find": "labeling.labeler.init_args.noise.init_args.sigma",
-    })  # fmt: skip
+    features = found.config["labeling"]["features"]
+    if public:
+        features = config_of(sizes.rule("PreconditionedGradients"), sizes)["labeling"]["features"]
+        votes = config_of(sizes.rule("ReverseKNN"), sizes)["labeling"]["features"]
+        # Half a class's share of the records vote, on a few questions: noise is as large as that of many more votes.
+        near = max(5, records // (2 * sizes.num_classes))
+        neighbors = {"k": near, "sampling_rate": 0.8, "noise": {"class_path": "Gaussian"}}
+        methods.append({
+            "name": "private_knn",
+            "title": "Private-kNN",
+            "labeling": {
+                "labeler": {"class_path": "PrivateKNN", "init_args": neighbors},
+                "queries_per_round": min(40, sizes.clusters),
+                "selection": "clusters",
+                "rounds": 1,
+                "features": votes,
+            },
+            "find": "labeling.labeler.init_args.noise.init_args.sigma",
+        })  # fmt: skip
     steps = {"expected_batch_size": max(1, records // 10), "max_grad_norm": 0.25}
     baseline = {
-        "extractor": features["PreconditionedGradients"][0],
+        "extractor": features[0],
         "feature_head": {"head": "linear", "bias": False},
         "private_records": records,
         "options": {"clipping": "ghost", "physical_batch_size": 4096},

@@ -5,14 +5,18 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
 
+from pl_privknn import predict
 from pl_privknn.callbacks.labeling_round import load_head, save_head
 from pl_privknn.cli.main import main
 from pl_privknn.config import known_classes
+from pl_privknn.datamodules import PrivatePublicDataModule
+from pl_privknn.export import export_run
 from pl_privknn.features import HOG, CachedFeatures, Pixels, PublicPCA
 from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.students import SupervisedStudent, VATStudent
@@ -149,6 +153,44 @@ def test_the_file_is_the_model_that_was_released(tmp_path, capsys, kind):
         assert (said - own).abs().max() > 0.01
 
     assert in_child(export) == 0
+
+
+@needs_fork
+def test_a_network_of_ones_own_is_exported_whole(tmp_path):
+    """Its weights are those of the checkpoint, whatever the given network has."""
+    network = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 3))  # noqa: E731
+    trained, fresh = network(), network()
+
+    class Own(pl.LightningModule):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, images):
+            return self.net(images)
+
+    _left(tmp_path, Own(trained))
+    (tmp_path / "config.yaml").write_text("labeling: {released: student}\n")
+    paid_run(tmp_path)
+    shape = (1, 12, 12)
+    data = PrivatePublicDataModule(num_classes=3, image_shape=shape, class_names=["ant", "bee", "cat"])
+
+    def export():
+        path = export_run(tmp_path, tmp_path / "export", module=Own(fresh), data=data)
+        images = torch.rand(4, *shape)
+        np.save(tmp_path / "images.npy", images.numpy())
+        found = predict(path, tmp_path / "images.npy")
+        with torch.no_grad():
+            wanted = trained(images).softmax(1)
+        torch.testing.assert_close(found.probabilities, wanted, atol=1e-5, rtol=1e-4)
+        assert found.class_names == ("ant", "bee", "cat")
+
+    assert in_child(export) == 0
+    with pytest.raises(ValueError, match="its parameters are not those of"):
+        export_run(tmp_path, tmp_path / "other", module=fresh, data=data)
+    with pytest.raises(ValueError, match="belong together"):
+        export_run(tmp_path, tmp_path / "other", module=fresh)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("name", ["NoisySGD", "somebody.elses.Network"])

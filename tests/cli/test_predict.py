@@ -93,7 +93,15 @@ def test_the_exported_file_says_the_same_and_states_what_it_takes(run):
         files = {"model.json": ""}
         model = torch.export.load(path, extra_files=files).module()
         about = json.loads(files["model.json"])
-        assert (about["input"], about["shape"], about["range"]) == ("images", [3, 8, 8], [0, 1])
+        assert (about["input"], about["shape"]) == ("images", [3, 8, 8])
+        assert about["range"] == {"float32": [0, 1], "uint8": [0, 255]}
+        pixels = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
+        with torch.no_grad():
+            wanted = student(pixels / 255).softmax(1)
+        for taken in (pixels, pixels / 255):
+            torch.testing.assert_close(model(taken), wanted, atol=1e-5, rtol=1e-4)
+        with pytest.raises(RuntimeError, match="Expected: Float, Got: double"):
+            model(pixels.double() / 255)
         summary = json.loads((folder / "run" / "summary.json").read_text())
         assert about["classes"] == list(NAMES)
         assert (about["epsilon"], about["unit"]) == (summary["epsilon"], "record")
@@ -117,8 +125,12 @@ def test_onnx_says_the_same_and_refuses_other_ranges(run):
     torch.testing.assert_close(found.probabilities, by_hand(student, folder / "photos"), atol=1e-4, rtol=1e-3)
     assert found.class_names == NAMES
     session = runtime.InferenceSession(path)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["model.json"])
+    assert about["range"] == {"float32": [0, 1]}
     images = {"images": np.full((1, 3, 8, 8), 200, dtype=np.float32)}
     assert np.isnan(session.run(None, images)[0]).all()
+    with pytest.raises(Exception, match=r"Actual: \(tensor\(uint8\)\)"):
+        session.run(None, {"images": np.zeros((1, 3, 8, 8), dtype=np.uint8)})
 
 
 def test_arrays_of_uint8_and_of_floats_are_the_same_images(run):

@@ -1,7 +1,10 @@
 """Comparisons of the main methods on one's own data: the plan and its cost, before anything runs."""
 
+import csv
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from pl_privknn.cli.main import main
 
@@ -62,8 +65,52 @@ def test_bad_input_gets_one_line_and_nothing_is_written(data, words, message, ca
     assert [path.name for path in data.parent.iterdir()] == ["own"]
 
 
-def test_data_without_public_examples_are_refused(data, capsys):
+@pytest.fixture
+def without_public(data):
+    """The same without a public part."""
     for path in data.glob("public_*"):
         path.unlink()
-    assert main(["compare", "--data", "own", "--epsilon", "1", "--private-records", "200"]) == 2
-    assert "there are no public examples to compare methods with" in capsys.readouterr().err
+    return data
+
+
+def test_without_public_examples_methods_that_need_none_are_planned(without_public, capsys):
+    words = ["compare", "--data", "own", "--epsilon", "1", "--private-records", "200", "--dry-run"]
+    assert main(words) == 0
+    planned = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("missing")]
+    assert planned == ["class_sums", "noisy_sgd"]
+
+
+@pytest.mark.long
+def test_without_public_examples_methods_run(without_public, capsys):
+    words = ["compare", "--data", "own", "--epsilon", "8", "--private-records", "200", "--workers", "0"]
+    assert main([*words, "--output", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "2 runs: 0 done before, 2 now, 0 failed" in said
+    rows = list(csv.DictReader((without_public.parent / "out" / "results.csv").open(encoding="utf-8")))
+    assert {row["method"] for row in rows} == {"class_sums", "noisy_sgd"}
+    assert all(7 < float(row["epsilon"]) <= 8 and row["test_accuracy"] for row in rows)
+
+
+def test_data_without_test_examples_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.fromarray(np.full((8, 8), number, dtype=np.uint8)).save(f"photos/{name}/{number}.png")
+    assert main(["compare", "--data", "photos", "--epsilon", "1", "--private-records", "20"]) == 2
+    said = capsys.readouterr().err
+    assert "give --test PATH" in said
+    assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_columns_and_parts_of_a_table_are_named_as_for_fit(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("wordllama")
+    monkeypatch.chdir(tmp_path)
+    for name in ("mails", "test"):
+        rows = [f"{word} {i},{word}\n" for i in range(30) for word in ("invoice", "parcel")]
+        (tmp_path / f"{name}.csv").write_text("body,topic\n" + "".join(rows), encoding="utf-8")
+    words = ["--data", "mails.csv", "--text", "body", "--label", "topic", "--test", "test.csv", "--dry-run"]
+    assert main(["compare", *words, "--epsilon", "1", "--private-records", "60"]) == 0
+    assert "2 private runs together" in capsys.readouterr().out
