@@ -233,7 +233,7 @@ def adversaries_table() -> str:
         [
             known[part]["results"]["method"],
             known[part]["settings"]["adversary"].replace("_", " "),
-            *(f"{known[part]['results'][name]:.2f}" for name in ("epsilon",)),
+            f"{known[part]['results']['epsilon']:.2f}",
             *(
                 f"{math.floor(100 * known[part]['results'][name]) / 100:.2f}"
                 for name in ("epsilon_lower", "epsilon_estimate", "epsilon_lower_labels")

@@ -157,9 +157,9 @@ def _fitted(module: Any, data: Any, callback: Any, **trainer: Any) -> Outcome | 
     with tempfile.TemporaryDirectory() as folder, silenced():
         callback.run_dir = Path(folder) / "run"
         try:
-            pl.Trainer(callbacks=callbacks, default_root_dir=folder, **dict.fromkeys(quiet, False), **options).fit(
-                module, data
-            )
+            pl.Trainer(
+                callbacks=callbacks, default_root_dir=folder, **dict.fromkeys(quiet, False), **options
+            ).fit(module, data)
         except (ValueError, TypeError, RuntimeError) as error:
             ledgers = [Ledger.open_readonly(path) for path in Path(folder).rglob("ledger.sqlite")]
             charged = any(ledger.report(exact=False).charged for ledger in ledgers)
@@ -188,7 +188,9 @@ def _moves(module: Callable[[], Module], dataset: Callable[[], Any]) -> Outcome:
     with silenced():
         whole = clipped_sum(module(), data, everyone, _CLIP)
         moved = max(
-            float((whole - clipped_sum(module(), data, [row for row in everyone if row != gone], _CLIP)).norm())
+            float(
+                (whole - clipped_sum(module(), data, [row for row in everyone if row != gone], _CLIP)).norm()
+            )
             for gone in (0, 1, 45)
         )
     level = HARMLESS if moved <= _CLIP * (1 + 1e-6) else UNSEEN
@@ -469,7 +471,10 @@ class CentredByTheTable(ArraysDataModule):
     def load_private(self) -> Any:
         """Centre."""
         images, labels = super().load_private().images(slice(None)), super().load_private().labels
-        return [((image - images.mean(dim=0)).clamp(0, 1), int(y)) for image, y in zip(images, labels, strict=True)]
+        return [
+            ((image - images.mean(dim=0)).clamp(0, 1), int(y))
+            for image, y in zip(images, labels, strict=True)
+        ]
 
 
 class NoRareClasses(ArraysDataModule):
@@ -494,7 +499,9 @@ def _classes_of_the_table(private: tuple[Tensor, Tensor]) -> Any:
     labels = torch.where(torch.arange(len(labels)) == _RECORDS - 1, 2, labels.clamp(max=1))
     public = 1 - images[:40]
     classes = int(labels.max()) + 1
-    return ArraysDataModule(images, labels, public, test_images=images[:0], test_labels=labels[:0], num_classes=classes)
+    return ArraysDataModule(
+        images, labels, public, test_images=images[:0], test_labels=labels[:0], num_classes=classes
+    )
 
 
 class Mixed(Dataset[Any]):

@@ -145,7 +145,9 @@ def poison(labeler: Labeler, canary: Canaries, features: Tensor, labels: Tensor)
         most = min(most, labeler.num_teachers // 2)
     near = torch.cdist(canary.features, features)[0].topk(min(_NEAR, len(labels)), largest=False).indices
     rarest = torch.bincount(labels[near], minlength=int(labels.max()) + 1).argmin()[None]
-    chosen = dataclasses.replace(canary, labels=rarest, others=torch.where(rarest > 0, rarest - 1, 1), fixed=True)
+    chosen = dataclasses.replace(
+        canary, labels=rarest, others=torch.where(rarest > 0, rarest - 1, 1), fixed=True
+    )
     return chosen, canary.features.expand(most, -1)
 
 

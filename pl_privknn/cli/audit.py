@@ -71,7 +71,9 @@ def run_audit(parsed: argparse.Namespace) -> int:
     if parsed.attack is not None:
         return _run_attack(parsed)
     if parsed.adversary != "worst":
-        raise ValueError(f"--adversary {parsed.adversary} belongs to an attack; name its configuration by --attack")
+        raise ValueError(
+            f"--adversary {parsed.adversary} belongs to an attack; name its configuration by --attack"
+        )
     if parsed.empirical:
         return _run_empirical(parsed)
     files = [Path(file) for file in parsed.files]
@@ -185,7 +187,9 @@ def _run_attack(parsed: argparse.Namespace) -> int:
     with importable([parsed.attack]):
         if is_training(document):
             if parsed.adversary != "worst":
-                raise ValueError(f"--adversary {parsed.adversary} is for labelers, and this is a training; leave it out")
+                raise ValueError(
+                    f"--adversary {parsed.adversary} is for labelers, and this is a training; leave it out"
+                )
             found = attack_training(training_of_config(document, parsed.attack), **settings)
         else:
             target = target_of_config(document, parsed.attack)

@@ -326,10 +326,12 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
         """Votes of all neighbors of each query, whatever is left of their budgets, float64 ``(m, c)``. **Private**."""
         engine, vectors = self._fitted("kernel_votes"), unit_rows(queries)
         thresholds = engine._thresholds(vectors)
-        return torch.stack([
-            torch.from_numpy(np.bincount(engine.labels[near], kappa, engine.num_classes))
-            for near, kappa in engine.neighborhoods(vectors, thresholds)
-        ])
+        return torch.stack(
+            [
+                torch.from_numpy(np.bincount(engine.labels[near], kappa, engine.num_classes))
+                for near, kappa in engine.neighborhoods(vectors, thresholds)
+            ]
+        )
 
     def remaining(self) -> NDArray[np.float64]:
         """Remaining budget of each private record of this process. **Private**: for the owner of the data alone."""
