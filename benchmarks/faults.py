@@ -607,32 +607,79 @@ def _step(loss: Callable[..., Any]) -> Callable[[], Outcome]:
 
 
 _NAN, _DOMAIN, _TWICE, _SENSITIVITY, _NOISE, _FLOW = FAULTS
-CASES = [
+CASES: list[Case] = [
     Case(_NAN, "labeler", "sums clipped weights without a look for NaN", lambda: _checked(NaNInSums)),
-    Case(_NAN, "extractor", "divides by a deviation that is 0 for a blank image", lambda: _labeled(lambda: _blank_is_nan, _one_blank)),
+    Case(
+        _NAN,
+        "extractor",
+        "divides by a deviation that is 0 for a blank image",
+        lambda: _labeled(lambda: _blank_is_nan, _one_blank),
+    ),
     Case(_NAN, "training step", "takes the logarithm of a negative number", _step(_log_of_a_pixel)),
     Case(_NAN, "data set", "holds an image of NaN", lambda: _trained(dataset=_nan_image)),
-    Case(_DOMAIN, "labeler", "counts the classes that occur in the table", lambda: _checked(ClassesOfTheTable)),
-    Case(_DOMAIN, "labeler", "scales features by the table's largest values", lambda: _checked(ScaledByTheTable)),
-    Case(_DOMAIN, "extractor", "standardises by the mean of its batch", lambda: _labeled(lambda: _standardised)),
+    Case(
+        _DOMAIN, "labeler", "counts the classes that occur in the table", lambda: _checked(ClassesOfTheTable)
+    ),
+    Case(
+        _DOMAIN,
+        "labeler",
+        "scales features by the table's largest values",
+        lambda: _checked(ScaledByTheTable),
+    ),
+    Case(
+        _DOMAIN, "extractor", "standardises by the mean of its batch", lambda: _labeled(lambda: _standardised)
+    ),
     Case(_DOMAIN, "extractor", "takes out the mean of all images so far", lambda: _labeled(_RunningMean)),
-    Case(_DOMAIN, "data module", "centres images by their private mean, in load_private", lambda: _labeled(data=lambda private: _data(CentredByTheTable, private))),
-    Case(_DOMAIN, "data module", "takes num_classes from the private labels", lambda: _labeled(data=_classes_of_the_table)),
-    Case(_DOMAIN, "training step", "weighs classes by their number in the batch", _step(_classes_of_the_batch)),
+    Case(
+        _DOMAIN,
+        "data module",
+        "centres images by their private mean, in load_private",
+        lambda: _labeled(data=lambda private: _data(CentredByTheTable, private)),
+    ),
+    Case(
+        _DOMAIN,
+        "data module",
+        "takes num_classes from the private labels",
+        lambda: _labeled(data=_classes_of_the_table),
+    ),
+    Case(
+        _DOMAIN, "training step", "weighs classes by their number in the batch", _step(_classes_of_the_batch)
+    ),
     Case(_DOMAIN, "training step", "takes out the mean of the data module's images", _step(_whole_table)),
     Case(_TWICE, "labeler", "averages two draws and pays for one", lambda: _checked(DrawsTwice)),
     Case(_TWICE, "labeler", "draws the same noise again after a crash", lambda: _checked(NoiseByCalls)),
-    Case(_TWICE, "data set", "holds the table twice", lambda: _trained(dataset=lambda: ConcatDataset([_table()] * 2))),
-    Case(_TWICE, "data module", "validates on the private records", lambda: _labeled(data=lambda private: _data(ValidatesOnPrivate, private))),
-    Case(_TWICE, "training step", "looks at a batch several times a step (LBFGS)", lambda: _trained(_two_steps)),
+    Case(
+        _TWICE,
+        "data set",
+        "holds the table twice",
+        lambda: _trained(dataset=lambda: ConcatDataset([_table()] * 2)),
+    ),
+    Case(
+        _TWICE,
+        "data module",
+        "validates on the private records",
+        lambda: _labeled(data=lambda private: _data(ValidatesOnPrivate, private)),
+    ),
+    Case(
+        _TWICE, "training step", "looks at a batch several times a step (LBFGS)", lambda: _trained(_two_steps)
+    ),
     Case(_TWICE, "trainer", "accumulates two batches", lambda: _trained(accumulate_grad_batches=2)),
-    Case(_SENSITIVITY, "labeler", "lets a record vote three times at the sensitivity of one vote", lambda: _checked(VotesOfThree)),
+    Case(
+        _SENSITIVITY,
+        "labeler",
+        "lets a record vote three times at the sensitivity of one vote",
+        lambda: _checked(VotesOfThree),
+    ),
     Case(_SENSITIVITY, "labeler", "weighs votes without a bound", lambda: _checked(WeightsByNorm)),
-    Case(_SENSITIVITY, "training step", "compares the records of a batch (contrastive loss)", _step(_contrast)),
+    Case(
+        _SENSITIVITY, "training step", "compares the records of a batch (contrastive loss)", _step(_contrast)
+    ),
     Case(_SENSITIVITY, "training step", "keeps records in a memory bank", _step(_bank)),
     Case(_SENSITIVITY, "training step", "sums losses, times 10,000", _step(_sum)),
     Case(_SENSITIVITY, "training step", "normalises over the batch", lambda: _trained(_OwnNorm)),
-    Case(_SENSITIVITY, "training step", "scales gradients by a hook on parameters", lambda: _trained(_Hooked)),
+    Case(
+        _SENSITIVITY, "training step", "scales gradients by a hook on parameters", lambda: _trained(_Hooked)
+    ),
     Case(_SENSITIVITY, "data set", "mixes two records in __getitem__", lambda: _trained(dataset=Mixed)),
     Case(_NOISE, "labeler", "halves the noise that was drawn", lambda: _checked(HalfTheNoise)),
     Case(_NOISE, "labeler", "draws with another σ than it charges", lambda: _checked(ChargesAnother)),
@@ -643,11 +690,21 @@ CASES = [
     Case(_FLOW, "labeler", "chooses σ by the number of records", lambda: _checked(PlansByTheTable)),
     Case(_FLOW, "labeler", "raises where a class has one record", lambda: _checked(RaisesOnRareClasses)),
     Case(_FLOW, "extractor", "inverts bright batches", lambda: _labeled(lambda: _inverts)),
-    Case(_FLOW, "data module", "leaves out rare private classes, in load_private", lambda: _labeled(data=lambda private: _data(NoRareClasses, private))),
+    Case(
+        _FLOW,
+        "data module",
+        "leaves out rare private classes, in load_private",
+        lambda: _labeled(data=lambda private: _data(NoRareClasses, private)),
+    ),
     Case(_FLOW, "training step", "branches on the loss", _step(_branch)),
     Case(_FLOW, "training step", "counts records in a global", _step(_counts_in_a_global)),
-    Case(_FLOW, "trainer", "stops early by the training loss", lambda: _trained(_Logs, callbacks=[_StopsEarly()])),
-]  # fmt: skip
+    Case(
+        _FLOW,
+        "trainer",
+        "stops early by the training loss",
+        lambda: _trained(_Logs, callbacks=[_StopsEarly()]),
+    ),
+]
 
 
 def table() -> str:

@@ -444,7 +444,7 @@ class LabelingRound:
 
 
 def _finite(features: Tensor) -> Tensor:
-    """Features ``(b, d)``; a record without finite ones gets zeros: a run that ends at it would tell that it is there."""
+    """Features ``(b, d)``; a record without finite ones gets zeros: a run that ended there would tell of it."""
     return torch.where(features.isfinite().all(dim=1, keepdim=True), features, 0.0)
 
 

@@ -25,9 +25,9 @@ from pl_privknn.privacy.noise import NoiseSource
 _MOST, _LENGTH = 500, 100.0
 # Neighbours that say how close public examples lie, examples looked at, and how often is asked far away.
 _NEAR, _MOST_COMPARED, AWAY = 20, 2000, 10
-#: What an adversary controls. ``worst``: the record and all queries; see :func:`canaries_of`. ``natural``: all queries,
-#: about a record of the private table that nobody chose. ``poisoned_private``: the record, all queries, and further
-#: records that make the votes at its place a tie. ``poisoned_public``: the record, and one public example in ten.
+#: What an adversary controls. ``worst``: the record and all queries; see :func:`canaries_of`. ``natural``: all
+#: queries, about a record of the private table that nobody chose. ``poisoned_private``: the record, all queries, and
+#: further records at its place; see :func:`poison`. ``poisoned_public``: the record, and one public example in ten.
 #: ``no_control``: the record alone; queries are those of the run.
 Adversary = Literal["worst", "natural", "poisoned_private", "poisoned_public", "no_control"]
 ADVERSARIES: tuple[Adversary, ...] = get_args(Adversary)

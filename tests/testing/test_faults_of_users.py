@@ -1,4 +1,4 @@
-"""Faults of users in the six classes of Re:cord-play: the stored table holds today, and without its guard it does not.
+"""Faults of users in the six classes of Re:cord-play: the stored table holds today, and not without its guards.
 
 Cases are in ``benchmarks/faults.py``. Those whose training or labelling goes on to the end are ``long``; what makes
 them harmless or conditional has quick tests in ``training/test_traced_step.py`` and ``privacy/test_records.py``.

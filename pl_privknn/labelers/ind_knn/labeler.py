@@ -323,7 +323,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
             self._engine.reference = self._public
 
     def kernel_votes(self, queries: Tensor) -> Tensor:
-        """Votes of all neighbors of each query, whatever is left of their budgets, float64 ``(m, c)``. **Private**."""
+        """**Private.** Votes of all neighbors of each query, whatever they have left, float64 ``(m, c)``."""
         engine, vectors = self._fitted("kernel_votes"), unit_rows(queries)
         thresholds = engine._thresholds(vectors)
         return torch.stack(
