@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.labelers import PATE, IndKNN, Labeler, NoisySGDTeacher, ReverseKNN
+from pl_privknn.labelers import PATE, IndKNN, Labeler, NoisySGDTeacher, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.statistics import StatisticsTeacher
 from pl_privknn.labelers.voting import NeighborVoting, VotingLabeler
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -139,7 +139,7 @@ def poison(labeler: Labeler, canary: Canaries, features: Tensor, labels: Tensor)
         which has the same class.
     """
     most = int(_POISONED * len(labels))
-    if isinstance(labeler, NeighborVoting):
+    if isinstance(labeler, PrivateKNN):
         most = min(most, int(labeler.k / labeler.sampling_rate) // 2)
     elif isinstance(labeler, PATE):
         most = min(most, labeler.num_teachers // 2)
