@@ -16,6 +16,7 @@ from benchmarks.record import commit, store
 BENCHMARKS = {
     "accountants": "ε of random plans by dp-accounting and prv-accountant, beside ours",
     "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
+    "faults": "faults that users write, and whether each is found, refused, harmless or a condition",
     "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed beside Opacus",
     "membership": "membership inference on students and on a network trained on private records",
     "persons": "teachers whose unit of privacy is a person, beside records and group privacy",

@@ -4,6 +4,7 @@
   the noise under the same charges.
 * ``faults``: each method with each fault that fits it, at ε 1 and 2 with three seeds. Where a fault of the size that
   was asked for is not found with all seeds, larger ones are tried until one is.
+* ``adversaries``: votes that are asked for query by query, attacked by adversaries of less power; at ε 8.
 
 A part that is stored already is not measured again, so the command may be stopped and started.
 """
@@ -24,6 +25,7 @@ import torch
 from benchmarks import faulty
 from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries, markdown
+from pl_privknn.auditing.canaries import ADVERSARIES, Adversary
 from pl_privknn.auditing.labelers import attack_labeler, target_of_config
 from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.results import SEEDED, stated
@@ -33,6 +35,7 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.training.configured import is_training
 
 NONE = "none"
+PARTS = ["methods", "faults", "adversaries"]
 _QUERIES = 100
 _SIGMA = {"class_path": "Gaussian", "init_args": {"sigma": 10.0}}
 #: Configuration, and what is changed in its teacher; its ε is set, or the noise of its votes found for it.
@@ -54,6 +57,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "noisy SGD teacher, Fashion-MNIST": ("fashion_mnist_noisy_sgd_teacher", {"expected_batch_size": 300}),
     "Ind-KNN, Fashion-MNIST": ("fashion_mnist_ind_knn", {}),
 }
+#: Methods that :mod:`pl_privknn.auditing.canaries` has adversaries for; ε and canaries of their attacks.
+ADVERSARIES_OF = ("Private-kNN", "PATE", "Ind-KNN")
+_ADVERSARIES_AT, _ADVERSARIES_WITH, _FEWER_QUERIES = 8.0, 1000, 40
 #: A guarantee holds for every table; of these methods a part of the private and the public images is enough.
 FEWER_IMAGES = {"private_records": 3000, "public_examples": 1000}
 _WHOLE = "reverse kNN, Fashion-MNIST"
@@ -63,7 +69,7 @@ WHOLE_NUMBERS = tuple(name for name in METHODS if "local" in name or "shuffle" i
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of :func:`measure`."""
-    parser.add_argument("--only", nargs="+", choices=["methods", "faults"], default=["methods", "faults"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--canaries", type=int, default=3000)
     parser.add_argument("--root", help="folder of Fashion-MNIST")
     parser.add_argument("--workers", type=int, default=2, help="attacks at a time, of one thread each")
@@ -86,6 +92,14 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             for epsilon in (1.0, 2.0):
                 if (part := f"{method}, {fault}, ε {epsilon:g}") not in stored:
                     jobs.append((_found, part, method, fault, epsilon, options.canaries))
+    if "adversaries" in options.only:
+        stored = entries("attack_adversaries")
+        jobs += [
+            (_by_adversary, method, adversary)
+            for method in ADVERSARIES_OF
+            for adversary in ADVERSARIES
+            if f"{method}, {adversary}" not in stored
+        ]
     # Processes of their own: their threads would share one interpreter, and seconds are told of each attack.
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as workers:
         for done in as_completed([workers.submit(*job) for job in jobs]):
@@ -113,6 +127,20 @@ def _attacked(method: str, epsilon: float, canaries: int, root: str | None) -> M
         "half_noise": attack(noise=LessNoise(2.0, SeededNoise(1))).to_dict(),
     }
     return Measured(figures, seeds=[0, 1], part=_part(method, epsilon), settings=settings)
+
+
+def _by_adversary(method: str, adversary: Adversary) -> Measured:
+    """One attack of an honest labeler by one adversary."""
+    torch.set_num_threads(1)
+    document = configuration(method, _ADVERSARIES_AT)
+    if method == "Ind-KNN":  # the same budgets for fewer queries
+        document["labeling"] |= {"rounds": 1, "queries_per_round": _FEWER_QUERIES}
+        document["labeling"]["labeler"]["init_args"]["num_queries"] = _FEWER_QUERIES
+    settings = {"canaries": _ADVERSARIES_WITH, "adversary": adversary}
+    target = target_of_config(document, method)
+    found = attack_labeler(target, noise=SeededNoise(0), **settings)  # type: ignore[arg-type]
+    figures = {"method": method, "queries": len(target.queries), **stated(SEEDED), **found.to_dict()}
+    return Measured(figures, [0], f"{method}, {adversary}", settings, "attack_adversaries")
 
 
 def _found(part: str, method: str, fault: str, epsilon: float, canaries: int) -> Measured:
@@ -194,6 +222,27 @@ def table() -> str:
             ),
         ])  # fmt: skip
     header = ["method", "seen", "ε", "ε_lower", "half the noise found"]
+    return markdown(header, lines)
+
+
+def adversaries_table() -> str:
+    """One line a method and adversary: lower bounds from counts and from labels alone, beside the stated ε."""
+    wanted = [f"{method}, {adversary}" for method in ADVERSARIES_OF for adversary in ADVERSARIES]
+    known = entries("attack_adversaries")
+    lines = [
+        [
+            known[part]["results"]["method"],
+            known[part]["settings"]["adversary"].replace("_", " "),
+            f"{known[part]['results']['epsilon']:.2f}",
+            *(
+                f"{math.floor(100 * known[part]['results'][name]) / 100:.2f}"
+                for name in ("epsilon_lower", "epsilon_estimate", "epsilon_lower_labels")
+            ),
+        ]
+        for part in wanted
+        if part in known
+    ]
+    header = ["method", "adversary", "ε", "ε_lower", "Gaussian estimate", "ε_lower of labels"]
     return markdown(header, lines)
 
 

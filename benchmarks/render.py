@@ -20,6 +20,7 @@ import yaml
 from benchmarks import (
     accountants,
     attacks,
+    faults,
     foreign_modules,
     membership,
     persons,
@@ -253,6 +254,8 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/comparison.md", "comparisons", compared),
     ("docs/guides/attack.md", "attacks", attacks.table),
     ("docs/guides/attack.md", "attack faults", attacks.faults_table),
+    ("docs/guides/attack.md", "adversaries", attacks.adversaries_table),
+    ("docs/guides/attack.md", "faults of users", faults.table),
     ("docs/guides/attack.md", "membership", membership.table),
     ("docs/guides/leaderboard.md", "leaderboard", private_training.table),
     ("docs/guides/own_data.md", "recipes", recipes.table),

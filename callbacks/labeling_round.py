@@ -395,7 +395,7 @@ class LabelingRound:
         """Features and labels of the private records, block by block."""
         extract = self._ready(data)
         for images, targets in self._records(data):
-            yield extract(images), targets
+            yield _finite(extract(images)), targets
 
     def _records(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of the private records that this process holds, in their order."""
@@ -423,7 +423,7 @@ class LabelingRound:
             known = None
             if isinstance(self.labeler, RecognisesRecords):
                 known = self.labeler.record_digests(images, targets)
-            features = extract(images)
+            features = _finite(extract(images))
             if table is None:
                 table = self.memory.table(len(labels), features.shape[1], folder)
                 # One piece: small ones, kept while large blocks come and go, would leave holes that none fits into.
@@ -438,6 +438,11 @@ class LabelingRound:
         if isinstance(self.labeler, RecognisesRecords):
             self.labeler.private_digests = digests
         return table, labels
+
+
+def _finite(features: Tensor) -> Tensor:
+    """Features ``(b, d)``; a record without finite ones gets zeros: a run that ended there would tell of it."""
+    return torch.where(features.isfinite().all(dim=1, keepdim=True), features, 0.0)
 
 
 def public_extractor(

@@ -64,7 +64,7 @@ from pl_privknn.privacy.mechanisms.base import (
     Level,
 )
 from pl_privknn.privacy.persons import check_owners
-from pl_privknn.privacy.records import foreign_reader
+from pl_privknn.privacy.records import foreign_loader, foreign_reader
 from pl_privknn.privacy.redaction import check_declared, redacted
 
 _EVALUATED_AT_ONCE = 256  # held-out images
@@ -378,7 +378,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             return
         for condition in self._conditions:
             rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
-        reader = None if data.reads_alone else foreign_reader(data.private)
+        reader = None if data.reads_alone else foreign_reader(data.private) or foreign_loader(data)
         stated = (
             *self._conditions,
             *data.conditions,

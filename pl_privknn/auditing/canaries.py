@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn.features.whitening import PublicWhitening
-from pl_privknn.labelers import PATE, IndKNN, Labeler, NoisySGDTeacher, ReverseKNN
+from pl_privknn.labelers import PATE, IndKNN, Labeler, NoisySGDTeacher, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.reverse_knn import RecordVotes
 from pl_privknn.labelers.reverse_knn_clients import ClientReverseKNN
 from pl_privknn.labelers.statistics import StatisticsTeacher
@@ -25,7 +26,15 @@ from pl_privknn.privacy.noise import NoiseSource
 # Canaries of one run of a model, more of which are in each other's way, and their lengths over a public example's.
 _MOST, _LENGTH = 500, 100.0
 # Neighbours that say how close public examples lie, examples looked at, and how often is asked far away.
-_NEAR, _MOST_COMPARED, _AWAY = 20, 2000, 10
+_NEAR, _MOST_COMPARED, AWAY = 20, 2000, 10
+#: What an adversary controls. ``worst``: the record and all queries; see :func:`canaries_of`. ``natural``: all
+#: queries, about a record of the private table that nobody chose. ``poisoned_private``: the record, all queries, and
+#: further records at its place; see :func:`poison`. ``poisoned_public``: the record, and one public example in ten.
+#: ``no_control``: the record alone; queries are those of the run.
+Adversary = Literal["worst", "natural", "poisoned_private", "poisoned_public", "no_control"]
+ADVERSARIES: tuple[Adversary, ...] = get_args(Adversary)
+# Share of the records that an adversary adds at most.
+_POISONED = 0.05
 # Samples over which votes are averaged, where records take part by chance.
 _SAMPLES = 200
 
@@ -43,6 +52,7 @@ class Canaries:
         about: int64, shape ``(m,)``; the query whose answer tells most of each canary; 0 where that is none.
         apart: canaries share neither queries nor noise; see :class:`~pl_privknn.auditing.bounds.Scores`.
         alone: the table holds no other records.
+        fixed: a single canary keeps its label; else it gets the class with the fewest votes at its place.
 
     Example:
         >>> import torch
@@ -59,6 +69,7 @@ class Canaries:
     about: Tensor
     apart: bool = False
     alone: bool = False
+    fixed: bool = False
 
     def chosen(self, rows: Tensor) -> Canaries:
         """Some of the canaries, and all queries."""
@@ -111,9 +122,35 @@ def at_one_place(public: Tensor, num_classes: int) -> Canaries:
     near = distances.kthvalue(min(_NEAR, len(some)), dim=1).values
     place = int(near.argmin())
     asked = some[[place]].repeat(len(public), 1)
-    asked[::_AWAY] = some[int(distances[place].argmax())]
+    asked[::AWAY] = some[int(distances[place].argmax())]
     label = torch.tensor([num_classes - 1])
     return Canaries(some[[place]], label, label - 1, asked, torch.tensor([len(public) > 1]).long())
+
+
+def poison(labeler: Labeler, canary: Canaries, features: Tensor, labels: Tensor) -> tuple[Canaries, Tensor]:
+    """Records that an adversary adds at a canary's place, so that the canary decides between two classes there.
+
+    Args:
+        labeler: half of its neighbors or teachers are won over; of other teachers' tables, and at most, 5 %.
+        canary: a single one.
+        features: of the private table, ``(n, d)``.
+        labels: int64 ``(n,)``.
+
+    Returns:
+        The canary with the class that is rarest among its neighbors, and the features ``(p, d)`` of what is added,
+        which has the same class.
+    """
+    most = int(_POISONED * len(labels))
+    if isinstance(labeler, PrivateKNN):
+        most = min(most, int(labeler.k / labeler.sampling_rate) // 2)
+    elif isinstance(labeler, PATE):
+        most = min(most, labeler.num_teachers // 2)
+    near = torch.cdist(canary.features, features)[0].topk(min(_NEAR, len(labels)), largest=False).indices
+    rarest = torch.bincount(labels[near], minlength=int(labels.max()) + 1).argmin()[None]
+    chosen = dataclasses.replace(
+        canary, labels=rarest, others=torch.where(rarest > 0, rarest - 1, 1), fixed=True
+    )
+    return chosen, canary.features.expand(most, -1)
 
 
 def far_apart(public: Tensor, num_classes: int) -> Canaries:
@@ -229,6 +266,11 @@ def _neighbors_votes(labeler: NeighborVoting, queries: Tensor, noise: NoiseSourc
 @true_votes.register(PATE)
 def _teachers_votes(labeler: PATE, queries: Tensor, noise: NoiseSource) -> Tensor | None:
     return labeler.votes(queries).double() if labeler.attributes is None else None
+
+
+@true_votes.register(IndKNN)
+def _kernel_votes(labeler: IndKNN, queries: Tensor, noise: NoiseSource) -> Tensor | None:
+    return labeler.kernel_votes(queries)
 
 
 @true_votes.register(RecordVotes)

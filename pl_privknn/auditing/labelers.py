@@ -14,9 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pl_privknn._checks import check_int, check_open_unit
+from pl_privknn._checks import check_choice, check_int, check_open_unit
 from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Floats, Scores, judge
-from pl_privknn.auditing.canaries import Canaries, Evidence, StepEvidence, canaries_of, true_votes
+from pl_privknn.auditing.canaries import (
+    ADVERSARIES,
+    AWAY,
+    Adversary,
+    Canaries,
+    Evidence,
+    StepEvidence,
+    at_one_place,
+    canaries_of,
+    poison,
+    true_votes,
+)
 from pl_privknn.labelers import PATE, IndKNN, Labeler, LocalReverseKNN, NoisySGDTeacher
 from pl_privknn.labelers.base import (
     MakesModel,
@@ -136,6 +147,7 @@ def attack_labeler(
     confidence: float = CONFIDENCE,
     noise: NoiseSource | None = None,
     subject: str | None = None,
+    adversary: Adversary = "worst",
 ) -> Audit:
     """Attack a labeler with canaries; see :func:`~pl_privknn.auditing.canaries.canaries_of`.
 
@@ -145,27 +157,38 @@ def attack_labeler(
         confidence: of the lower bounds.
         noise: of labelers and coins; the operating system's generator by default.
         subject: what is audited, for the result; the labeler's class by default.
+        adversary: of weaker ones than the worst there are lower bounds for teachers whose votes are asked for, query
+            by query: Private-kNN, PATE and Ind-KNN.
 
     Raises:
         ValueError: for arguments out of range.
     """
     canaries, confidence = check_int("canaries", canaries, 2), check_open_unit("confidence", confidence)
-    seen, runs = score_labeler(target, canaries, noise if noise is not None else default_noise())
+    check_choice("adversary", adversary, ADVERSARIES)
+    seen, runs = score_labeler(
+        target, canaries, noise if noise is not None else default_noise(), adversary=adversary
+    )
+    named = subject or type(target.labeler).__name__
     return judge(
-        subject or type(target.labeler).__name__, seen, target.plan,
+        named if adversary == "worst" else f"{named}, adversary {adversary}", seen, target.plan,
         delta=target.delta, adjacency=target.adjacency, confidence=confidence, runs=runs,
     )  # fmt: skip
 
 
-def score_labeler(target: Target, canaries: int, noise: NoiseSource) -> tuple[Scores, int]:
+def score_labeler(
+    target: Target, canaries: int, noise: NoiseSource, *, adversary: Adversary = "worst"
+) -> tuple[Scores, int]:
     """Run the labeler until it had ``canaries`` canaries, with fresh coins in each run; score every canary.
 
     Returns:
         The scores, and the number of runs.
     """
+    if adversary == "worst":
+        placed = canaries_of(target.labeler, target.queries, target.num_classes)
+    else:
+        target, placed = _prepared(target, adversary, noise.stream("adversary"))
     if isinstance(target.labeler, PATE):
         target = _with_parts(target, noise.stream("parts"))
-    placed = canaries_of(target.labeler, target.queries, target.num_classes)
     placed, known = _known(target, placed, noise.stream("known"))
     alone = len(placed.labels) == 1
     reused: dict[bool, Labeler] = {}
@@ -188,6 +211,35 @@ def score_labeler(target: Target, canaries: int, noise: NoiseSource) -> tuple[Sc
     return Scores(released, coins, own, contrasts, from_labels, alone or placed.apart), runs
 
 
+def _prepared(target: Target, adversary: Adversary, noise: NoiseSource) -> tuple[Target, Canaries]:
+    """The table and the queries as an adversary leaves them, and its single canary."""
+    labeler = target.labeler
+    if not isinstance(labeler, VotingLabeler | IndKNN) or getattr(labeler, "attributes", None) is not None:
+        raise ValueError(
+            f"adversary={adversary!r}: {type(labeler).__name__} is no teacher of classes that answers query by query "
+            "(Private-kNN, PATE, Ind-KNN); leave it out"
+        )
+    features, labels, asked, classes = target.features, target.labels, target.queries, target.num_classes
+    placed = at_one_place(asked, classes)
+    own = (asked == placed.features).all(dim=1).nonzero()[0]
+    if adversary == "natural":
+        row = int(noise.integers(1, len(labels)))
+        others = torch.arange(len(labels)) != row
+        single = features[[row]], labels[[row]], (labels[[row]] + 1) % classes
+        placed = Canaries(*single, features[[row]].repeat(len(asked), 1), torch.tensor([0]), fixed=True)
+        target = dataclasses.replace(target, features=features[others], labels=labels[others])
+    elif adversary == "poisoned_private":
+        placed, more = poison(labeler, placed, features, labels)
+        everyone = torch.cat([labels, placed.labels.expand(len(more))])
+        target = dataclasses.replace(target, features=torch.cat([features, more]), labels=everyone)
+    else:
+        asked = asked.clone()
+        if adversary == "poisoned_public":
+            asked[::AWAY] = placed.features
+        placed = dataclasses.replace(placed, queries=asked, about=own)
+    return target, placed
+
+
 def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canaries, Known]:
     """Knowledge of the attacker; a single canary gets the class with the fewest votes at its place."""
     here = torch.ones(len(placed.labels), dtype=torch.bool)
@@ -195,7 +247,7 @@ def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canari
     votes = true_votes(labeler, placed.queries, noise.stream("samples"))
     moves = None
     if len(here) == 1:
-        if votes is not None and not target.swaps:
+        if votes is not None and not (target.swaps or placed.fixed):
             placed = dataclasses.replace(placed, labels=votes[placed.about].argmin(dim=1))
         more = target.with_canaries(noise.stream("with"), placed, here)
         moved = true_votes(more, placed.queries, noise.stream("samples"))
@@ -322,6 +374,8 @@ def messages_of(labeler: LocalReverseKNN, queries: Tensor, num_classes: int) -> 
 @observe.register
 def _budgets(labeler: IndKNN, target: Target, placed: Canaries, known: Known) -> tuple[str, list[Tensor]]:
     """Ask until the canaries' budgets are spent, and on until four of them would be."""
+    if not placed.apart:  # the queries are the adversary's, or the run's
+        return observe.dispatch(object)(labeler, target, placed, known)
     settings = labeler.parameters
     # At its own place κ = 1; it pays for its part in the count and in the votes of as few as there may be.
     cost = settings.count_cost + 1 / (2 * settings.sigma2**2 * settings.min_count)

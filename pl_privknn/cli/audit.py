@@ -51,6 +51,13 @@ def add_audit(commands: Any) -> None:
         metavar="CONFIG",
         help="attack a configuration's labeler or private training on its own data",
     )
+    group.add_argument(
+        "--adversary",
+        choices=["worst", "natural", "poisoned_private", "poisoned_public", "no_control"],
+        default="worst",
+        help="of an attack on Private-kNN, PATE or Ind-KNN: what it controls, the record, other records or queries "
+        "(worst)",
+    )
     group.add_argument("--trials", type=int, help="draws of a mechanism on either side (50000)")
     group.add_argument("--canaries", type=int, help="of an attack, at least (3000)")
     group.add_argument("--confidence", type=float, help="of lower bounds (0.95)")
@@ -63,6 +70,10 @@ def run_audit(parsed: argparse.Namespace) -> int:
     """Audit what was named; 1 where a claim is violated."""
     if parsed.attack is not None:
         return _run_attack(parsed)
+    if parsed.adversary != "worst":
+        raise ValueError(
+            f"--adversary {parsed.adversary} belongs to an attack; name its configuration by --attack"
+        )
     if parsed.empirical:
         return _run_empirical(parsed)
     files = [Path(file) for file in parsed.files]
@@ -175,9 +186,14 @@ def _run_attack(parsed: argparse.Namespace) -> int:
         raise ValueError(f"{parsed.attack}: there is no labeling section, so there is nothing to attack")
     with importable([parsed.attack]):
         if is_training(document):
+            if parsed.adversary != "worst":
+                raise ValueError(
+                    f"--adversary {parsed.adversary} is for labelers, and this is a training; leave it out"
+                )
             found = attack_training(training_of_config(document, parsed.attack), **settings)
         else:
-            found = attack_labeler(target_of_config(document, parsed.attack), **settings)
+            target = target_of_config(document, parsed.attack)
+            found = attack_labeler(target, adversary=parsed.adversary, **settings)
     print_report(found.to_dict(), parsed.json)
     return int(found.violated)
 

@@ -81,6 +81,18 @@ def foreign_reader(dataset: Any) -> str | None:
     return next((name for part in parts if hasattr(part, "__len__") and (name := foreign_reader(part))), None)
 
 
+def foreign_loader(data: Any) -> str | None:
+    """Name of the method of others by which a data module loads private records; None where there is none.
+
+    Args:
+        data: a data module, or None.
+    """
+    load = getattr(type(data), "load_private", None)
+    if load is None or load.__module__.split(".")[0] == _PACKAGE:
+        return None
+    return f"{type(data).__name__}.load_private"
+
+
 def memory_of(value: Any, depth: int = 4) -> Iterator[tuple[int, int]]:
     """Memory ranges (first and last address) of tensors and arrays reachable through an object's attributes.
 

@@ -24,7 +24,7 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, check_unit, guarantee_rank
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
-from pl_privknn.privacy.records import shares_records
+from pl_privknn.privacy.records import foreign_loader, shares_records
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.training.gradients import (
     RecordGradients,
@@ -408,7 +408,8 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     def _reading(self, data: PrivateData, trainer: Any) -> str | None:
         """Condition on how records are read; None where only this package reads them."""
         alone = self.options.reads_alone or getattr(trainer.datamodule, "reads_alone", False)
-        return None if alone or data.reader is None else READS_ALONE.format(data.reader)
+        reader = data.reader or foreign_loader(trainer.datamodule)
+        return None if alone or reader is None else READS_ALONE.format(reader)
 
     def _check_evaluation(self, name: str, loaders: Any) -> None:
         """Refuse to evaluate on private records: no charge covers the exact figure."""
