@@ -1,8 +1,10 @@
-"""Speed as ratios of processor seconds in one run: labelling, HOG, a student's epoch, the exact ε, the import.
+"""Speed as ratios of processor seconds in one run: labelling, features, an epoch, `fit --data`, ε, the import.
 
 Both sides of a ratio take turns, after one turn each that does not count, and the median of the pairs is stored.
 Other programs on the same cores change such ratios too, if less than seconds on the clock: ``load`` says how many
-wanted a core meanwhile. A command's seconds are those of a whole process, with all that it imports.
+wanted a core meanwhile. A command's seconds are those of a whole process, with all that it imports. A run of
+``fit --data`` and its limit are two such processes of one thread each, one after the other; peak memory is the most
+that the process of the run had resident, pages of mapped files among it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import functools
 import json
 import math
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -219,6 +223,150 @@ def _exact(options: argparse.Namespace) -> dict[str, Any]:
         return _python(options, "-m", "pl_privknn.cli", "epsilon", str(path), "--delta", "1e-5")
 
 
+def _fit(options: argparse.Namespace, write: Callable[[Path], int], limit: str = "") -> dict[str, Any]:
+    """``fit --data`` of data that a function writes, beside a program of what can't be left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        records = write(data)
+        words = [
+            "--data",
+            data,
+            "--epsilon",
+            1,
+            "--private-records",
+            records,
+            "--run_dir",
+            Path(folder) / "run",
+        ]
+        if limit:
+            _process("-c", limit, data, 1)  # once before: it writes the network's file
+        ours, peak = _process("-m", "pl_privknn.cli", "fit", *words)
+        found = {"seconds": round(ours, 1), "peak_gb": round(peak, 2)}
+        if limit:
+            bare, _ = _process("-c", limit, data, 10**9)
+            found |= {"ratio": round(ours / bare, 2), "bare_seconds": round(bare, 1)}
+        return found
+
+
+def _process(*words: Any) -> tuple[float, float]:
+    """Processor seconds and peak resident GB of a Python process with one thread for torch."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, words)], cwd=ROOT, env=environment, stdout=output, stderr=output
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            raise RuntimeError(output.read().decode()[-2000:])
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e6
+
+
+_OF_IMAGES = """
+import sys, numpy, torch
+from pathlib import Path
+from pl_privknn.datamodules.folder import FileImages, images_under
+from pl_privknn.datamodules.datasets import TensorImages
+from pl_privknn.features import TimmFeatures
+place, most = Path(sys.argv[1]), int(sys.argv[2])
+if (place / "public_images.npy").exists():
+    arrays = [numpy.load(place / f"{part}_images.npy")[:, None] for part in ("private", "public", "test")]
+    store = TensorImages(torch.from_numpy(numpy.concatenate(arrays)))
+else:
+    store = FileImages(images_under(place), (3, 224, 224))
+network = TimmFeatures()
+for rows in torch.arange(min(most, len(store))).split(16):
+    network(store.read(rows))
+"""
+_OF_TEXTS = """
+import sys
+from pathlib import Path
+import pyarrow.csv
+from pl_privknn.features import WordLlamaFeatures
+network, most = WordLlamaFeatures(), int(sys.argv[2])
+for file in sorted(Path(sys.argv[1]).glob("*.csv")):
+    network(pyarrow.csv.read_csv(file)["text"].to_pylist()[:most])
+"""
+
+
+def _photographs(folder: Path) -> int:
+    """2,600 JPEG files of 300 x 300 pixels in five classes, 1,300 of them private."""
+    from PIL import Image
+
+    generator, down, across = np.random.default_rng(0), *np.mgrid[:300, :300] / 300
+    for part, count in (("private", 1300), ("public", 900), ("test", 400)):
+        for index in range(count):
+            kind = index % 5
+            coarse = Image.fromarray(generator.integers(40, 200, (12, 12, 3), dtype=np.uint8))
+            image = np.asarray(coarse.resize((300, 300)), dtype=float)
+            waves = np.sin(4 * np.pi * (kind + 1) * (across * np.cos(kind) + down * np.sin(kind)))
+            image = image + 40 * waves[..., None] + generator.normal(0, 12, image.shape)
+            place = folder / part / ("" if part == "public" else f"class{kind}") / f"{index:04d}.jpg"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(place, quality=90)
+    return 1300
+
+
+def _digits(folder: Path, private: int = 5000, public: int = 4000, test: int = 1000) -> int:
+    """Digits of scikit-learn, enlarged, moved and with noise, as arrays of 28 x 28 pixels."""
+    from sklearn.datasets import load_digits
+
+    folder.mkdir()
+    digits, generator = load_digits(), np.random.default_rng(0)
+    small = np.kron(digits.images * 15, np.ones((3, 3))).astype(np.uint8)
+    for part, count in (("private", private), ("public", public), ("test", test)):
+        chosen = generator.integers(len(small), size=count)
+        images = generator.integers(0, 16, (count, 28, 28), dtype=np.uint8)
+        for image, which, (row, column) in zip(
+            images, chosen, generator.integers(4, size=(count, 2)), strict=True
+        ):
+            image[row : row + 24, column : column + 24] += small[which] - small[which] // 16
+        np.save(folder / f"{part}_images.npy", images)
+        if part != "public":
+            np.save(folder / f"{part}_labels.npy", digits.target[chosen])
+    return private
+
+
+def _texts(folder: Path) -> int:
+    """5,000 texts of 60 words, which are drawn from the documentation, some words more often in one class."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    folder.mkdir()
+    text = " ".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md")))
+    words = np.array(sorted(set(re.findall(r"[a-z]{4,}", text))))
+    generator = np.random.default_rng(0)
+    for part, count in (("private", 2500), ("public", 2000), ("test", 500)):
+        kinds = np.arange(count) % 5
+        drawn = generator.integers(len(words) // 5, size=(count, 60)) * 5
+        drawn += np.where(
+            generator.random((count, 60)) < 0.3, kinds[:, None], generator.integers(5, size=(count, 60))
+        )
+        columns = {"text": [" ".join(row) for row in words[drawn]]}
+        if part != "public":
+            columns["label"] = [f"class{kind}" for kind in kinds]
+        pa.csv.write_csv(pa.table(columns), folder / f"{part}.csv")
+    return 2500
+
+
+def _embeddings(folder: Path) -> int:
+    """A million private embeddings of 384 numbers, 20,000 public ones and 5,000 of a test set, in ten classes."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(CLASSES, 384)).astype(np.float32)
+    for part, count in (("private", 10**6), ("public", 20_000), ("test", 5_000)):
+        labels = np.arange(count) % CLASSES
+        place = folder / f"{part}_embeddings.npy"
+        rows = np.lib.format.open_memmap(place, "w+", np.float32, (count, 384))
+        for start in range(0, count, 10_000):
+            kinds = labels[start : start + 10_000]
+            rows[start : start + 10_000] = centres[kinds] + generator.normal(size=(len(kinds), 384)) * 3
+        if part != "public":
+            np.save(folder / f"{part}_labels.npy", labels)
+    return 10**6
+
+
 def table() -> str:
     """Stored figures beside their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
@@ -227,13 +375,17 @@ def table() -> str:
 
 
 def _ratio(found: dict[str, Any]) -> str:
-    """A ratio with its range, and the seconds of a command."""
+    """A ratio with its range, and the seconds and memory of a command."""
+    if "ratio" not in found:
+        return f"{found['peak_gb']:.2f} GB; {found['seconds']:.0f} s"
     between = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""
     clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
     seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
-    return f"{found['ratio']:.2f}{between}{clock}{seconds}"
+    memory = f"; {found['peak_gb']:.2f} GB" if "peak_gb" in found else ""
+    return f"{found['ratio']:.2f}{between}{clock}{seconds}{memory}"
 
 
+_PASS = "decoding, resizing and one pass of the network"
 _PRODUCT, _LOOP, _TORCH = "the bare product", "a loop with the same objective", "`import torch`"
 #: What is measured, what stands beside it, the aim, and how: a function with its arguments.
 ROWS: dict[str, tuple[Any, ...]] = {
@@ -254,6 +406,20 @@ ROWS: dict[str, tuple[Any, ...]] = {
     },
     "epoch": ("epochs a second of a student (`small_cnn`)", _LOOP, "≥ 0.97", _epoch),
     "epoch, VAT": ("the same of `VATStudent`", _LOOP, "≥ 0.97", _epoch, VATStudent),
+    "fit, photographs": (
+        "`privknn fit --data`, 2,600 images of 300 x 300", _PASS, "≤ 2.0", _fit, _photographs, _OF_IMAGES,
+    ),
+    "fit, digits": (
+        "the same, 10,000 digits of 28 x 28 as arrays", "one pass of the network", "≤ 2.0", _fit, _digits, _OF_IMAGES,
+    ),
+    "fit, texts": ("the same, 5,000 texts of 60 words", "their embedding", "", _fit, _texts, _OF_TEXTS),
+    "memory, images": (
+        "the same, 70,000 images of 28 x 28, 60,000 of them private: peak memory", "", "4 GB", _fit,
+        functools.partial(_digits, private=60_000, public=5_000, test=5_000),
+    ),
+    "memory, embeddings": (
+        "the same, 1,000,000 private embeddings of 384 numbers: peak memory", "", "3 GB", _fit, _embeddings,
+    ),
     "exact ε": ("`privknn epsilon` of 18,000 screenings and 3,877 answers", _TORCH, "1.5 s", _exact),
     "import": (
         "`from pl_privknn import PrivateKNN`", _TORCH, "≤ 1.3", _python, "-c", "from pl_privknn import PrivateKNN",

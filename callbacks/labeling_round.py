@@ -552,7 +552,7 @@ class ReleasedHead(nn.Module):
             raise TypeError(f"labeler={type(labeler).__name__} makes no model of its releases")
         self._predict, self._shift = labeler.head(state["head"]), state.get("shift", {}).get("prior")
 
-    def has_features_of(self, module: Any) -> bool:
+    def has_features_of(self, module: nn.Module) -> bool:
         """Whether a student's extractor gives the same features."""
         own, other = self._extractor, getattr(module, "extractor", None)
         return isinstance(own, Extractor) and isinstance(other, Extractor) and alike(own, other)
