@@ -34,6 +34,7 @@ from benchmarks.record import ROOT, Measured, entries, markdown
 from benchmarks.scale import CLASSES
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.features import HOG, TimmFeatures
+from pl_privknn.features.onnx_runtime import _exported
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise
@@ -84,6 +85,12 @@ def _spent(work: Callable[[], Any], whose: int = resource.RUSAGE_SELF) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def _taken(work: Callable[[], Any]) -> tuple[float, float]:
+    """Processor seconds, and seconds on the clock."""
+    started = time.perf_counter()
+    return _spent(work), time.perf_counter() - started
+
+
 def _in_turns(
     ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, whose: int = resource.RUSAGE_SELF
 ) -> dict[str, Any]:
@@ -116,11 +123,7 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         answers = mechanism.add_noise(neighbors.votes(ranked, source.bernoulli), source).argmax(dim=1)
         torch.where(passed, answers, -1)
 
-    def taken(work: Callable[[], Any]) -> tuple[float, float]:
-        started = time.perf_counter()
-        return _spent(work), time.perf_counter() - started
-
-    pairs = _turns(lambda: taken(label), lambda: taken(lambda: queries @ table.T), options.repeat)
+    pairs = _turns(lambda: _taken(label), lambda: _taken(lambda: queries @ table.T), options.repeat)
     spent, clock = ([one[side] / other[side] for one, other in pairs] for side in (0, 1))
     return {"ratio": round(statistics.median(spent), 4), **_summary(clock, "_on_the_clock")}
 
@@ -164,6 +167,41 @@ def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, 
         found = _in_turns(bare, lambda: extractor(images), options.repeat)
     ratios = {name: round(found[name], 2) for name in ("ratio", "ratio_min", "ratio_max")}
     return {"images_per_second": round(len(images) / found["bare_seconds"]), **ratios}
+
+
+def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """Images a second of the default network, over those of the fastest of several sessions of ONNX Runtime alone."""
+    import onnxruntime
+
+    torch.set_num_threads(threads)
+    extractor, images = (
+        TimmFeatures(),
+        torch.rand(64, 3, 224, 224, generator=torch.Generator().manual_seed(0)),
+    )
+    module: Any = extractor.module
+    inputs = ((images - module.mean) / module.std).numpy()
+    content = _exported(module.model, images[:1])
+    sessions = []
+    for spinning in ("0", "1"):
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = threads
+        settings.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+        sessions.append(onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"]))
+
+    def bare(session: Any, size: int) -> None:
+        for start in range(0, len(inputs), size):
+            session.run(None, {"inputs": inputs[start : start + size]})
+
+    ways = [functools.partial(bare, session, size) for session in sessions for size in (4, 16, 64)]
+    turns = [
+        [_taken(way)[1] for way in (lambda: extractor(images), *ways)] for _ in range(options.repeat + 1)
+    ][1:]
+    ours, *others = (statistics.median(times) for times in zip(*turns, strict=True))
+    best = others.index(min(others)) + 1
+    return {
+        "images_per_second": round(len(images) / ours),
+        **_summary([turn[best] / turn[0] for turn in turns]),
+    }
 
 
 class _Epoch(pl.Callback):
@@ -403,6 +441,13 @@ ROWS: dict[str, tuple[Any, ...]] = {
             "tf_efficientnet_lite0": "≥ 5", "mobilenetv3_small_100": "≥ 1", "resnet50": "≥ 1",
             "vit_tiny_patch16_224": "≥ 1",
         }.items()
+    },
+    **{
+        f"network, {threads}": (
+            f"images of 224 x 224 a second of the default network, {threads}", "the fastest session of ONNX Runtime",
+            "≥ 0.9 on the clock", _on_threads, count,
+        )
+        for count, threads in ((1, "one thread"), (2, "two threads"))
     },
     "epoch": ("epochs a second of a student (`small_cnn`)", _LOOP, "≥ 0.97", _epoch),
     "epoch, VAT": ("the same of `VATStudent`", _LOOP, "≥ 0.97", _epoch, VATStudent),

@@ -86,7 +86,9 @@ class OnnxNetwork:
         def run(part: Tensor) -> Tensor:
             return torch.from_numpy(session.run(None, {name: part.numpy()})[0])
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        if (threads := torch.get_num_threads()) == 1:
+            return torch.cat([*map(run, parts)])
+        with ThreadPoolExecutor(threads) as pool:
             return torch.cat([*pool.map(run, parts)])
 
 
