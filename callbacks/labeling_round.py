@@ -554,8 +554,7 @@ class ReleasedHead(nn.Module):
 
     def has_features_of(self, module: nn.Module) -> bool:
         """Whether a student's extractor gives the same features."""
-        own, other = self._extractor, getattr(module, "extractor", None)
-        return isinstance(own, Extractor) and isinstance(other, Extractor) and alike(own, other)
+        return alike(self._extractor, getattr(module, "extractor", None))
 
     @torch.no_grad()
     def forward(self, images: Tensor, features: Tensor | None = None) -> Tensor:

@@ -131,8 +131,7 @@ class FileImages(ImageStore):
     def preload(self) -> None:
         """See :meth:`ImageStore.preload`."""
         if self._cache is not None:
-            for rows in torch.arange(len(self)).split(_THREADS):
-                self.read(rows)
+            list(_by_threads(self._decode, torch.arange(len(self))))
 
     def readable(self) -> Tensor:
         """Bool ``(n,)``: which files can be decoded; decoded images stay in memory where they are cached."""

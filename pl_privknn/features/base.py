@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import hashlib
 import json
 import math
 import weakref
@@ -132,10 +131,11 @@ def lasting_name(extractor: Extractor) -> str:
     return "" if left_out or not _own(section) else json.dumps(section, sort_keys=True)
 
 
-def alike(first: Extractor, second: Extractor) -> bool:
+def alike(first: Any, second: Any) -> bool:
     """Whether two extractors are known to give the same features: of equal arguments, and taught the same."""
-    name = lasting_name(first)
-    if not name or name != lasting_name(second):
+    if not (isinstance(first, Extractor) and isinstance(second, Extractor)):
+        return False
+    if not (name := lasting_name(first)) or name != lasting_name(second):
         return False
     one, other = first.state_dict(), second.state_dict()
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
@@ -159,7 +159,6 @@ class LearnedExtractor(Extractor):
 
     def __init__(self) -> None:
         self._learned: dict[str, Tensor] = {}
-        self._digest = b""
 
     def beneath(self) -> Mapping[str, Extractor]:
         """Extractors whose features this one works on, by their names in the state."""
@@ -170,16 +169,12 @@ class LearnedExtractor(Extractor):
         """Tensors learned from public images, once the extractors beneath have learned."""
 
     def fit_public(self, images: Tensor) -> None:
-        """See :meth:`Extractor.fit_public`; images that were learned from last are not learned from again."""
+        """See :meth:`Extractor.fit_public`."""
         check_images(images)
-        digest = hashlib.sha256(images.contiguous().cpu().numpy()).digest()
-        if digest == self._digest:
-            return
         for extractor in self.beneath().values():
             extractor.fit_public(images)
         with torch.no_grad():
             self._learned = self.learn(images)
-        self._digest = digest
 
     def learned(self, name: str, device: torch.device) -> Tensor:
         """A learned tensor, on a device.
@@ -205,7 +200,6 @@ class LearnedExtractor(Extractor):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See :meth:`Extractor.load_state_dict`."""
-        self._digest = b""
         self._learned = {name: tensor for name, tensor in state.items() if "." not in name}
         for place, extractor in self.beneath().items():
             start = f"{place}."

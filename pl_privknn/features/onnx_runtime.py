@@ -86,9 +86,7 @@ class OnnxNetwork:
         def run(part: Tensor) -> Tensor:
             return torch.from_numpy(session.run(None, {name: part.numpy()})[0])
 
-        if (threads := torch.get_num_threads()) == 1:
-            return torch.cat([*map(run, parts)])
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             return torch.cat([*pool.map(run, parts)])
 
 
