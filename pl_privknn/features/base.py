@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import hashlib
 import json
 import math
 import weakref
@@ -159,6 +160,7 @@ class LearnedExtractor(Extractor):
 
     def __init__(self) -> None:
         self._learned: dict[str, Tensor] = {}
+        self._digest = b""
 
     def beneath(self) -> Mapping[str, Extractor]:
         """Extractors whose features this one works on, by their names in the state."""
@@ -169,12 +171,16 @@ class LearnedExtractor(Extractor):
         """Tensors learned from public images, once the extractors beneath have learned."""
 
     def fit_public(self, images: Tensor) -> None:
-        """See :meth:`Extractor.fit_public`."""
+        """See :meth:`Extractor.fit_public`; images that were learned from last are not learned from again."""
         check_images(images)
+        digest = hashlib.sha256(images.contiguous().cpu().numpy()).digest()
+        if digest == self._digest:
+            return
         for extractor in self.beneath().values():
             extractor.fit_public(images)
         with torch.no_grad():
             self._learned = self.learn(images)
+        self._digest = digest
 
     def learned(self, name: str, device: torch.device) -> Tensor:
         """A learned tensor, on a device.
@@ -200,6 +206,7 @@ class LearnedExtractor(Extractor):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See :meth:`Extractor.load_state_dict`."""
+        self._digest = b""
         self._learned = {name: tensor for name, tensor in state.items() if "." not in name}
         for place, extractor in self.beneath().items():
             start = f"{place}."

@@ -46,7 +46,7 @@ class _OfFeatures(LearnedExtractor):
         if not lasting_name(self):  # a subclass elsewhere may learn otherwise
             return super().of_public(public)
         features = public.features(self.extractor, self.keeps_beneath)
-        self._learned = self.learn_from(self.chosen(features))
+        self._digest, self._learned = b"", self.learn_from(self.chosen(features))
         return self.change(features)
 
     @torch.no_grad()
