@@ -173,7 +173,7 @@ class LearnedExtractor(Extractor):
     def fit_public(self, images: Tensor) -> None:
         """See :meth:`Extractor.fit_public`; images that were learned from last are not learned from again."""
         check_images(images)
-        digest = hashlib.sha256(images.contiguous().cpu().numpy()).digest()
+        digest = hashlib.sha256(images.contiguous().cpu().numpy().data).digest()
         if digest == self._digest:
             return
         for extractor in self.beneath().values():
