@@ -325,7 +325,9 @@ class LabelingRound:
                 asked,
                 lambda: self._public_features(data),
                 store.selections(index),
-                None if index == 0 or self.predict is None else lambda: tables.extracted(self.predict),
+                None
+                if index == 0 or self.predict is None
+                else functools.partial(tables.extracted, self.predict),
             )
             selection = self.select(pool, self.num_queries, generator)
             examples = selection.examples.tolist()

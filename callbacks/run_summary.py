@@ -63,7 +63,8 @@ class TestedModels:
         self._undo = [module.register_forward_hook(self._keep)]
         if head is not None:
             if head.has_features_of(module):
-                self._undo.append(module.whitening.register_forward_pre_hook(self._keep_features))
+                student: Any = module
+                self._undo.append(student.whitening.register_forward_pre_hook(self._keep_features))
             self._outputs = TASKS[data.task]
             self._metrics = {name: accuracy_metric(data.task, data.num_classes) for name in MODELS[1:]}
 
