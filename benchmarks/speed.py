@@ -1,8 +1,10 @@
-"""Speed as ratios of processor seconds in one run: labelling, HOG, a student's epoch, the exact ε, the import.
+"""Speed as ratios of processor seconds in one run: labelling, features, an epoch, `fit --data`, ε, the import.
 
 Both sides of a ratio take turns, after one turn each that does not count, and the median of the pairs is stored.
 Other programs on the same cores change such ratios too, if less than seconds on the clock: ``load`` says how many
-wanted a core meanwhile. A command's seconds are those of a whole process, with all that it imports.
+wanted a core meanwhile. A command's seconds are those of a whole process, with all that it imports. A run of
+``fit --data`` and its limit are two such processes of one thread each, one after the other; peak memory is the most
+that the process of the run had resident, pages of mapped files among it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import functools
 import json
 import math
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,6 +34,7 @@ from benchmarks.record import ROOT, Measured, entries, markdown
 from benchmarks.scale import CLASSES
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.features import HOG, TimmFeatures
+from pl_privknn.features.onnx_runtime import _exported
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise
@@ -80,6 +85,12 @@ def _spent(work: Callable[[], Any], whose: int = resource.RUSAGE_SELF) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def _taken(work: Callable[[], Any]) -> tuple[float, float]:
+    """Processor seconds, and seconds on the clock."""
+    started = time.perf_counter()
+    return _spent(work), time.perf_counter() - started
+
+
 def _in_turns(
     ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, whose: int = resource.RUSAGE_SELF
 ) -> dict[str, Any]:
@@ -112,11 +123,7 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         answers = mechanism.add_noise(neighbors.votes(ranked, source.bernoulli), source).argmax(dim=1)
         torch.where(passed, answers, -1)
 
-    def taken(work: Callable[[], Any]) -> tuple[float, float]:
-        started = time.perf_counter()
-        return _spent(work), time.perf_counter() - started
-
-    pairs = _turns(lambda: taken(label), lambda: taken(lambda: queries @ table.T), options.repeat)
+    pairs = _turns(lambda: _taken(label), lambda: _taken(lambda: queries @ table.T), options.repeat)
     spent, clock = ([one[side] / other[side] for one, other in pairs] for side in (0, 1))
     return {"ratio": round(statistics.median(spent), 4), **_summary(clock, "_on_the_clock")}
 
@@ -160,6 +167,41 @@ def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, 
         found = _in_turns(bare, lambda: extractor(images), options.repeat)
     ratios = {name: round(found[name], 2) for name in ("ratio", "ratio_min", "ratio_max")}
     return {"images_per_second": round(len(images) / found["bare_seconds"]), **ratios}
+
+
+def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """Images a second of the default network, over those of the fastest of several sessions of ONNX Runtime alone."""
+    import onnxruntime
+
+    torch.set_num_threads(threads)
+    extractor, images = (
+        TimmFeatures(),
+        torch.rand(64, 3, 224, 224, generator=torch.Generator().manual_seed(0)),
+    )
+    module: Any = extractor.module
+    inputs = ((images - module.mean) / module.std).numpy()
+    content = _exported(module.model, images[:1])
+    sessions = []
+    for spinning in ("0", "1"):
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = threads
+        settings.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+        sessions.append(onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"]))
+
+    def bare(session: Any, size: int) -> None:
+        for start in range(0, len(inputs), size):
+            session.run(None, {"inputs": inputs[start : start + size]})
+
+    ways = [functools.partial(bare, session, size) for session in sessions for size in (4, 16, 64)]
+    turns = [
+        [_taken(way)[1] for way in (lambda: extractor(images), *ways)] for _ in range(options.repeat + 1)
+    ][1:]
+    ours, *others = (statistics.median(times) for times in zip(*turns, strict=True))
+    best = others.index(min(others)) + 1
+    return {
+        "images_per_second": round(len(images) / ours),
+        **_summary([turn[best] / turn[0] for turn in turns]),
+    }
 
 
 class _Epoch(pl.Callback):
@@ -219,6 +261,150 @@ def _exact(options: argparse.Namespace) -> dict[str, Any]:
         return _python(options, "-m", "pl_privknn.cli", "epsilon", str(path), "--delta", "1e-5")
 
 
+def _fit(options: argparse.Namespace, write: Callable[[Path], int], limit: str = "") -> dict[str, Any]:
+    """``fit --data`` of data that a function writes, beside a program of what can't be left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        records = write(data)
+        words = [
+            "--data",
+            data,
+            "--epsilon",
+            1,
+            "--private-records",
+            records,
+            "--run_dir",
+            Path(folder) / "run",
+        ]
+        if limit:
+            _process("-c", limit, data, 1)  # once before: it writes the network's file
+        ours, peak = _process("-m", "pl_privknn.cli", "fit", *words)
+        found = {"seconds": round(ours, 1), "peak_gb": round(peak, 2)}
+        if limit:
+            bare, _ = _process("-c", limit, data, 10**9)
+            found |= {"ratio": round(ours / bare, 2), "bare_seconds": round(bare, 1)}
+        return found
+
+
+def _process(*words: Any) -> tuple[float, float]:
+    """Processor seconds and peak resident GB of a Python process with one thread for torch."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, words)], cwd=ROOT, env=environment, stdout=output, stderr=output
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            raise RuntimeError(output.read().decode()[-2000:])
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e6
+
+
+_OF_IMAGES = """
+import sys, numpy, torch
+from pathlib import Path
+from pl_privknn.datamodules.folder import FileImages, images_under
+from pl_privknn.datamodules.datasets import TensorImages
+from pl_privknn.features import TimmFeatures
+place, most = Path(sys.argv[1]), int(sys.argv[2])
+if (place / "public_images.npy").exists():
+    arrays = [numpy.load(place / f"{part}_images.npy")[:, None] for part in ("private", "public", "test")]
+    store = TensorImages(torch.from_numpy(numpy.concatenate(arrays)))
+else:
+    store = FileImages(images_under(place), (3, 224, 224))
+network = TimmFeatures()
+for rows in torch.arange(min(most, len(store))).split(16):
+    network(store.read(rows))
+"""
+_OF_TEXTS = """
+import sys
+from pathlib import Path
+import pyarrow.csv
+from pl_privknn.features import WordLlamaFeatures
+network, most = WordLlamaFeatures(), int(sys.argv[2])
+for file in sorted(Path(sys.argv[1]).glob("*.csv")):
+    network(pyarrow.csv.read_csv(file)["text"].to_pylist()[:most])
+"""
+
+
+def _photographs(folder: Path) -> int:
+    """2,600 JPEG files of 300 x 300 pixels in five classes, 1,300 of them private."""
+    from PIL import Image
+
+    generator, down, across = np.random.default_rng(0), *np.mgrid[:300, :300] / 300
+    for part, count in (("private", 1300), ("public", 900), ("test", 400)):
+        for index in range(count):
+            kind = index % 5
+            coarse = Image.fromarray(generator.integers(40, 200, (12, 12, 3), dtype=np.uint8))
+            image = np.asarray(coarse.resize((300, 300)), dtype=float)
+            waves = np.sin(4 * np.pi * (kind + 1) * (across * np.cos(kind) + down * np.sin(kind)))
+            image = image + 40 * waves[..., None] + generator.normal(0, 12, image.shape)
+            place = folder / part / ("" if part == "public" else f"class{kind}") / f"{index:04d}.jpg"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(place, quality=90)
+    return 1300
+
+
+def _digits(folder: Path, private: int = 5000, public: int = 4000, test: int = 1000) -> int:
+    """Digits of scikit-learn, enlarged, moved and with noise, as arrays of 28 x 28 pixels."""
+    from sklearn.datasets import load_digits
+
+    folder.mkdir()
+    digits, generator = load_digits(), np.random.default_rng(0)
+    small = np.kron(digits.images * 15, np.ones((3, 3))).astype(np.uint8)
+    for part, count in (("private", private), ("public", public), ("test", test)):
+        chosen = generator.integers(len(small), size=count)
+        images = generator.integers(0, 16, (count, 28, 28), dtype=np.uint8)
+        for image, which, (row, column) in zip(
+            images, chosen, generator.integers(4, size=(count, 2)), strict=True
+        ):
+            image[row : row + 24, column : column + 24] += small[which] - small[which] // 16
+        np.save(folder / f"{part}_images.npy", images)
+        if part != "public":
+            np.save(folder / f"{part}_labels.npy", digits.target[chosen])
+    return private
+
+
+def _texts(folder: Path) -> int:
+    """5,000 texts of 60 words, which are drawn from the documentation, some words more often in one class."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    folder.mkdir()
+    text = " ".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md")))
+    words = np.array(sorted(set(re.findall(r"[a-z]{4,}", text))))
+    generator = np.random.default_rng(0)
+    for part, count in (("private", 2500), ("public", 2000), ("test", 500)):
+        kinds = np.arange(count) % 5
+        drawn = generator.integers(len(words) // 5, size=(count, 60)) * 5
+        drawn += np.where(
+            generator.random((count, 60)) < 0.3, kinds[:, None], generator.integers(5, size=(count, 60))
+        )
+        columns = {"text": [" ".join(row) for row in words[drawn]]}
+        if part != "public":
+            columns["label"] = [f"class{kind}" for kind in kinds]
+        pa.csv.write_csv(pa.table(columns), folder / f"{part}.csv")
+    return 2500
+
+
+def _embeddings(folder: Path) -> int:
+    """A million private embeddings of 384 numbers, 20,000 public ones and 5,000 of a test set, in ten classes."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(CLASSES, 384)).astype(np.float32)
+    for part, count in (("private", 10**6), ("public", 20_000), ("test", 5_000)):
+        labels = np.arange(count) % CLASSES
+        place = folder / f"{part}_embeddings.npy"
+        rows = np.lib.format.open_memmap(place, "w+", np.float32, (count, 384))
+        for start in range(0, count, 10_000):
+            kinds = labels[start : start + 10_000]
+            rows[start : start + 10_000] = centres[kinds] + generator.normal(size=(len(kinds), 384)) * 3
+        if part != "public":
+            np.save(folder / f"{part}_labels.npy", labels)
+    return 10**6
+
+
 def table() -> str:
     """Stored figures beside their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
@@ -227,13 +413,17 @@ def table() -> str:
 
 
 def _ratio(found: dict[str, Any]) -> str:
-    """A ratio with its range, and the seconds of a command."""
+    """A ratio with its range, and the seconds and memory of a command."""
+    if "ratio" not in found:
+        return f"{found['peak_gb']:.2f} GB; {found['seconds']:.0f} s"
     between = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""
     clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
     seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
-    return f"{found['ratio']:.2f}{between}{clock}{seconds}"
+    memory = f"; {found['peak_gb']:.2f} GB" if "peak_gb" in found else ""
+    return f"{found['ratio']:.2f}{between}{clock}{seconds}{memory}"
 
 
+_PASS = "decoding, resizing and one pass of the network"
 _PRODUCT, _LOOP, _TORCH = "the bare product", "a loop with the same objective", "`import torch`"
 #: What is measured, what stands beside it, the aim, and how: a function with its arguments.
 ROWS: dict[str, tuple[Any, ...]] = {
@@ -252,8 +442,29 @@ ROWS: dict[str, tuple[Any, ...]] = {
             "vit_tiny_patch16_224": "≥ 1",
         }.items()
     },
+    **{
+        f"network, {threads}": (
+            f"images of 224 x 224 a second of the default network, {threads}", "the fastest session of ONNX Runtime",
+            "≥ 0.9 on the clock", _on_threads, count,
+        )
+        for count, threads in ((1, "one thread"), (2, "two threads"))
+    },
     "epoch": ("epochs a second of a student (`small_cnn`)", _LOOP, "≥ 0.97", _epoch),
     "epoch, VAT": ("the same of `VATStudent`", _LOOP, "≥ 0.97", _epoch, VATStudent),
+    "fit, photographs": (
+        "`privknn fit --data`, 2,600 images of 300 x 300", _PASS, "≤ 2.0", _fit, _photographs, _OF_IMAGES,
+    ),
+    "fit, digits": (
+        "the same, 10,000 digits of 28 x 28 as arrays", "one pass of the network", "≤ 2.0", _fit, _digits, _OF_IMAGES,
+    ),
+    "fit, texts": ("the same, 5,000 texts of 60 words", "their embedding", "", _fit, _texts, _OF_TEXTS),
+    "memory, images": (
+        "the same, 70,000 images of 28 x 28, 60,000 of them private: peak memory", "", "4 GB", _fit,
+        functools.partial(_digits, private=60_000, public=5_000, test=5_000),
+    ),
+    "memory, embeddings": (
+        "the same, 1,000,000 private embeddings of 384 numbers: peak memory", "", "3 GB", _fit, _embeddings,
+    ),
     "exact ε": ("`privknn epsilon` of 18,000 screenings and 3,877 answers", _TORCH, "1.5 s", _exact),
     "import": (
         "`from pl_privknn import PrivateKNN`", _TORCH, "≤ 1.3", _python, "-c", "from pl_privknn import PrivateKNN",

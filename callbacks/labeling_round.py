@@ -25,7 +25,15 @@ from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import BackboneFeatures
-from pl_privknn.features.base import Extractor, PublicTables, extract_on, learn_publicly
+from pl_privknn.features.base import (
+    IMAGES_AT_ONCE,
+    Extractor,
+    PublicTables,
+    alike,
+    at_once,
+    extract_on,
+    learn_publicly,
+)
 from pl_privknn.labelers.base import (
     FollowerLedger,
     JoinsRuns,
@@ -138,7 +146,7 @@ def _missing(folder: Path) -> list[Path]:
 #: records, whose number is not shown: 0 parts are done when it begins and 1 when it has ended.
 ProgressHook = Callable[[str, int, int | None], None]
 
-_IMAGES_AT_ONCE = 1024
+_IMAGES_AT_ONCE = IMAGES_AT_ONCE
 # Features of one image may differ by the order of sums between processes, and no more: a part of their length.
 _SAME = 1e-3
 
@@ -308,12 +316,15 @@ class LabelingRound:
             answered, values, _ = store.answers(index)
             labels[answered] = values if values.ndim == 1 else 0  # answered is all that matters of attributes
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+            tables = PublicTables(data.public)
             pool = PublicPool(
                 labels,
                 asked,
                 lambda: self._public_features(data),
                 store.selections(index),
-                None if index == 0 or self.predict is None else lambda: self._of_public(data, self.predict),
+                None
+                if index == 0 or self.predict is None
+                else functools.partial(tables.extracted, self.predict),
             )
             selection = self.select(pool, self.num_queries, generator)
             examples = selection.examples.tolist()
@@ -348,15 +359,8 @@ class LabelingRound:
             if isinstance(self.extractor, Extractor) and not is_foreign(self.extractor):
                 self._public = PublicTables(data.public, self.labeler.device).features(self.extractor)
             else:
-                self._public = self._of_public(data, ready)
+                self._public = PublicTables(data.public).extracted(ready)
         return self._public
-
-    def _of_public(
-        self, data: PrivatePublicDataModule, function: Callable[[Tensor], Tensor] | None
-    ) -> Tensor:
-        assert function is not None
-        everything = torch.arange(len(data.public))
-        return torch.cat([function(data.public.images(part)) for part in everything.split(_IMAGES_AT_ONCE)])
 
     def _answers_left(self, store: LabelStore) -> int:
         counts = store.counts()
@@ -399,11 +403,11 @@ class LabelingRound:
 
     def _records(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of the private records that this process holds, in their order."""
-        shard = self.labeler.shard
+        shard, size = self.labeler.shard, min(_IMAGES_AT_ONCE, at_once(data.image_shape))
         if shard is None or data.private_in_shards:
-            yield from data.private_batches(_IMAGES_AT_ONCE)
+            yield from data.private_batches(size)
             return
-        for rows in self._rows(data).split(_IMAGES_AT_ONCE):
+        for rows in self._rows(data).split(size):
             if len(rows):
                 yield data.private.images(rows), data.private.labels[rows]
 
@@ -552,10 +556,20 @@ class ReleasedHead(nn.Module):
             raise TypeError(f"labeler={type(labeler).__name__} makes no model of its releases")
         self._predict, self._shift = labeler.head(state["head"]), state.get("shift", {}).get("prior")
 
+    def has_features_of(self, module: nn.Module) -> bool:
+        """Whether a student's extractor gives the same features."""
+        return alike(self._extractor, getattr(module, "extractor", None))
+
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        """Probabilities of images, of classes or attributes, float32 ``(n, c)`` on the CPU."""
-        return shifted(self._predict(self._extractor(images.cpu()).cpu()).float(), self._shift)
+    def forward(self, images: Tensor, features: Tensor | None = None) -> Tensor:
+        """Probabilities of images, of classes or attributes, float32 ``(n, c)`` on the CPU.
+
+        Args:
+            images: ``(n, channels, height, width)``.
+            features: of these images, where they are known (:meth:`has_features_of`).
+        """
+        features = self._extractor(images.cpu()) if features is None else features
+        return shifted(self._predict(features.cpu()).float(), self._shift)
 
 
 def save_head(

@@ -58,8 +58,13 @@ class TestedModels:
         self.head = head
         self.confusion: Tensor | None = None
         self._logits: Tensor | None = None
-        self._hook = module.register_forward_hook(self._keep)
+        self._images: Any = None
+        self._features: Tensor | None = None
+        self._undo = [module.register_forward_hook(self._keep)]
         if head is not None:
+            if head.has_features_of(module):
+                student: Any = module
+                self._undo.append(student.whitening.register_forward_pre_hook(self._keep_features))
             self._outputs = TASKS[data.task]
             self._metrics = {name: accuracy_metric(data.task, data.num_classes) for name in MODELS[1:]}
 
@@ -73,7 +78,8 @@ class TestedModels:
             found = multiclass_confusion_matrix(logits, labels, logits.shape[1], ignore_index=-1).cpu()
             self.confusion = found if self.confusion is None else self.confusion + found
         if self.head is not None:
-            head = self.head(images)
+            head = self.head(images, self._features if images is self._images else None)
+            self._images = self._features = None
             mean = (head + self._outputs.probabilities(logits).cpu()) / 2
             for metric, probabilities in zip(self._metrics.values(), (head, mean), strict=True):
                 metric.update(probabilities - 0.5, labels.cpu())  # metrics take logits: above 0 is a yes
@@ -85,10 +91,14 @@ class TestedModels:
 
     def close(self) -> None:
         """Restore the module."""
-        self._hook.remove()
+        for hook in self._undo:
+            hook.remove()
 
     def _keep(self, module: Any, images: Any, outputs: Any) -> None:
-        self._logits = outputs.detach() if isinstance(outputs, Tensor) else None
+        self._images, self._logits = images[0], outputs.detach() if isinstance(outputs, Tensor) else None
+
+    def _keep_features(self, module: Any, features: Any) -> None:
+        self._features = features[0]
 
 
 class RunReport(pl.Callback):

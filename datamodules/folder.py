@@ -9,7 +9,7 @@ import stat
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -117,13 +117,12 @@ class FileImages(ImageStore):
         """
         if self._cache is None:
             pixels = torch.empty(len(indices), *self.shape, dtype=torch.uint8)
-            for row, index in enumerate(indices.tolist()):
-                pixels[row] = self._decode(index)
-            return pixels.to(torch.float32).div_(255)
-        for index in indices[~self._cached[indices]].unique().tolist():
-            self._cache[index] = self._decode(index)
-            self._cached[index] = True
-        return self._cache[indices].to(torch.float32).div_(255)
+            for row, image in enumerate(_by_threads(self._decode, indices)):
+                pixels[row] = image
+        else:
+            list(_by_threads(self._decode, indices[~self._cached[indices]].unique()))
+            pixels = self._cache[indices]
+        return pixels.to(torch.float32).div_(255)
 
     def digests(self, indices: Tensor) -> list[bytes]:
         """See :meth:`ImageStore.digests`; equal files count as equal images."""
@@ -132,26 +131,23 @@ class FileImages(ImageStore):
     def preload(self) -> None:
         """See :meth:`ImageStore.preload`."""
         if self._cache is not None:
-            for rows in torch.arange(len(self)).split(1):
-                self.read(rows)
+            list(_by_threads(self._decode, torch.arange(len(self))))
 
     def readable(self) -> Tensor:
         """Bool ``(n,)``: which files can be decoded; decoded images stay in memory where they are cached."""
-        suffixes()  # Pillow's plugins are loaded by one thread
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return torch.tensor(
-                list(pool.map(self._is_readable, torch.arange(len(self)).split(1))), dtype=torch.bool
-            )
+        return torch.tensor([*_by_threads(self._is_readable, torch.arange(len(self)))], dtype=torch.bool)
 
-    def _is_readable(self, row: Tensor) -> bool:
-        try:
-            self.read(row)
-        except ValueError:
-            return False
-        return True
+    def _is_readable(self, index: int) -> bool:
+        with contextlib.suppress(ValueError):
+            return self._decode(index) is not None
+        return False
 
     def _decode(self, index: int) -> Tensor:
+        """An image, uint8, which stays in memory where images do."""
         from PIL import Image
+
+        if self._cache is not None and self._cached[index]:
+            return self._cache[index]
 
         channels, height, width = self.shape
         try:
@@ -166,7 +162,18 @@ class FileImages(ImageStore):
                 "convert it"
             ) from None
         pixels = torch.from_numpy(np.array(resized, dtype=np.uint8))
-        return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+        pixels = pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+        if self._cache is not None:
+            self._cache[index] = pixels
+            self._cached[index] = True
+        return pixels
+
+
+def _by_threads(work: Callable[[int], Any], indices: Tensor) -> Iterator[Any]:
+    """Results in order: Pillow decodes and resizes without holding the interpreter."""
+    suffixes()  # Pillow's plugins are loaded by one thread
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from pool.map(work, indices.tolist())
 
 
 def _as_seen(image: Any) -> Any:

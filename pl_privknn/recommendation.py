@@ -444,9 +444,6 @@ def recommend(
         return Recommendation(setting, sizes, reasons, config | alone, None, data)
     with _progress(progress) as tell:
         data.setup("validate")
-        for rows in torch.arange(len(data.public)).split(256):  # a store of files keeps what it decoded
-            data.public.images(rows)
-            tell("reading public examples", int(rows[-1]) + 1, len(data.public))
         truth = data.public.truth
         if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2:
             raise ValueError(

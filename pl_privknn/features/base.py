@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -44,10 +45,14 @@ class Extractor(HasInitArguments, abc.ABC):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore a state of :meth:`state_dict`, instead of :meth:`fit_public`."""
 
-    def of_public(self, public: PublicTables) -> Tensor:
-        """Learn from public images, and return the features of all of them, float32 ``(m, d)`` on the CPU."""
+    def learn_from_all(self, public: PublicTables) -> None:
+        """Learn as :meth:`fit_public` does, where an extractor needs less than all images at once."""
         if self.learns:
             self.fit_public(public.images())
+
+    def of_public(self, public: PublicTables) -> Tensor:
+        """Learn from public images, and return the features of all of them, float32 ``(m, d)`` on the CPU."""
+        self.learn_from_all(public)
         return public.extracted(self)
 
     @abc.abstractmethod
@@ -71,6 +76,7 @@ def extract_on(extractor: Callable[[Tensor], Tensor], images: Tensor, device: to
 
 
 IMAGES_AT_ONCE = 1024
+_VALUES_AT_ONCE = 1 << 22  # of images: memory that is used again, where the system would clear new pages
 _Known = dict[str, tuple[dict[str, Tensor], Tensor]]
 #: By public data set: what extractors learned from it, and the features of all its images.
 _TABLES: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
@@ -111,14 +117,29 @@ class PublicTables:
 
     def extracted(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Vectors of all images by a function, on the CPU."""
-        parts = torch.arange(len(self.public)).split(IMAGES_AT_ONCE)
+        parts = torch.arange(len(self.public)).split(at_once(self.public.image_shape))
         return torch.cat([extract_on(function, self.images(part), self.device) for part in parts])
+
+
+def at_once(image_shape: Sequence[int]) -> int:
+    """Images of ``(channels, height, width)`` that are looked at together; fewer of large ones."""
+    return max(16, min(IMAGES_AT_ONCE, _VALUES_AT_ONCE // math.prod(image_shape)))
 
 
 def lasting_name(extractor: Extractor) -> str:
     """Class and arguments of an extractor that determine its features; empty for all others."""
     section, left_out = as_section(extractor)
     return "" if left_out or not _own(section) else json.dumps(section, sort_keys=True)
+
+
+def alike(first: Any, second: Any) -> bool:
+    """Whether two extractors are known to give the same features: of equal arguments, and taught the same."""
+    if not (isinstance(first, Extractor) and isinstance(second, Extractor)):
+        return False
+    if not (name := lasting_name(first)) or name != lasting_name(second):
+        return False
+    one, other = first.state_dict(), second.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 def _own(section: Any) -> bool:
@@ -152,7 +173,7 @@ class LearnedExtractor(Extractor):
     def fit_public(self, images: Tensor) -> None:
         """See :meth:`Extractor.fit_public`; does nothing for the images of the last call."""
         check_images(images)
-        digest = hashlib.sha256(images.contiguous().cpu().numpy().tobytes()).digest()
+        digest = hashlib.sha256(images.contiguous().cpu().numpy().data).digest()
         if digest == self._digest:
             return
         for extractor in self.beneath().values():
@@ -215,4 +236,4 @@ def learn_publicly(extractor: Callable[[Tensor], Tensor], public: PublicTables) 
         if lasting_name(extractor):
             public.features(extractor)
         else:
-            extractor.fit_public(public.images())
+            extractor.learn_from_all(public)

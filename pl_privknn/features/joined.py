@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from torch.nn import functional
 
 from pl_privknn._checks import check_positive
 from pl_privknn.config import as_section
-from pl_privknn.features.base import Extractor, LearnedExtractor, extract_on
+from pl_privknn.features.base import Extractor, LearnedExtractor, PublicTables, extract_on
 
 
 class JoinedFeatures(LearnedExtractor):
@@ -52,6 +51,11 @@ class JoinedFeatures(LearnedExtractor):
         """Nothing: the inner extractors learn."""
         return {}
 
+    def learn_from_all(self, public: PublicTables) -> None:
+        """See :meth:`Extractor.learn_from_all`."""
+        for extractor in self.beneath().values():
+            extractor.learn_from_all(public)
+
     def __call__(self, images: Tensor) -> Tensor:
         """Features, float32, shape ``(n, d)`` with d the sum of the extractors' widths."""
         parts = [
@@ -61,9 +65,10 @@ class JoinedFeatures(LearnedExtractor):
         return torch.cat(parts, dim=1).to(images.device)
 
 
-_Table = dict[bytes, Tensor]
-#: By what an extractor is and learned from: the extractor as it learned, and vectors by their images' digests.
-_KNOWN: dict[bytes, tuple[Extractor, _Table]] = {}
+#: By what an extractor is and the public images that it saw: what it learned.
+_LEARNED: dict[bytes, dict[str, Tensor]] = {}
+#: By what an extractor is and learned: vectors, by digests of their images.
+_KNOWN: dict[bytes, dict[bytes, Tensor]] = {}
 
 
 class CachedFeatures(Extractor):
@@ -100,34 +105,22 @@ class CachedFeatures(Extractor):
                 "known again; use the extractor itself"
             )
         self.extractor, self.learns = extractor, extractor.learns
-        self._given, self._made = extractor, json.dumps(section, sort_keys=True).encode()
-        self._table: _Table = {}
-        if not self.learns:
-            self._share(b"")
-
-    def _share(self, learned_from: bytes) -> bool:
-        """Take what is known of this extractor; whether anything was."""
-        key = hashlib.sha256(self._made + learned_from).digest()
-        known = key in _KNOWN
-        if not known:  # a copy, as what others share must not learn anew
-            _KNOWN[key] = (copy.deepcopy(self._given), {})
-        self.extractor, self._table = _KNOWN[key]
-        return known
+        self._made = json.dumps(section, sort_keys=True).encode()
+        self._table: dict[bytes, Tensor] | None = None
 
     def fit_public(self, images: Tensor) -> None:
         """See :meth:`Extractor.fit_public`; nothing is learned again that this process has learned."""
-        if self.learns and not self._share(b"".join(_digests(images))):
+        if not self.learns:
+            return
+        key = hashlib.sha256(self._made + b"".join(_digests(images))).digest()
+        if key not in _LEARNED:
             self.extractor.fit_public(images)
+            _LEARNED[key] = self.extractor.state_dict()
+        self.load_state_dict(_LEARNED[key])
 
-    def __deepcopy__(self, memo: Any) -> CachedFeatures:
-        """Shares what is known: that never changes, and either of the two may learn, or load, something else."""
-        twin: CachedFeatures = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
-
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """Whatever is written has the extractor alone: vectors of private images stay in memory."""
-        return type(self), (self.extractor,)
+        return {**self.__dict__, "_table": None}
 
     def feature_size(self, image_shape: Sequence[int]) -> int:
         """See :meth:`Extractor.feature_size`."""
@@ -138,20 +131,20 @@ class CachedFeatures(Extractor):
         return self.extractor.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """See :meth:`Extractor.load_state_dict`; another state than there is begins with nothing known."""
-        present = self.extractor.state_dict()
-        if present.keys() == state.keys() and all(torch.equal(present[name], state[name]) for name in state):
-            return
-        self.extractor, self._table = copy.deepcopy(self._given), {}
+        """See :meth:`Extractor.load_state_dict`."""
         self.extractor.load_state_dict(state)
+        self._table = None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features, float32 ``(n, d)``."""
-        if torch.compiler.is_compiling():  # also while a model is exported: the file has to compute them
+        if torch.compiler.is_compiling() or not len(images):  # an exported file has to compute them
             return self.extractor(images)
+        if self._table is None:
+            key = hashlib.sha256(self._made)
+            for name, value in self.state_dict().items():
+                key.update(name.encode() + b"".join(_digests(value[None])))
+            self._table = _KNOWN.setdefault(key.digest(), {})
         digests = _digests(images)
-        if not digests:
-            return self.extractor(images)
         missing = [place for place, digest in enumerate(digests) if digest not in self._table]
         if missing:
             found = self.extractor(images[missing]).cpu()

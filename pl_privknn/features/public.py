@@ -50,6 +50,11 @@ class Resized(Extractor):
         """See :meth:`Extractor.fit_public`."""
         self.extractor.fit_public(self.resized(images))
 
+    def learn_from_all(self, public: PublicTables) -> None:
+        """See :meth:`Extractor.learn_from_all`."""
+        if self.learns:
+            self.extractor.fit_public(public.extracted(self.resized))
+
     def state_dict(self) -> dict[str, Tensor]:
         """See :meth:`Extractor.state_dict`."""
         return self.extractor.state_dict()

@@ -11,6 +11,7 @@ from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.report import write_report
+from pl_privknn.students import SupervisedStudent
 from tests.setup.small_fit import quiet_trainer, small_student
 from tests.training.noisy_sgd_setup import make_data
 
@@ -23,7 +24,7 @@ def run(folder, labeler, features, released="student", data=None, **student):
         run_dir=folder, options={"progress": False},
     )  # fmt: skip
     trainer = quiet_trainer(folder, 2, callbacks=[labeling, RunReport(folder)])
-    student = small_student(2, **student)
+    student = SupervisedStudent(**student) if student else small_student(2)
     data = data or make_data()
     trainer.fit(student, data)
     trainer.test(student, data, verbose=False)
@@ -47,6 +48,21 @@ def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
     assert summary["released"] == released
     assert summary["test_accuracy"] == summary[f"{released}_test_accuracy"]
     assert summary["head_test_accuracy"] > 0.8
+
+
+def test_student_and_head_of_one_extractor_share_the_features_of_a_test_batch(tmp_path, monkeypatch):
+    shown, compute, test = [], Pixels.__call__, pl.Trainer.test
+    monkeypatch.setattr(
+        Pixels, "__call__", lambda self, images: (shown.append(len(images)), compute(self, images))[1]
+    )
+    monkeypatch.setattr(pl.Trainer, "test", lambda *args, **kwargs: (shown.clear(), test(*args, **kwargs))[1])
+    settings, features = {"noise_multiplier": 0.5, "private_records": 90}, lambda: PublicPCA(Pixels(), 6)
+    own = {"network": "linear_probe", "num_classes": 2, "image_size": 8, "extractor": features()}
+    _, data, summary = run(tmp_path, SufficientStatistics(**settings), features(), "mean", **own)
+    assert sum(shown) == len(data.test)
+    head = load_head(tmp_path, SufficientStatistics(**settings), features())
+    right = head(data.test.images()).argmax(dim=1) == data.test.labels
+    assert summary["head_test_accuracy"] == pytest.approx(float(right.double().mean()), abs=1e-6)
 
 
 def test_a_resumed_run_has_its_head(tmp_path):

@@ -154,6 +154,9 @@ def test_timm_features_run_on_onnx_runtime_as_on_torch(lite, tmp_path, own_cache
     found, expected = extractor(images), _expected(lite, images)
     assert bool(((found - expected).norm(dim=1) <= 1e-4 * expected.norm(dim=1)).all())
     (file,) = own_cache.glob("*.onnx")
+    with monkeypatch.context() as patch:  # batches side by side
+        patch.setattr("torch.get_num_threads", lambda: 3)
+        assert torch.equal(extractor(images), found)
     # Another process finds the file: nothing is exported again, and the vectors are the same, whatever the batches.
     monkeypatch.setattr("torch.onnx.export", lambda *args, **kwargs: pytest.fail("exported again"))
     again = copy.deepcopy(TimmFeatures(LITE, tmp_path / "lite.pth", image_size=64, batch_size=3))

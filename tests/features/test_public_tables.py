@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.features import HOG, Extractor, PublicKernelPCA, PublicPCA
+from pl_privknn.features import HOG, Extractor, JoinedFeatures, PatchDictionary, PublicKernelPCA, PublicPCA
 from pl_privknn.features.base import PublicTables
+from pl_privknn.features.public import Resized
 
 
 @pytest.fixture
@@ -22,6 +23,7 @@ def public():
         HOG,
         lambda: PublicPCA(HOG(), 5),
         lambda: PublicKernelPCA(PublicPCA(HOG(), 5), components=9, landmarks=60),
+        lambda: PublicPCA(JoinedFeatures([HOG(), Resized(PatchDictionary(4, centers=8, grid=2), 12)]), 5),
     ],
 )
 def test_a_table_has_the_features_of_an_extractor_that_learned_alone(public, make):
