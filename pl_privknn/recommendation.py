@@ -72,8 +72,9 @@ KINDS = ("same", "other")
 # Test examples whose features are compared with public ones, and the distance of the means (features have length 1)
 # from which public examples are taken for another kind.
 _TESTED, _ANOTHER_KIND = 300, 0.5
-# Share of μ that a centre takes, and the length of its noise above which it is left out (a feature vector has 1).
-_CENTRE, _CENTRE_NOISE = 0.2, 0.4
+# Share of μ that a centre takes; the length of its noise (a feature vector has 1) above which it is left out, or where
+# public examples are of another kind takes a larger share.
+_CENTRE, _CENTRE_NOISE, _LARGER_CENTRE = 0.2, 0.4, 0.4
 # A vote's noise has a deviation of √2/ε, above which clusters of some 10/ε records stand; fewer than six
 # public examples do not show where a cluster is.
 _VOTES_A_CLUSTER, _PUBLIC_A_CLUSTER = 10.0, 6
@@ -165,12 +166,17 @@ class Sizes:
             self.epsilon, delta=self.delta, expected_records=self.records, centre=_CENTRE
         )
         length = planned.length_of_centre_noise(setting.width)
-        if self.public_kind == "other" and length >= 1:
+        if length <= _CENTRE_NOISE:
+            return _CENTRE
+        if self.public_kind == "same":
+            return None
+        if length * _CENTRE / _LARGER_CENTRE >= 1:
             raise ValueError(
-                f"epsilon={self.epsilon:g}: the noise of a centre of {self.records} records has length {length:.2g}, "
-                "and a feature vector 1; raise epsilon, or leave out public_kind"
+                f"epsilon={self.epsilon:g}: the noise of a centre of {self.records} records has length "
+                f"{length * _CENTRE / _LARGER_CENTRE:.2g}, and a feature vector 1; raise epsilon, or say "
+                "public_kind='same'"
             )
-        return _CENTRE if self.public_kind == "other" or length <= _CENTRE_NOISE else None
+        return _LARGER_CENTRE
 
 
 def usual_delta(records: int) -> float:
@@ -582,9 +588,9 @@ def _reasons(
         )
     if judged:
         lines.insert(1, judged)
-    if sizes.centre(setting):
+    if (share := sizes.centre(setting)) is not None:
         lines.append(
-            f"Centre: its release takes {_CENTRE:g} of μ, {100 * (1 - math.sqrt(1 - _CENTRE**2)):.0f} % of what is "
+            f"Centre: its release takes {share:g} of μ, {100 * (1 - math.sqrt(1 - share**2)):.0f} % of what is "
             "left to the gradients; where public examples are of another kind, the run finds and subtracts the shift."
         )
     kernel = " of a kernel" if setting.teacher == "PreconditionedGradients" else ""
