@@ -478,8 +478,8 @@ def table() -> str:
     header += [f"regret, {epsilon:g}" for epsilon in EPSILONS]
     known = [missed for means in cells.values() if (missed := regret(means)) is not None]
     summary = (
-        f"Mean regret {100 * statistics.mean(known):.1f} points, worst {100 * max(known):.1f}, over {len(known)} cells."
-        " † measured with the centre and the comparison of test examples; other cells before them."
+        f"Mean regret {100 * statistics.mean(known):.1f} points, worst {100 * max(known):.1f}, over {len(known)} "
+        "cells. † measured with the centre and the comparison of test examples; other cells before them."
     )
     return f"{markdown(header, lines)}\n\n{summary}"
 

@@ -72,8 +72,8 @@ KINDS = ("same", "other")
 # Test examples whose features are compared with public ones, and the distance of the means (features have length 1)
 # from which public examples are taken for another kind.
 _TESTED, _ANOTHER_KIND = 300, 0.5
-# Share of μ that a centre takes; the length of its noise (a feature vector has 1) above which it is left out, or where
-# public examples are of another kind takes a larger share.
+# Share of μ that a centre takes; the length of its noise (a feature vector has 1) above which it is left out, or,
+# where public examples are of another kind, takes a larger share.
 _CENTRE, _CENTRE_NOISE, _LARGER_CENTRE = 0.2, 0.4, 0.4
 # A vote's noise has a deviation of √2/ε, above which clusters of some 10/ε records stand; fewer than six
 # public examples do not show where a cluster is.
