@@ -100,6 +100,10 @@ def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_
         stated = plan_of(found.config, "own")
         assert account(stated.charges, delta=stated.delta, adjacency="add_remove").epsilon <= 1
     assert few.setting.width < many.setting.width
+    # At small ε the centre's noise is longer, so that it takes more of μ, and all together still cost ε at most.
+    least = recommend("own", epsilon=0.15, expected_records=600, public_kind="other")
+    assert least.config["labeling"]["labeler"]["init_args"]["centre"] == 0.4
+    assert account(plan_of(least.config, "own").charges, delta=1e-4, adjacency="add_remove").epsilon <= 0.15
     same = recommend("own", epsilon=1.0, expected_records=9000)
     assert same.config["labeling"]["labeler"]["init_args"]["centre"] == 0.2
     assert same.config["labeling"]["released"] == "mean"
