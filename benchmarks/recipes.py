@@ -464,18 +464,19 @@ def table() -> str:
     """Accuracy and regret of the recommendation at each ε, a line for each data set and number of records."""
     cells = {(name, count, epsilon): means for name, count, epsilon, means in rows()}
     new = {part: entry["settings"].get("measured", []) for part, entry in entries("recipes").items()}
+    epsilons = sorted({epsilon for *_, epsilon in cells})
     lines = []
     for name, count in dict.fromkeys(key[:2] for key in cells):
         accuracies, lost = [], []
-        for epsilon in EPSILONS:
+        for epsilon in epsilons:
             means = cells.get((name, count, epsilon))
             mark = "†" if [count, epsilon] in new[name] else ""
             accuracies.append("" if means is None else f"{means['recommended']:.3f}{mark}")
             missed = None if means is None else regret(means)
             lost.append("" if missed is None else f"{100 * missed:+.1f}")
         lines.append([_NAMES[name], f"{count:,}", *accuracies, *lost])
-    header = ["data", "private records", *(f"ε = {epsilon:g}" for epsilon in EPSILONS)]
-    header += [f"regret, {epsilon:g}" for epsilon in EPSILONS]
+    header = ["data", "private records", *(f"ε = {epsilon:g}" for epsilon in epsilons)]
+    header += [f"regret, {epsilon:g}" for epsilon in epsilons]
     known = [missed for means in cells.values() if (missed := regret(means)) is not None]
     summary = (
         f"Mean regret {100 * statistics.mean(known):.1f} points, worst {100 * max(known):.1f}, over {len(known)} "
