@@ -483,9 +483,9 @@ def table() -> str:
     same = [missed for (name, *_), missed in known.items() if name not in _PAIRS]
     summary = (
         f"Mean regret {100 * statistics.mean(known.values()):.1f} points over {len(known)} cells, "
-        f"{100 * statistics.mean(same):.1f} over the {len(same)} with public images of the private ones' "
-        f"kind (worst {100 * max(same):.1f}). † measured with the centre and the comparison of test examples; other cells before "
-        "them. Teachers tuned by hand have no centre."
+        f"{100 * statistics.mean(same):.1f} over the {len(same)} with public images of the private ones' kind "
+        f"(worst {100 * max(same):.1f}). † measured with the centre and the comparison of test examples; other cells "
+        "before them. Teachers tuned by hand have no centre."
     )
     return f"{markdown(header, lines)}\n\n{summary}"
 
