@@ -157,8 +157,7 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
     parser.add_argument(
         "--public-kind",
         choices=("same", "other"),
-        default="same",
-        help="other, where public examples are of another kind than private ones",
+        help="other, where public examples are of another kind than private ones (judged by test examples)",
     )
     parser.add_argument("--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="this one")
 

@@ -105,9 +105,42 @@ def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_
         stated = plan_of(found.config, "own")
         assert account(stated.charges, delta=stated.delta, adjacency="add_remove").epsilon <= 1
     assert few.setting.width < many.setting.width
+    # At small ε the centre's noise is longer, so that it takes more of μ, and all together still cost ε at most.
+    least = recommend("own", epsilon=0.15, private_records=600, public_kind="other")
+    assert least.config["labeling"]["labeler"]["init_args"]["centre"] == 0.4
+    assert account(plan_of(least.config, "own").charges, delta=1e-4, adjacency="add_remove").epsilon <= 0.15
     same = recommend("own", epsilon=1.0, private_records=9000)
     assert same.config["labeling"]["labeler"]["init_args"]["centre"] == 0.2
     assert same.config["labeling"]["released"] == "mean"
+
+
+def test_test_examples_tell_whether_public_ones_are_of_another_kind(table, capsys):
+    def found(**given):
+        return recommend("own", **{"epsilon": 0.5, "private_records": 600, **given})
+
+    assert found().setting.teacher == "ReverseKNN"
+    assert "of the same kind" in " ".join(found().reasons)
+    shift = np.linspace(-2, 3, 24, dtype=np.float32)
+    np.save("own/test_embeddings.npy", table["test_embeddings"] + shift)
+    np.save("own/test_labels.npy", table["test_labels"][::-1])  # no label is read
+    np.save("own/private_embeddings.npy", np.full_like(table["private_embeddings"], np.nan))
+    other = found()
+    assert other.config == found(public_kind="other").config
+    assert other.config["labeling"]["released"] == "head"
+    assert "public examples are of another kind than private ones." in " ".join(other.reasons)
+    assert found(public_kind="same").setting.teacher == "ReverseKNN"
+    assert found(teacher="ReverseKNN").setting.teacher == "ReverseKNN"
+    # Too little for a centre: as before, and said.
+    least = found(epsilon=0.02)
+    assert least.setting.teacher == "ReverseKNN"
+    assert "the noise of a centre of 600 records has length" in " ".join(least.reasons)
+
+
+def test_without_test_examples_the_user_is_asked_for_the_kind(tmp_path):
+    parts = embeddings({"private": 600, "public": 120})
+    data = EmbeddingsDataModule(**parts, test_embeddings=None, test_labels=None, num_classes=4)
+    found = recommend(data, epsilon=0.5, private_records=600)
+    assert "say public_kind='other'" in " ".join(found.reasons)
 
 
 def test_public_features_of_embeddings_are_their_principal_components():
