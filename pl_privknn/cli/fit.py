@@ -39,7 +39,7 @@ def add_training(commands: Any, name: str) -> None:
 
     What the parser does not know is left to LightningCLI, which takes seconds to load.
     """
-    recommends = "--data PATH --epsilon ε --private-records N [--OPTION VALUE ...]\n       privknn fit "
+    recommends = "--data PATH --epsilon ε --private-records N [--OPTION ...]\n       privknn fit "
     parser = commands.add_parser(
         name,
         help=COMMANDS[name],

@@ -59,6 +59,11 @@ DOCUMENTS = {
         "labeling.labeler.init_args.noise.init_args.scale",
     ),
     "ReverseKNN": (labeling("ReverseKNN", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
+    "LocalReverseKNN": (labeling("LocalReverseKNN", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
+    "ShuffledReverseKNN": (
+        labeling("ShuffledReverseKNN", {"epsilon": 2.0, "num_clients": 1000}),
+        "labeling.labeler.init_args.epsilon",
+    ),
     "IndKNN": (
         labeling("IndKNN", {"threshold": 0.5, "sigma2": 1.0, "epsilon": 2.0}),
         "labeling.labeler.init_args.epsilon",
