@@ -133,7 +133,7 @@ def _last_checkpoint(folder: Path) -> str | None:
 # ---------------------------------------------------------------------------- the command
 
 
-class TrainingParser(Parser, LightningArgumentParser):  # type: ignore[misc]
+class TrainingParser(Parser, LightningArgumentParser):
     """Lightning's parser for modules and loggers of both packages."""
 
     def add_lightning_class_args(
