@@ -542,10 +542,10 @@ def own_classes_only() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=16)
 def _parser_of(classes: tuple[tuple[str, type], ...]) -> ArgumentParser:
-    from jsonargparse import ArgumentParser
+    from pl_privknn._parsing import Parser
 
     known_classes()
-    parser = ArgumentParser(exit_on_error=False)
+    parser = Parser(exit_on_error=False)
     for name, made in classes:
         # Arguments without a type are let through; files within files are not read.
         parser.add_class_arguments(made, name, fail_untyped=False)

@@ -20,6 +20,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import at_most, check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
+from pl_privknn._parsing import Parser
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
 from pl_privknn.callbacks.run_files import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
@@ -159,7 +160,7 @@ def _last_checkpoint(folder: Path) -> str | None:
 # ---------------------------------------------------------------------------- the command
 
 
-class TrainingParser(LightningArgumentParser):
+class TrainingParser(Parser, LightningArgumentParser):
     """Lightning's parser for modules and loggers of both packages."""
 
     def add_lightning_class_args(

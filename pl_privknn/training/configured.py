@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 
 from pl_privknn import _lightning as pl
 from pl_privknn._lightning import LightningModule
+from pl_privknn._parsing import Parser
 from pl_privknn.config import (
     ConfigurationError,
     class_named,
@@ -66,7 +67,7 @@ def made_data(section: Any, own_classes: bool = False) -> Any:
             "there is no data section, which gives the classes and, for selection: all, the number of queries"
         )
     known_classes()
-    parser = ArgumentParser(exit_on_error=False)
+    parser = Parser(exit_on_error=False)
     parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
     try:
         with own_classes_only() if own_classes else contextlib.nullcontext():

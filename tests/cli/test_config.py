@@ -7,7 +7,9 @@ import math
 import sys
 
 import pytest
+from jsonargparse import ArgumentParser
 
+from pl_privknn._parsing import Parser
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli.main import main
 from pl_privknn.config import (
@@ -279,3 +281,50 @@ def test_errors_of_the_parser_and_of_constructors_become_one_line(changed, line)
 def test_an_error_without_a_text_is_named_by_its_class():
     assert one_line(ValueError("sigma=-1 must be\n  above 0")) == "sigma=-1 must be above 0"
     assert one_line(ValueError()) == "ValueError"
+
+
+def _nested(levels):
+    section = {"class_path": "Pixels", "init_args": {"transform_sqrt": True}}
+    for level in range(levels):
+        joined = {
+            "class_path": "JoinedFeatures",
+            "init_args": {"extractors": [section, {"class_path": "HOG"}]},
+        }
+        around = joined if level == 1 else section
+        section = {"class_path": "PublicPCA", "init_args": {"extractor": around, "components": 10 + level}}
+    return {"labeling": {"features": [section], "labeler": _PARTLY_STATED, "rounds": 1}}
+
+
+_PARTLY_STATED = {  # the teacher's own default of this group is not that of the group's class
+    "class_path": "NoisySGDTeacher",
+    "init_args": {"sampling_rate": 0.5, "expected_batch_size": 50, "steps": 3, "optimization": {"lr": 2.0}},
+}
+
+
+def _parser(kind):
+    known_classes()
+    parser = kind(exit_on_error=False)
+    parser.add_class_arguments(PrivateLabeler, "labeling", fail_untyped=False)
+    return parser
+
+
+def test_nested_classes_parse_as_those_of_jsonargparse():
+    ours, theirs = _parser(Parser), _parser(ArgumentParser)
+    for levels in (0, 3, 3, 4):  # the second time from what is remembered
+        assert repr(ours.parse_object(_nested(levels))) == repr(theirs.parse_object(_nested(levels)))
+
+
+def test_nested_classes_are_parsed_a_few_times_each():
+    calls = []
+
+    class Counted(Parser):
+        def parse_object(self, *args, **kwargs):
+            calls.append(self)
+            return super().parse_object(*args, **kwargs)
+
+    def count(levels):
+        calls.clear()
+        _parser(Counted).parse_object(_nested(levels))
+        return len(calls)
+
+    assert count(8) < 6 * count(4)  # more than doubled by each level where defaults are added anew
