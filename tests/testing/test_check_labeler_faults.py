@@ -6,6 +6,7 @@ import broken_labelers as broken
 import pytest
 import torch
 
+from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import (
     PATE,
     IndKNN,
@@ -185,7 +186,7 @@ PLANTED = {
         lambda: EachRecordIsClipped(noise_multiplier=2.0, releases=2, records_per_person=3),
         PERSONS,
     ),
-    "each record is dealt": (lambda: pate(cls=EachRecordIsDealt), PERSONS),
+    "each record is dealt": (lambda: pate(NearestTeachers(), cls=EachRecordIsDealt), PERSONS),
     "states records": (lambda: StatesRecords(5, 1.0), "persons"),
 }
 
