@@ -165,6 +165,7 @@ SMALLER = {
     "knn sampled": {"num_queries": 4},
     "attributes pate": {"num_classes": 4},
     "shuffled": {"num_queries": 4},
+    "stream": {"num_queries": 4},
     "stream switches": {"num_queries": 4},
 }
 
