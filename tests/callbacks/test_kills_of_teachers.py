@@ -105,15 +105,11 @@ def promise(folder):
     return audit["epsilon"], audit["guarantee"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm(tmp_path_factory):
-    """What a first run imports and compiles, children need not do again."""
-    fit_student(tmp_path_factory.mktemp("warm"), TEACHERS["private_knn"](), 0.15, private=60, public=24)
-
-
 @pytest.mark.long("guided_pate", "reverse_knn", "noisy_sgd_teacher")
 @pytest.mark.parametrize("name", TEACHERS)
 def test_a_killed_run_ends_at_the_promised_epsilon(tmp_path, name, request):
+    # What a first run imports and loads, children need not do again.
+    fit_student(tmp_path / "warm", TEACHERS[name](), 0.15, private=60, public=24)
     whole = tmp_path / "whole"
     whole.mkdir()
     ended = traced(lambda: fit(whole, name), whole / "run")

@@ -226,19 +226,7 @@ def test_selections(tmp_path, refuse_every, settings, asked):
     assert bool((data.public.labels >= 0).all()) == (refuse_every == 0)
 
 
-def test_label_store_survives_reopening_and_counts_lost_queries(tmp_path):
-    store = LabelStore(tmp_path / "labels.sqlite")
-    store.select(0, [5, 3, 8, 1])
-    store.mark_asked(0, [0, 1], charges_now=0)
-    store.put(0, [0, 1], Release(torch.tensor([2, -1]), torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])))
-    store.mark_asked(0, [2], charges_now=1)
-    store.close()
-    again = LabelStore(tmp_path / "labels.sqlite")
-    assert again.counts() == {"queried": 3, "answered": 1, "refused": 1, "lost": 1}
-    assert again.open_positions(0, charges_now=1) == [2, 3]  # asked, but never paid for
-    assert again.open_positions(0, charges_now=2) == [3]  # paid for, answers lost
-    examples, labels, soft = again.answers(1)
-    assert (examples.tolist(), labels.tolist(), soft.tolist()) == ([5], [2], [[0.0, 0.0, 1.0]])
+def test_a_file_that_is_no_label_store_is_refused(tmp_path):
     (tmp_path / "broken.sqlite").write_bytes(b"not a database, but long enough to be read as one" * 20)
     with pytest.raises(LabelStoreError, match="not a label store"):
         LabelStore(tmp_path / "broken.sqlite")

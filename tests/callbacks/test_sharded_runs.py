@@ -18,14 +18,12 @@ from pl_privknn.labelers import (
     PrivateKNN,
 )
 from pl_privknn.labelers.base import FollowerLedger, ProtectsPersons, RecognisesRecords
-from pl_privknn.neighbors import PoissonNeighbors, ShardedNeighbors
-from pl_privknn.neighbors.poisson import PoissonTotals
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
-from tests.callbacks.sharded_fit import PROCESSES, RECORDS, TEACHERS, fit
+from tests.callbacks.sharded_fit import PROCESSES, TEACHERS, fit
 from tests.privacy.ledger.ledger_setup import needs_fork
 from tests.setup.forked import in_group
 
@@ -57,42 +55,6 @@ def test_two_processes_answer_as_one(tmp_path, name):
     kept = ("alone.private", "both.private") if name in ("class sums", "ind knn") else ()
     written = {"alone", "both", *kept, *(f"{rank}.json" for rank in range(count))}
     assert {path.name for path in tmp_path.iterdir()} == written
-
-
-@needs_fork
-def test_coins_that_belong_to_records_give_the_votes_of_one_process(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    table = torch.rand(RECORDS, 3, generator=generator).mul(3).round()
-    labels, queries = torch.arange(RECORDS) % 4, torch.rand(10, 3, generator=generator).mul(3)
-
-    def toss(self, coins, rows, indices):
-        records = (
-            indices.long() if self.shard is None else self.shard.first + self.shard.stride * indices.long()
-        )
-        return (coins * 7919 + rows[:, None] * 104729 + records * 48271) % 1009 % 5 < 2
-
-    PoissonTotals.toss, original = toss, PoissonTotals.toss
-    PoissonTotals.shard = None
-    try:
-        whole = PoissonNeighbors(table, labels, 4, 6, 0.4)
-        expected = [whole.votes(whole.rank(queries), release).tolist() for release in (1, 2)]
-
-        def task(rank, group):
-            shard = Shard(group, rank, 2, RECORDS)
-
-            def work():
-                neighbors = ShardedNeighbors(table[rank::2], labels[rank::2], 4, 6, 0.4, shard)
-                neighbors._nearest.shard = shard
-                ranked = neighbors.rank(queries)
-                return [neighbors.votes(ranked, release).tolist() for release in (1, 2)]
-
-            return [group.shared(work), group.sent]
-
-        assert in_two(tmp_path, task) == [[expected, 2 * 16 * 6 * len(queries)]] * 2
-    finally:
-        PoissonTotals.toss = original
-        del PoissonTotals.shard
-    assert expected[0] != expected[1]
 
 
 class Scaled(torch.nn.Module):

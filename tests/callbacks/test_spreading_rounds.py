@@ -1,10 +1,12 @@
 """Answers spread over rounds of a fit: what is asked, paid and told."""
 
+import contextlib
 import math
 
 import torch
 
 from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.callbacks.label_store import StoredLabels
 from pl_privknn.callbacks.labeling_arguments import extractor_of, probabilities_of
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.datamodules import ArraysDataModule
@@ -47,8 +49,8 @@ def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
     assert bool((data.public.labels >= 0).all())
     assert callback.metrics["labels/accuracy"] > 0.9
     # The second round's probabilities come from the first one's counts, smoothed in another space.
-    first = callback._run.store.answers(1)
-    second = callback._run.store.answers(2)
+    with contextlib.closing(StoredLabels(callback.folder / "labels.sqlite")) as store:
+        first, second = store.answers(1), store.answers(2)
     assert not torch.equal(first[2], second[2])
     assert torch.equal(data.public.soft_labels, second[2])
     # A resumed run reads all of it back and asks nothing.

@@ -106,6 +106,57 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
         assert Path("shown", name).read_bytes() == Path("runs/compare/tiny", name).read_bytes()
 
 
+def test_folder_of_another_configuration_is_refused(capsys):
+    truth = {"name": "true", "true_labels": True}
+    assert compare(write([truth])) == 0
+    capsys.readouterr()
+    before = sorted(path.stat().st_mtime_ns for path in Path("runs").rglob("*") if path.is_file())
+    assert compare(write([truth]), "--set", "base.student.init_args.network=mnist_cnn") == 2
+    error = capsys.readouterr().err
+    assert "document.model.init_args.network: 'small_cnn' then, 'mnist_cnn' now" in error
+    assert "--output" in error
+    after = sorted(path.stat().st_mtime_ns for path in Path("runs").rglob("*") if path.is_file())
+    assert after == before
+    # Also where only the result was kept.
+    for path in folder("true", "inf").glob("*.json"):
+        path.unlink()
+    assert compare(write([truth]), "--set", "delta=1e-3", "base.trainer.max_epochs=2") == 2
+    assert "another configuration" in capsys.readouterr().err
+    for words in (["--set", "seeds"], ["--only", "nobody"]):
+        assert compare(write([truth]), *words) == 2
+        assert words[-1] in capsys.readouterr().err
+
+
+def test_an_interrupted_run_stops_the_comparison_and_continues_its_plan(monkeypatch, capsys):
+    config, handler = write([sgd()], epsilons=[4, 8]), signal.getsignal(signal.SIGINT)
+    release, calls = PaidSteps.release, []
+
+    def stopped(self, gradients, noise):
+        calls.append(1)
+        if len(calls) == 6:  # in the second of two epochs of five steps
+            raise KeyboardInterrupt
+        if len(calls) == 7:
+            raise RuntimeError("power cut")
+        return release(self, gradients, noise)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PaidSteps, "release", stopped)
+        assert compare(config) != 0
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
+        assert "interrupted; the same command continues where it stopped" in capsys.readouterr().err
+        assert folder("sgd", 4).is_dir()
+        assert not folder("sgd", 8).exists()
+        assert compare(config, "--epsilons", "4") == 1
+        assert "power cut" in capsys.readouterr().out
+    assert compare(config, "--epsilons", "4") == 0
+    values = result("sgd", 4)
+    (run,) = audit_ledger(folder("sgd", 4) / "ledger.sqlite")["runs"].values()
+    charged = sum(record["count"] for record in run["charged"])
+    assert charged <= sum(record["count"] for record in run["guaranteed"]) == values["steps_planned"] == 10
+    assert values["starts"] == 3
+    assert values["epsilon_spent"] <= values["epsilon"] <= 4
+
+
 @needs_fork
 def test_killed_comparison_goes_on_and_pays_for_nothing_twice(tmp_path, capsys):
     # Dies after the noise of its second batch was paid for and drawn, before the answers are stored.
@@ -148,36 +199,6 @@ def test_killed_comparison_goes_on_and_pays_for_nothing_twice(tmp_path, capsys):
     assert ledgers["dying"].read_bytes() == after
 
 
-def test_an_interrupted_run_stops_the_comparison_and_continues_its_plan(monkeypatch, capsys):
-    config, handler = write([sgd()], epsilons=[4, 8]), signal.getsignal(signal.SIGINT)
-    release, calls = PaidSteps.release, []
-
-    def stopped(self, gradients, noise):
-        calls.append(1)
-        if len(calls) == 6:  # in the second of two epochs of five steps
-            raise KeyboardInterrupt
-        if len(calls) == 7:
-            raise RuntimeError("power cut")
-        return release(self, gradients, noise)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PaidSteps, "release", stopped)
-        assert compare(config) != 0
-        signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
-        assert "interrupted; the same command continues where it stopped" in capsys.readouterr().err
-        assert folder("sgd", 4).is_dir()
-        assert not folder("sgd", 8).exists()
-        assert compare(config, "--epsilons", "4") == 1
-        assert "power cut" in capsys.readouterr().out
-    assert compare(config, "--epsilons", "4") == 0
-    values = result("sgd", 4)
-    (run,) = audit_ledger(folder("sgd", 4) / "ledger.sqlite")["runs"].values()
-    charged = sum(record["count"] for record in run["charged"])
-    assert charged <= sum(record["count"] for record in run["guaranteed"]) == values["steps_planned"] == 10
-    assert values["starts"] == 3
-    assert values["epsilon_spent"] <= values["epsilon"] <= 4
-
-
 @pytest.mark.long
 def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
     # Processes of their own find what lies in the folder where they start anyway.
@@ -201,24 +222,3 @@ def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
     # Noise of the operating system's generator: nothing weakens the guarantee.
     assert (values["answered"], values["guarantee"], values["reason"]) == (30, "unconditional", "")
     assert "(guarantee: unconditional)" in printed
-
-
-def test_folder_of_another_configuration_is_refused(capsys):
-    truth = {"name": "true", "true_labels": True}
-    assert compare(write([truth])) == 0
-    capsys.readouterr()
-    before = sorted(path.stat().st_mtime_ns for path in Path("runs").rglob("*") if path.is_file())
-    assert compare(write([truth]), "--set", "base.student.init_args.network=mnist_cnn") == 2
-    error = capsys.readouterr().err
-    assert "document.model.init_args.network: 'small_cnn' then, 'mnist_cnn' now" in error
-    assert "--output" in error
-    after = sorted(path.stat().st_mtime_ns for path in Path("runs").rglob("*") if path.is_file())
-    assert after == before
-    # Also where only the result was kept.
-    for path in folder("true", "inf").glob("*.json"):
-        path.unlink()
-    assert compare(write([truth]), "--set", "delta=1e-3", "base.trainer.max_epochs=2") == 2
-    assert "another configuration" in capsys.readouterr().err
-    for words in (["--set", "seeds"], ["--only", "nobody"]):
-        assert compare(write([truth]), *words) == 2
-        assert words[-1] in capsys.readouterr().err

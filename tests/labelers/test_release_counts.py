@@ -88,7 +88,7 @@ def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path)
     teacher = PrivateKNN(40, 0.5, Screening(40, 4.0), Gaussian(8.0), SeededNoise(0), release_counts=True)
     selection = ClusterSelection(components=8, ask="means", spread="kernel")
     callback, data = fit_student(tmp_path, teacher, 0.3, public=90, queries_per_round=30, selection=selection)
-    counts = callback._run.store.counts()
+    counts = callback.label_counts()
     assert 0 < counts["answered"] < 30
     # Examples of refused clusters follow their neighbours' counts.
     assert bool((data.public.labels >= 0).all())

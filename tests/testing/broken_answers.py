@@ -58,15 +58,6 @@ class SensitivityOne(Honest):
     sensitivity = 1.0
 
 
-class PrivateScale(Honest):
-    def fit(self, features, labels, num_classes):
-        self._scale = features.abs().amax(dim=0)
-        super().fit(features / self._scale, labels, num_classes)
-
-    def votes(self, queries, noise):
-        return super().votes(queries / self._scale, noise)
-
-
 class NearMajority(Honest):
     """Labels of records are smoothed over their private neighbours first."""
 
@@ -74,17 +65,6 @@ class NearMajority(Honest):
         check_table(features, labels, num_classes)
         near = torch.cdist(features, features).topk(min(3, len(labels)), largest=False).indices
         super().fit(features, labels[near].mode(dim=1).values, num_classes)
-
-
-class WeightsWithoutBound(Honest):
-    """A record votes with a weight that may be large."""
-
-    def votes(self, queries, noise):
-        distances = torch.cdist(queries.double(), self._table.double())
-        weights = self._table.double().norm(dim=1)
-        near = distances.argsort(dim=1, stable=True)[:, : self.k]
-        votes = torch.zeros(len(queries), self.num_classes, dtype=torch.float64)
-        return votes.scatter_add_(1, self._labels[near], weights[near])
 
 
 class OneMoreNeighbor(ReverseKNN):
@@ -195,12 +175,6 @@ class AsksWhatIsSure(Honest):
             noise = self.charge_and_draw(ledger, self.mechanism, len(sure), "votes")
             labels[sure] = self.decide(queries[sure], noise)
         return Release(labels)
-
-
-class PlansByTheTable(Honest):
-    def plan(self, num_queries, max_answers, num_classes, rounds=1):
-        most = min(num_queries, max_answers, len(getattr(self, "_table", range(1000))) // 4)
-        return [Charge(self.mechanism, most)]
 
 
 class TellsTheSize(Honest):

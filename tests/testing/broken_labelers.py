@@ -7,7 +7,7 @@ import torch
 from pl_privknn.labelers.base import Labeler, Release, check_table
 from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.noise import SystemNoise
 
 
 class Honest(Labeler):
@@ -107,14 +107,6 @@ class ChargesNothing(Honest):
         return Release(torch.zeros(len(queries), dtype=torch.int64))
 
 
-class ChargesLess(Honest):
-    """Charges a mechanism with more noise than the one that it draws."""
-
-    def decide(self, asked, noise):
-        half = Gaussian(1.0, self.sensitivity, self.rate)
-        return half.add_noise(self.votes(asked, noise), noise).argmax(dim=1)
-
-
 class StatesNoAdjacency(Honest):
     def charge_and_draw(self, ledger, mechanism, count, key):
         return self.noise_source.stream(key, ledger.charge(mechanism, count, noise=self.noise_source))
@@ -169,38 +161,16 @@ class ThinksItPaid(Honest):
 # ---------------------------------------------------------------------------- noise
 
 
-class SeededByDefault(Honest):
-    def __init__(self, noise_source=None):
-        super().__init__(noise_source if noise_source is not None else SeededNoise(0))
-
-
 class ReusesNoise(Honest):
     def charge_and_draw(self, ledger, mechanism, count, key):
         super().charge_and_draw(ledger, mechanism, count, key)
         return self.noise_source.stream(key)
 
 
-class NumbersItsOwnNoise(Honest):
-    """Distinct in one process, and the same again after a crash."""
-
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        super().charge_and_draw(ledger, mechanism, count, key)
-        self.calls = getattr(self, "calls", 0) + 1
-        return self.noise_source.stream(key, self.calls)
-
-
 class NoiseByHand(Honest):
     def decide(self, asked, noise):
         votes = self.votes(asked, noise)
         return (votes + noise.normal(tuple(votes.shape), self.mechanism.sigma)).argmax(dim=1)
-
-
-class HalfTheNoise(Honest):
-    """Scales what the mechanism drew."""
-
-    def decide(self, asked, noise):
-        votes = self.votes(asked, noise)
-        return (votes + self.mechanism.add_noise(torch.zeros(votes.shape), noise) / 2).argmax(dim=1)
 
 
 class AnotherGenerator(Honest):

@@ -145,7 +145,7 @@ HONEST = {
         attribute_pate(4, LinearTeachers(steps=2, batch_size=4), tau=2.0, progress=False),
         {"gaussian (L2)": 2.0},
     ),
-    "pate": (PATE(4, LINEAR, noise=Laplace(2.0), progress=False), {"laplace (L1)": 2.0}),
+    "pate": (PATE(4, NearestTeachers(), noise=Laplace(2.0), progress=False), {"laplace (L1)": 2.0}),
     "pate by class": (
         PATE(
             4, NearestTeachers(),
@@ -165,6 +165,7 @@ SMALLER = {
     "knn sampled": {"num_queries": 4},
     "attributes pate": {"num_classes": 4},
     "shuffled": {"num_queries": 4},
+    "stream": {"num_queries": 4},
     "stream switches": {"num_queries": 4},
 }
 

@@ -21,17 +21,6 @@ class Shows(Honest):
         self.counts = torch.bincount(labels)
 
 
-class RaisesByTheTable(Honest):
-    def label(self, queries, ledger, max_answers=None):
-        if self._rare:
-            raise ValueError("a class has one record")
-        return super().label(queries, ledger, max_answers)
-
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
-        self._rare = 1 in torch.bincount(labels)
-
-
 class CountInTheKey(Honest):
     def charge_and_draw(self, ledger, mechanism, count, key):
         return super().charge_and_draw(ledger, mechanism, count, f"{key} {self._n}")
@@ -70,7 +59,6 @@ class MajorityOfManyRecords(Honest):
 
 FAULTS = {
     Shows: "public attributes differ",
-    RaisesByTheTable: "label raises ValueError on a table that fit took",
     CountInTheKey: "keys differ",
     Memorises: "records as queries.*labels differ",
     MajorityOfManyRecords: "many records.*labels differ",

@@ -251,20 +251,6 @@ def test_an_infinite_epsilon_trains_without_noise_and_guarantees_nothing(tmp_pat
     assert "none" in capsys.readouterr().out
 
 
-def test_records_whose_step_fails_count_as_none_without_a_word(tmp_path, capsys):
-    class Careless(Lit):
-        def training_step(self, batch, batch_idx):
-            if bool((batch[1] == 1).any()):
-                raise RuntimeError(f"bad record {batch[0]}")
-            return super().training_step(batch, batch_idx)
-
-    module = Careless()
-    before = weights(module)
-    fit(module, tmp_path, training(noise_source=Silent(0)))
-    assert not torch.equal(before, weights(module))
-    assert "bad record" not in "".join(capsys.readouterr())
-
-
 def test_sixteen_bits_train_and_ghost_clipping_refuses_them(tmp_path):
     module = Lit()
     fit(module, tmp_path, epochs=1, precision="bf16-mixed")

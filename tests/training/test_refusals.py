@@ -57,7 +57,6 @@ REFUSED = {
     "nothing to train": (lambda: Other(net=Lit().net.requires_grad_(False)), "nothing to train"),
     "two optimizers": (lambda: manual(Other(configure=two), False), "2 optimizers|multiple optimizers"),
     "no optimizer": (lambda: Other(configure=lambda m: None), "0 optimizers"),
-    "LBFGS": (lambda: Other(configure=lambda m: torch.optim.LBFGS(m.parameters())), "LBFGS"),
     "a rate by private loss": (lambda: Other(configure=plateau), "ReduceLROnPlateau: monitor='train_loss'"),
     "its own steps": (lambda: manual(Lit()), "automatic_optimization=False"),
     "a module that wandb watches": (lambda: watched(Lit()), "unwatch"),

@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 
 from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import poisson_persons
 from tests.training.noisy_sgd_setup import PRIVATE, make, make_data, with_private
@@ -122,11 +121,3 @@ def test_what_has_no_owner_or_no_norm_is_refused_before_anything_is_drawn(tmp_pa
     with pytest.raises(ValueError, match=said):
         fit(Lit(), tmp_path, training(**EVERYBODY, **options), epochs=1, data=data_of(owners))
     assert not (tmp_path / "ledger.sqlite").exists()
-
-
-def test_a_ledger_of_records_refuses_persons(tmp_path):
-    path = tmp_path / "shared.sqlite"
-    Ledger(path, delta=1e-5)
-    given = training(**EVERYBODY, ledger_path=path)
-    with pytest.raises(ValueError, match="unit"):
-        fit(Lit(), tmp_path / "run", given, epochs=1, data=data_of())

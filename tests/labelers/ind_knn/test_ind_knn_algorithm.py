@@ -138,7 +138,7 @@ def test_no_row_depends_on_another():
 
 def test_nobody_near_goes_through_the_same_noise():
     parameters = IndKNNParameters(0.5, 5.0, 1.0, 1.0)
-    queries = torch.eye(3).repeat(2000, 1)
+    queries = torch.eye(3).repeat(500, 1)
     far = engine(parameters, 3, np.arange(100), -torch.ones(100, 3), np.zeros(100))
     first, second = (answer(made, queries, 4) for made in (engine(parameters, 3), far))
     np.testing.assert_array_equal(first.noisy, second.noisy)
@@ -156,8 +156,7 @@ def test_spent_records_give_nothing_away():
     assert (answer(made, torch.ones(10, 2), 1).labels == 2).all()
     answer(made, torch.ones(400, 2), 2)
     assert made.budgets.left.max() < parameters.costs(parameters.count_cost)
-    after = answer(made, torch.ones(4000, 2), 3)
-    empty = answer(engine(parameters, 2), torch.ones(4000, 2), 3)
+    after, empty = (answer(one, torch.ones(500, 2), 3) for one in (made, engine(parameters, 2)))
     np.testing.assert_array_equal(after.noisy, empty.noisy)
     np.testing.assert_array_equal(after.counts, empty.counts)
 

@@ -129,19 +129,6 @@ def test_an_older_copy_or_a_lost_state_is_refused(stream):
     assert stream.run.num_charges == 1  # a new run charges anew
 
 
-def test_a_second_copy_is_refused_and_a_moved_folder_goes_on(stream):
-    left, state = stream.left(ALL), stream.state
-    stream.close()
-    copy = shutil.copytree(state, state.with_name("copy"))
-    stream.settings["state_dir"] = copy
-    with pytest.raises(PrivateStoreError, match=r"copy is a copy of .*state, and each would spend"):
-        stream.fit_places(ALL)
-    shutil.rmtree(copy)
-    state.rename(copy)
-    stream.fit_places(ALL)
-    assert stream.left(ALL) == left
-
-
 def test_budgets_that_can_not_be_written_let_nothing_out(tmp_path, monkeypatch):
     stream = Stream(tmp_path, reuse=True)
     stream.fit_places(ALL)

@@ -32,6 +32,10 @@ def fit(folder, **settings):
     return fit_student(folder, teacher(**settings), 0.15, private=120, **PROMISE)[0]
 
 
+def charges(callback):
+    return callback.ledger.run(callback.run_id).num_charges
+
+
 def killed(folder, cls, name, call, before, **settings):
     """Fit in a child that dies before or after a call of a method; True if it got there."""
     method, calls = getattr(cls, name), 0
@@ -79,7 +83,7 @@ def test_a_killed_run_ends_at_its_promise(tmp_path, cls, name, call, before):
     callback = fit(folder)
     assert 0.9999 < callback.epsilon <= 1.0
     assert callback.epsilon_spent == callback.epsilon
-    assert callback._run.ledger_run.num_charges == 1
+    assert charges(callback) == 1
     counts = callback.label_counts()
     assert counts["answered"] + counts["lost"] == 30
     assert counts["lost"] <= 6
@@ -89,7 +93,7 @@ def test_a_killed_run_ends_at_its_promise(tmp_path, cls, name, call, before):
         assert after.keys() == left.keys()
     if cls is LabelStore:
         assert killed(folder, cls, name, 100, before) is False  # all is there: nothing is asked again
-        assert callback._run.ledger_run.num_charges == 1
+        assert charges(callback) == 1
 
 
 @needs_fork
@@ -110,7 +114,7 @@ def test_a_run_whose_private_folder_is_lost_or_older_is_refused(tmp_path):
     shutil.move(latest, private)
     with pytest.raises(ValueError, match="noise_source: the noise of this stream came from the operating"):
         fit(tmp_path, noise_source=SeededNoise(7))
-    assert fit(tmp_path)._run.ledger_run.num_charges == 1
+    assert charges(fit(tmp_path)) == 1
     # A copy of the whole run would spend the same budgets a second time, as long as the first is there.
     shutil.copytree(tmp_path / "run", tmp_path / "copy" / "run")
     with pytest.raises(PrivateStoreError, match="does not hold the budgets"):
@@ -134,7 +138,7 @@ def test_the_private_folder_is_beside_the_run_and_nothing_of_it_inside(tmp_path)
     finally:
         os.umask(before)
     private = private_files(tmp_path)
-    assert private.name == callback._run.run_id
+    assert private.name == callback.run_id
     for path in (private, private.parent, *private.iterdir()):
         assert path.stat().st_mode & 0o77 == 0
     left, store = amounts(private, teacher().parameters), PrivateStore(private / FILE_NAME)
@@ -156,14 +160,14 @@ def test_every_run_has_a_stream_of_its_own_or_charges_for_the_one_that_it_shares
     for name in ("a", "a"):
         shutil.rmtree(tmp_path / "a" / "run", ignore_errors=True)  # another run in the same place
         callback, _ = fit_student(tmp_path / name, labeler, 0.15, private=120, **PROMISE)
-        assert callback._run.ledger_run.num_charges == 1
+        assert charges(callback) == 1
         assert 0.9999 < callback.epsilon <= 1.0
-        left = amounts(tmp_path / name / "run.private" / callback._run.run_id, labeler.parameters)
+        left = amounts(tmp_path / name / "run.private" / callback.run_id, labeler.parameters)
         np.testing.assert_allclose(np.sort(labeler.remaining()), np.sort(list(left.values())))
     assert len(list((tmp_path / "a" / "run.private").iterdir())) == 2
     for name in ("c", "d"):
         callback = fit(tmp_path / name, records={"state_dir": tmp_path / "state"})
-        assert callback._run.ledger_run.num_charges == 1  # each run's own ledger must show the stream
+        assert charges(callback) == 1  # each run's own ledger must show the stream
         assert not (tmp_path / name / "run.private").exists()
 
 
@@ -172,4 +176,4 @@ def test_a_run_that_fails_lets_go_of_its_state(tmp_path, monkeypatch):
         patch.setattr(LabelStore, "put", Mock(side_effect=OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
             fit(tmp_path)
-    assert fit(tmp_path)._run.ledger_run.num_charges == 1
+    assert charges(fit(tmp_path)) == 1

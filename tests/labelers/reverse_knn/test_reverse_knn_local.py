@@ -51,14 +51,6 @@ def test_values_are_sent_with_their_probabilities(hashed):
     assert (np.abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / 60_000)).all()
 
 
-def test_randomised_response_is_private_for_the_whole_message():
-    mechanism = make_randomizer("randomized_response", 1.2, Table(2, 3, k=2)).mechanism
-    assert mechanism.pure_epsilon("replace_one") == pytest.approx(1.2)
-    keep = 1 - mechanism.flip_probability
-    # Two answers of two ones differ in four bits at most.
-    assert 4 * math.log(keep / (1 - keep)) == pytest.approx(1.2)
-
-
 @pytest.mark.parametrize("table", [Table(4, 3), Table(3, 3, k=2)], ids=["k1", "k2"])
 def test_hashed_messages_are_private_as_a_whole(table, monkeypatch):
     parts, original = [], Bloom.messages

@@ -116,6 +116,7 @@ def clusters():
         (ShuffledReverseKNN, {"epsilon": 1.0, "num_clients": 3000}),
         (ShuffledReverseKNN, {"epsilon": 1.0, "num_clients": 3000, "randomizer": "shares"}),
     ],
+    ids=["local-collision", "local-bits", "shuffle-collision", "shuffle-shares"],
 )
 def test_labelers_answer_and_pay_without_a_curator(tmp_path, cls, settings):
     features, labels = clusters()
