@@ -159,10 +159,10 @@ def table() -> str:
     inside = sum(ends[0] <= 1 <= ends[1] for ends in zip(low, high, strict=True))
     rows = {
         "dp-accounting, PLD": (library, library, f"{np.median(library):.5f}"),
-        "prv-accountant, both ends of its interval": (low, high, f"ours lies inside in {inside}"),
+        "prv-accountant, both ends of its interval": (low, high, f"interval contains this ε in {inside}"),
     }
     lines = (
         [name, len(least), f"{min(least):.5f} to {max(most):.5f}", median]
         for name, (least, most, median) in rows.items()
     )
-    return markdown(["accountant", "plans", "its ε over ours", "median"], lines)
+    return markdown(["accountant", "plans", "its ε / ε of this package", "median"], lines)

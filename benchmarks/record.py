@@ -20,6 +20,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 
 from pl_privknn.comparison.results import footnotes, guarantee_of, mark
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -106,7 +107,8 @@ def listed(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str
 def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:
     """A table, and what the marks in it mean; that of seeds in short, since privacy.md says what it means."""
     short = "none, since noise came from a seed"
-    notes = (note.replace(f"none – {SEEDED_NOISE}", short) for note in footnotes(named))
+    # By its start, since stored results keep the wording of their time.
+    notes = (re.sub("none – the noise came from a seed[^;.]*", short, note) for note in footnotes(named))
     return "\n\n".join([table, *notes])
 
 

@@ -259,8 +259,8 @@ def memory_table() -> str:
     columns = {
         "teacher": "`{part}`",
         "private features": "{records:,} x {dimensions:,}",
-        "their table": "{table_mb:,} MB",
+        "table size": "{table_mb:,} MB",
         "queries": "{queries}",
-        "peak of its own": "{peak_mb_of_its_own:,} MB",
+        "additional peak memory": "{peak_mb_of_its_own:,} MB",
     }
     return listed(columns, rows_of("table_memory"))

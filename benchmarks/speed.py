@@ -409,7 +409,7 @@ def table() -> str:
     """Stored figures beside their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
     lines = [[*row[:3], _ratio(found[name])] for name, row in ROWS.items() if name in found]
-    return markdown(["what", "beside", "aim", "ratio of processor seconds"], lines)
+    return markdown(["measurement", "baseline", "target", "ratio of processor seconds"], lines)
 
 
 def _ratio(found: dict[str, Any]) -> str:

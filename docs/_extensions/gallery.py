@@ -1,4 +1,4 @@
-"""For the site: scripts of the gallery as pages, with outputs and pictures once ``make notebooks`` has run them."""
+"""For the site: shows the gallery scripts as pages, with outputs and figures after ``make notebooks``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
-    """Links to scripts of the gallery lead to their pages."""
+    """Replace links to gallery scripts by links to their pages."""
     return re.sub(r"(\]\([\w/.]*gallery/\w+)\.py\)", r"\1.md)", markdown)
 
 

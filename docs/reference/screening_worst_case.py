@@ -1,8 +1,8 @@
 """Which vote count is the worst for noisy screening? Draws docs/reference/screening_worst_case.png.
 
 Left: RDP ε(α) of one screening for every largest vote count n* (k 300, T 210, σ 85, no sampling). Middle: five of
-those curves, up to large orders. Right: ε of up to 8,192 screenings of samples at rate 0.25, each n* on its own, the
-maximum over all, and the exact worst case over an adversary who may choose another n* for every query. After Figures
+those curves, up to large orders. Right: ε of up to 8,192 screenings of samples at rate 0.25, for each n*, the
+maximum over all n*, and the exact worst case over an adversary who chooses n* anew for every query. After Figures
 1 to 3 of the supplement of Private-kNN (Zhu, Yu, Chandraker, Wang, CVPR 2020).
 """
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Audit a run
 #
-# An auditor gets two files of a run, `summary.json` and `ledger.sqlite`, and trusts neither. Here the run is made
-# first: reverse kNN on scikit-learn's bundled digits, one noisy release for all queries.
+# An auditor receives two files of a run, `summary.json` and `ledger.sqlite`, and trusts neither. This script first
+# makes a run to audit: reverse kNN on scikit-learn's bundled digits, one noisy release for all queries.
 
 # %%
 import contextlib
@@ -45,8 +45,8 @@ trainer.fit(student, datamodule=DigitsDataModule(batch_size=32))
 # %% [markdown]
 # ## Two files
 #
-# The audit checks the chain of hashes, computes ε anew from the rows, lists every release, and compares each figure
-# of the summary with the ledger. Its exit status is 0.
+# The audit checks the hash chain, recomputes ε from the rows, lists every release, and compares each figure of the
+# summary with the ledger. Its exit status is 0.
 
 # %%
 summary, ledger = folder / "summary.json", folder / "ledger.sqlite"
@@ -55,8 +55,8 @@ honest = main(["audit", str(summary), str(ledger)])
 # %% [markdown]
 # ## Three forgeries
 #
-# Somebody makes the run look better: a smaller ε, another δ, more answers. The exit status is 1, and the figure is
-# named.
+# The summary is changed to make the run look better: a smaller ε, another δ, more answers. The exit status is 1, and
+# the audit names the wrong figure.
 
 # %%
 stated = json.loads(summary.read_text())
@@ -71,10 +71,10 @@ for name, value in {"epsilon": 0.1, "delta": 1e-6, "answered": stated["answered"
     print(name, *found[name], sep=": ")
 
 # %% [markdown]
-# ## A page for everybody else
+# ## A report for readers
 #
-# One HTML file with the promise in words, the public images that were asked about and what was answered, and a
-# privacy card beside it.
+# One HTML file states the guarantee in words and shows the queried public images with their answers. A privacy card
+# is written to the same folder.
 
 # %%
 page = write_report(folder)

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Bring your own data
 #
-# Arrays become a private, a public and a test part; a teacher answers queries about the public part; the
-# student that learns from the answers may be released. Here the arrays are scikit-learn's bundled digits:
-# put yours in their place. Run it with `python docs/guides/gallery/bring_your_own_data.py`, or cell by cell in an
-# editor that knows `# %%`.
+# Arrays are split into a private, a public and a test part; a teacher answers queries about the public part; the
+# student that learns from the answers can be released. The arrays of this example are scikit-learn's bundled digits:
+# replace them with your own. Run it with `python docs/guides/gallery/bring_your_own_data.py`, or cell by cell in an
+# editor that supports `# %%`.
 
 # %%
 import pytorch_lightning as pl
@@ -22,9 +22,9 @@ images = torch.nn.functional.interpolate(images, size=20, mode="bilinear")
 labels = torch.from_numpy(digits.target)
 
 # %% [markdown]
-# The three parts must not overlap. The data module compares public with test images alone: keep private and public
-# images apart yourself. The number of classes is a public constant and never inferred from private labels.
-# `public_truth` is for evaluation alone: leave it out where you have none.
+# The three parts must not overlap. The data module only compares public with test images: make sure yourself that
+# private and public images do not overlap. The number of classes is a public constant and never inferred from private
+# labels. `public_truth` is used for evaluation only: omit it if you have no public labels.
 
 # %%
 order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
@@ -42,8 +42,8 @@ data = ArraysDataModule(
 )
 
 # %% [markdown]
-# The teacher: votes of the 60 nearest records among four fifths of them, one noisy answer for each of 40
-# clusters of public images. What that costs at most is known before a single record is read:
+# The teacher takes the votes of the 60 nearest records of a Poisson sample with rate 0.8, and gives one noisy answer
+# for each of 40 clusters of public images. The maximum cost is known before any record is read:
 
 # %%
 teacher = PrivateKNN(k=60, sampling_rate=0.8, noise=Gaussian(sigma=8))

@@ -2,7 +2,7 @@
 # # Digits in a minute
 #
 # A private teacher labels scikit-learn's digits, and a student learns from the labels. Run it with
-# `python docs/guides/gallery/digits_in_a_minute.py`, or cell by cell in an editor that knows `# %%`.
+# `python docs/guides/gallery/digits_in_a_minute.py`, or cell by cell in an editor that supports `# %%`.
 
 # %%
 import pytorch_lightning as pl
@@ -16,7 +16,7 @@ data = DigitsDataModule(batch_size=32)  # 1,000 private, 500 public and 297 test
 
 # %% [markdown]
 # Each private record votes once, for the nearest of 40 clusters of public images. The counts are released with noise
-# of the operating system. What that costs is stated before a record is read; a smaller ε is stronger.
+# from the operating system's generator. The cost is stated before any record is read; a smaller ε is stronger.
 
 # %%
 labeling = PrivateLabeler(

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A LightningModule of your own
 #
-# One callback, `PrivateTraining`, trains an ordinary LightningModule on the private records by noisy SGD. Nothing in
-# the module knows of privacy. Run it with `python docs/guides/gallery/own_lightning_module.py`, or cell by cell in an
-# editor that knows `# %%`.
+# One callback, `PrivateTraining`, trains an ordinary LightningModule on the private records by noisy SGD. The module
+# contains no code for privacy. Run it with `python docs/guides/gallery/own_lightning_module.py`, or cell by cell in
+# an editor that supports `# %%`.
 
 # %%
 import pytorch_lightning as pl
@@ -18,7 +18,7 @@ pl.seed_everything(0)
 
 
 class Digits(pl.LightningModule):
-    """Two layers; any module that you have."""
+    """Two layers; replace it with any module."""
 
     def __init__(self, lr=0.5):
         super().__init__()
@@ -45,8 +45,8 @@ class Digits(pl.LightningModule):
 
 
 # %% [markdown]
-# `private_records` is an estimate that may be published; the number of private records is private itself. The noise
-# follows from ε. Each record's gradient is clipped to `max_grad_norm`.
+# `private_records` is an estimate that may be published; the exact number of private records is private. The noise is
+# computed from ε. Each record's gradient is clipped to `max_grad_norm`.
 
 # %%
 private = PrivateTraining(

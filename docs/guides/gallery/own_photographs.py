@@ -1,9 +1,10 @@
 # %% [markdown]
 # # A folder of photographs
 #
-# Your photographs lie in folders: `private/<class>/`, `public/` without labels, and `test/<class>/`. Here crops of
-# the two photographs that come with scikit-learn, a temple and a flower, stand in for them: put your folder in their
-# place. Run it with `python docs/guides/gallery/own_photographs.py`, or cell by cell in an editor that knows `# %%`.
+# Photographs are organised in folders: `private/<class>/`, `public/` without labels, and `test/<class>/`. This
+# example uses crops of the two photographs that come with scikit-learn, a temple and a flower: replace them with your
+# own folder. Run it with `python docs/guides/gallery/own_photographs.py`, or cell by cell in an editor that supports
+# `# %%`.
 
 # %%
 from pathlib import Path
@@ -33,13 +34,13 @@ for name, photograph in zip(("temple", "flower"), load_sample_images().images, s
             Image.fromarray(photograph[top : top + side, left : left + side]).save(place / f"{name}-{i}.png")
 
 # %% [markdown]
-# The names of the classes are public. Files are read when they are needed; messages never name a private one.
+# The class names are public. Files are read when they are needed; messages never name a private file.
 
 # %%
 data = ImageFolderDataModule(folder, image_size=16, class_names=["temple", "flower"], batch_size=30)
 
 # %% [markdown]
-# 300 private photographs are few, so each of them votes once for the nearest of ten clusters of public ones.
+# With only 300 private photographs, each one votes once, for the nearest of ten clusters of public photographs.
 
 # %%
 labeling = PrivateLabeler(

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Read the plot of a comparison
 #
-# `privknn compare CONFIG` runs methods over ε and seeds and leaves JSON, a CSV, a table and a plot. Here a
-# comparison made so small that it takes seconds; its figures mean nothing.
+# `privknn compare CONFIG` runs methods over values of ε and seeds and writes JSON results, a CSV file, a table and a
+# plot. The comparison in this example is so small that it takes seconds; its figures are not meaningful.
 
 # %%
 from pathlib import Path
@@ -29,7 +29,7 @@ comparison = {
         "labeling": {"features": {"class_path": "HOG"}, "selection": "clusters"},
     },
     "delta": 1e-4,
-    "noise_seeded": True,  # repeatable, and no protection: for public data alone
+    "noise_seeded": True,  # repeatable, but without protection: only for public data
     "seeds": [0, 1],
     "epsilons": [1, 2, 8],
     "methods": [
@@ -37,7 +37,7 @@ comparison = {
             "name": "knn",
             "title": "Private-kNN",
             "labeling": kernel_votes,
-            # The noise that just meets each ε is found from the teacher's own plan.
+            # The smallest noise that meets each ε is computed from the plan of the teacher.
             "find": "labeling.labeler.init_args.noise.init_args.sigma",
         },
         {"name": "truth", "title": "true public labels", "true_labels": True},
@@ -47,17 +47,17 @@ Path("gallery.yaml").write_text(yaml.safe_dump(comparison, sort_keys=False))
 status = main(["compare", "gallery.yaml", "--workers", "0"])
 
 # %% [markdown]
-# ## What to look at
+# ## How to read the plot
 #
-# * The horizontal axis is ε, logarithmic, at the δ and adjacency written beside it: the
-#   worst case stated before the first query, not what was spent. Further left is stronger.
-# * A point is the mean over seeds of the last epoch's test accuracy, its bar one standard deviation. Two
-#   methods whose bars overlap are not told apart by three seeds.
-# * A mark behind a name says that the guarantee is **conditional (†)** or that there is **none (‡)**, and the text
-#   below the plot says why. Here it is ‡ for all: the noise came from seeds. Hollow points and dashed lines are
-#   weaker than others'; such a method is never named the best.
-# * Dotted lines are the same method without its noise: the distance to them is the price of privacy. The
-#   line across is the student on true labels: the distance from there is the price of the teacher.
+# * The horizontal axis is ε on a logarithmic scale, at the δ and adjacency in its label: the worst case stated before
+#   the first query, not the ε spent. Further left is stronger.
+# * A point is the mean test accuracy over seeds after the last epoch, and its error bar is one standard deviation.
+#   Three seeds do not distinguish two methods whose bars overlap.
+# * A mark after a name means that the guarantee is **conditional (†)** or that there is **none (‡)**; the text below
+#   the plot gives the reason. Here all methods have ‡ because the noise came from seeds. Hollow points and dashed
+#   lines show such weaker guarantees; such a method is never listed as the best.
+# * Dotted lines show the same method without noise: the distance to them is the loss of accuracy due to privacy. The
+#   horizontal line is the student on true labels: the distance to it is the loss of accuracy due to the teacher.
 
 # %%
 results = read_results("runs/compare/gallery")
@@ -70,6 +70,6 @@ for epsilon in (1, 2, 8):
     print(f"ε ≤ {epsilon}: {best} with {mean:.3f} ± {spread:.3f}, noise {found}")
 
 # %% [markdown]
-# Every run was made on the same private records, so what the whole comparison costs is the composition of
-# all of them: the command prints that ε too. On data that matters, compare on public data of the same kind,
-# and run the winner once.
+# All runs use the same private records, so the cost of the whole comparison is their composition; the command prints
+# this ε too. For sensitive data, compare methods on public data of the same kind, and run only the best method on the
+# private data.

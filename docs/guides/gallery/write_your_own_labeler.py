@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Write your own teacher in 20 lines
 #
-# A teacher is one class: take the private table, say what a run can cost at most, answer and pay. Never
-# compute an ε: name the mechanism, and draw with the one that was charged.
+# A teacher is one class that stores the private table, plans the maximum cost of a run, charges the ledger and
+# answers. It never computes ε itself: it names the mechanism, and draws noise with the mechanism that was charged.
 
 # %%
 import tempfile
@@ -30,20 +30,20 @@ class NoisyPrototypes(Labeler):
     def fit(self, features, labels, num_classes):
         """Take the private table."""
         check_table(features, labels, num_classes)  # refuses NaN, wrong shapes and classes
-        units = torch.nn.functional.normalize(features)  # each record by itself: no private mean
+        units = torch.nn.functional.normalize(features)  # each record separately: no private mean
         sums = torch.zeros(num_classes, features.shape[1], dtype=torch.float64)  # float32 would round
         self._sums = sums.index_add_(0, labels, units.double())
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
-        """The most that a run can cost."""
-        return [Charge(self.mechanism, rounds)]  # one release a round, however many queries
+        """Plan the maximum cost of a run."""
+        return [Charge(self.mechanism, rounds)]  # one release per round, for any number of queries
 
     def label(self, queries, ledger, max_answers=None):
-        """Pay, draw, answer."""
+        """Charge the ledger, draw noise, answer."""
         if self.prototypes is None:  # answers after the first are post-processing of one release
             noise = self.charge_and_draw(
                 ledger, self.mechanism, 1, "sums"
-            )  # charges first, hands out noise then
+            )  # charges first, then returns the noise
             self.prototypes = self.mechanism.add_noise(self._sums, noise)
         similarity = queries.double() @ torch.nn.functional.normalize(self.prototypes).T
         answers = similarity.argmax(dim=1)
@@ -55,7 +55,7 @@ class NoisyPrototypes(Labeler):
 # %% [markdown]
 # ## Try it against a ledger
 #
-# The ledger states the plan, takes each charge before the noise is drawn, and recomputes ε for an auditor.
+# The ledger records the plan and each charge before its noise is drawn, and recomputes ε for an auditor.
 
 # %%
 data = DigitsDataModule()
@@ -78,8 +78,8 @@ accuracy = float((answers == data.public.truth).float().mean())
 print(f"{accuracy:.3f} of {len(answers)} public labels right at ε = {epsilon:.2f}")
 
 # %% [markdown]
-# Before you trust it: does it pay before it draws, and is the sensitivity right? The check takes records out
-# of many tables and measures how far the exact release moves.
+# Before using the teacher, check that it charges before it draws and that its sensitivity is correct. The check
+# removes records from many tables and measures the change of the exact release.
 
 # %%
 report = check_labeler(NoisyPrototypes(sigma=4.0))
@@ -88,5 +88,5 @@ moved = report.largest["multiclass, add_remove"].moves["gaussian (L2)"].amount
 assert epsilon == account(teacher.plan(500, 500, 10), delta=1e-4, exact=False).epsilon
 
 # %% [markdown]
-# In YAML it is `labeling.labeler.class_path: my_package.NoisyPrototypes`, in `privknn fit` as in `privknn
-# compare`, which finds the noise for an ε by `find: labeling.labeler.init_args.sigma`.
+# In YAML, set `labeling.labeler.class_path: my_package.NoisyPrototypes`, for `privknn fit` and for `privknn compare`,
+# which computes the noise for each ε with `find: labeling.labeler.init_args.sigma`.

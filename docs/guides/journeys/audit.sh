@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What an auditor does with the two files of a run, and three forgeries that do not pass: bash audit.sh RUN
+# Audits the two files of a run, and three forgeries that are refused: bash audit.sh RUN
 set -euo pipefail
 run=$1
 privknn audit "$run/summary.json" "$run/ledger.sqlite"
@@ -22,7 +22,7 @@ refused 1 forged/epsilon.json "$run/ledger.sqlite"
 sed 's/^  "answered": .*/  "answered": 100000,/' "$run/summary.json" > forged/answers.json
 refused 1 forged/answers.json "$run/ledger.sqlite"
 
-# 3. Somebody rewrites a row of the ledger: the hash of each row stands in the next.
+# 3. A row of the ledger is rewritten: each row contains the hash of the previous one.
 cp "$run/ledger.sqlite" forged/ledger.sqlite
 python - <<'PY'
 import sqlite3

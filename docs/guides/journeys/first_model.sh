@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From one's own arrays to a first private model: bash first_model.sh FOLDER_OF_ARRAYS NUMBER_OF_PRIVATE_RECORDS
+# From your own arrays to a first private model: bash first_model.sh FOLDER_OF_ARRAYS NUMBER_OF_PRIVATE_RECORDS
 set -euo pipefail
 privknn init --data "$1" --epsilon 1 --private-records "$2"
 privknn fit --config private_run.yaml --run_dir runs/first

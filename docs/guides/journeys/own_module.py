@@ -1,5 +1,5 @@
-# A LightningModule of one's own learns from a private teacher's answers, and is exported as one file:
-# python own_module.py FOLDER_OF_ARRAYS NUMBER_OF_PRIVATE_RECORDS
+# Trains your own LightningModule on the answers of a private teacher, and exports it as one file: python
+# own_module.py FOLDER_OF_ARRAYS NUMBER_OF_PRIVATE_RECORDS
 import sys
 
 import pytorch_lightning as pl
@@ -13,7 +13,7 @@ from pl_privknn.export import export_run
 
 
 class Student(pl.LightningModule):
-    """A small network; any module that you have."""
+    """A small network; replace it with any module."""
 
     def __init__(self, channels, num_classes):
         super().__init__()
@@ -30,7 +30,7 @@ class Student(pl.LightningModule):
         return self.net(images)
 
     def training_step(self, batch, batch_idx):
-        """Cross-entropy to the teacher's answers; batch["unlabeled"] has public images without any."""
+        """Cross-entropy with the teacher's answers; batch["unlabeled"] has public images without answers."""
         images, labels = batch["labeled"]
         return F.cross_entropy(self(images), labels)
 
@@ -56,7 +56,7 @@ data = ArraysDataModule(
     batch_size=32,
 )
 found = recommend(data, epsilon=1.0, private_records=records)
-_, labeling = found.build(data)  # the teacher, its questions and its budget; the student is your own
+_, labeling = found.build(data)  # the teacher, its queries and its budget; the student is your own
 student = Student(data.image_shape[0], data.num_classes)
 trainer = pl.Trainer(max_epochs=found.max_epochs, callbacks=[labeling], default_root_dir="runs/own_module")
 trainer.fit(student, data)

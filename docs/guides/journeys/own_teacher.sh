@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A teacher of one's own from the shell: nearest_centroid.py with the class of own_labeler.md lies in this folder.
+# Checks, trains and audits your own teacher: nearest_centroid.py with the class of own_labeler.md is in this folder.
 set -euo pipefail
 cat > own_teacher.yaml <<'YAML'
 data: {class_path: DigitsDataModule, init_args: {batch_size: 32}}
@@ -12,7 +12,7 @@ labeling:
   budget: {delta: 1.0e-4, max_epsilon: 1.0}
 trainer: {max_epochs: 12}
 YAML
-# What it promises is tried first: that it pays before it draws, and that one record moves it as far as it says.
+# Check first that the teacher charges before it draws, and that its sensitivity is correct.
 python -c "
 from nearest_centroid import NearestCentroid
 from pl_privknn.testing import check_labeler

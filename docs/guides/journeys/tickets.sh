@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From one table of customers' tickets to predictions without this package: bash tickets.sh TABLE NUMBER_OF_CUSTOMERS NEW_TEXTS
+# From one table of customer tickets to predictions without this package: bash tickets.sh TABLE NUMBER_OF_CUSTOMERS
+# NEW_TEXTS
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 privknn fit --data "$1" --text body --label topic --person customer --epsilon 1 --private-records "$2" --run_dir runs/tickets

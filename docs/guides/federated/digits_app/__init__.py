@@ -1,1 +1,1 @@
-"""Four nodes with handwritten digits, a server that asks for the labels of public ones."""
+"""Four nodes with private handwritten digits, and a server that queries labels for public ones."""

@@ -1,4 +1,4 @@
-"""A node: the records that it has, and what it allows."""
+"""A node: its records and its privacy limits."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from pl_privknn.privacy import SeededNoise
 
 
 def node(context: Context) -> Client:
-    """Of a real node the record's path and max_epsilon are its owner's, in ``--node-config``, not the server's."""
+    """On a real node its owner sets the path of the record and max_epsilon in ``--node-config``, not the server."""
     part, parts = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))
     images, labels = private(part, parts)
     seed = int(context.run_config["seed"])

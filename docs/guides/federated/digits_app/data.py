@@ -1,4 +1,4 @@
-"""Who has what: the first 900 digits of the data set are private, the others public."""
+"""Split of the data: the first 900 digits of the data set are private, the others public."""
 
 import torch
 from sklearn.cluster import KMeans
@@ -15,16 +15,16 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def private(part: int, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One node's share."""
+    """Return the images and labels of one node."""
     images, labels = digits()
     return images[:PRIVATE][part::parts], labels[:PRIVATE][part::parts]
 
 
 def public() -> torch.Tensor:
-    """The server's images; it knows no labels."""
+    """Return the images of the server, without labels."""
     return digits()[0][PRIVATE:]
 
 
 def clusters(features: torch.Tensor, count: int) -> KMeans:
-    """Public images sorted into clusters, whose means are asked about; each image takes its cluster's label."""
+    """Cluster public images; the means are the queries, and each image gets the label of its cluster."""
     return KMeans(count, n_init=4, random_state=0).fit(features.numpy())

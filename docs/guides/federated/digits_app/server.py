@@ -1,4 +1,4 @@
-"""The server: what is asked, how private it is, and who pays."""
+"""The server: its queries, their ε, and the ledger that is charged."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from pl_privknn.privacy import SeededNoise
 
 
 def asked(context: Context) -> FederatedRound:
-    """One round about the means of twenty clusters of public images."""
+    """Return one round whose queries are the means of twenty clusters of public images."""
     run, extractor = context.run_config, Pixels()
     folder, name, seed = Path(str(run["folder"])), str(run["round"]), int(run["seed"])
     folder.mkdir(parents=True, exist_ok=True)
