@@ -7,7 +7,7 @@ import math
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import BackboneFinetuning
+from pytorch_lightning.callbacks import BackboneFinetuning, EMAWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader
@@ -333,12 +333,10 @@ def test_default_noise_is_cryptographic():
     assert PrivateTraining(1.0, expected_batch_size=3, expected_records=9).noise_source.cryptographic
 
 
-@pytest.mark.skipif(not hasattr(pl.callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
 def test_averaged_weights_are_made_of_released_ones_and_cost_nothing(tmp_path):
     plain, averaged = Lit(), Lit()
     callback, _ = fit(plain, tmp_path / "plain", epochs=1)
-    average = pl.callbacks.EMAWeightAveraging(decay=0.5)
-    other, _ = fit(averaged, tmp_path / "averaged", epochs=1, callbacks=[average])
+    other, _ = fit(averaged, tmp_path / "averaged", epochs=1, callbacks=[EMAWeightAveraging(decay=0.5)])
     assert other.epsilon == callback.epsilon
     assert torch.isfinite(weights(averaged)).all()
     assert not torch.equal(weights(plain), weights(averaged))
