@@ -59,6 +59,10 @@ def export_run(run: Path, output: Path, kind: str = "torch") -> Path:
     """
     if kind == "onnx":
         check_installed("--format onnx", "onnx", *_ONNX)
+        if not hasattr(torch.export, "default_decompositions"):
+            raise RuntimeError(
+                f"--format onnx: torch {torch.__version__} is too old; update it, or use --format torch"
+            )
     if output.resolve() == run.resolve():
         raise ValueError(
             f"--output {output} is the run's own folder; give another, or leave it out for {EXPORT} in it"
