@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Workers and the processes that tests start share compiled files, also where the environment forbids to write them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long mutants test-federated test-wheel names lint docs notebooks install clean
+.PHONY: demo test test-long test-oldest test-newest mutants test-federated test-wheel names lint docs notebooks install clean
 
 install: $(STAMP)
 
@@ -26,6 +26,15 @@ test: $(STAMP)
 test-long: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long
 
+# make test with the lowest and with the newest versions that are supported, each in an environment of its own.
+test-oldest test-newest: test-%: $(VENV)-%/.installed
+	$(VENV)-$*/bin/python -m pytest --numprocesses auto --dist worksteal
+
+$(VENV)-%/.installed: pyproject.toml constraints/%.txt
+	test -x $(VENV)-$*/bin/python || $(PYTHON) -m venv $(VENV)-$*
+	PIP_CONSTRAINT=$(CURDIR)/constraints/$*.txt $(VENV)-$*/bin/python -m pip install --quiet --editable ".[test]"
+	touch $@
+
 # Changes of single expressions that no test of privacy, neighbours and labelers notices: hours for all, so name a
 # module, as in make mutants MODULES="pl_privknn.privacy.mechanisms.gaussian*". tests/mutants.md explains survivors.
 mutants: $(STAMP)
@@ -42,7 +51,8 @@ $(VENV)-federated/.installed: pyproject.toml
 	$(VENV)-federated/bin/python -m pip install --quiet --editable ".[federated]" "pytest>=8"
 	touch $@
 
-# The wheel as its users get it: with its own torch, in an empty environment outside the checkout; and the demo there.
+# The wheel as its users get it: with its own torch and no extra, in an empty environment outside the checkout; there the
+# demo, and the README's fit of a folder.
 # It needs nothing of the checkout's environment, so that a small disk holds one of the two at a time.
 test-wheel:
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
@@ -50,8 +60,10 @@ test-wheel:
 	"$$folder/build/bin/python" -m pip install --quiet build && \
 	{ "$$folder/build/bin/python" -m build --outdir "$$folder/dist" . > "$$folder/log" 2>&1 || { cat "$$folder/log"; exit 1; }; } && \
 	$(PYTHON) -m venv "$$folder/venv" && \
-	"$$folder/venv/bin/python" -m pip install --quiet "$$folder"/dist/*.whl && \
-	cd "$$folder" && unset PYTHONPATH && venv/bin/privknn --version && venv/bin/privknn demo
+	"$$folder/venv/bin/python" -m pip install --quiet "$$folder"/dist/*.whl && "$$folder/venv/bin/python" -m pip check && \
+	awk '/^```python/ {inside = 1; next} /^```/ && inside {exit} inside' README.md > "$$folder/digits.py" && \
+	cd "$$folder" && unset PYTHONPATH && venv/bin/privknn --version && venv/bin/privknn demo && \
+	venv/bin/python digits.py && venv/bin/privknn fit --data digits --epsilon 1 --private-records 1000
 
 # Two collections under different hash seeds must name the same tests in the same order.
 names: $(STAMP)

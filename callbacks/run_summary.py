@@ -323,10 +323,13 @@ class RunReport(pl.Callback):
         """Print the table."""
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(show_header=False)
         for name, value in self.table():
-            table.add_row(name, value)
+            table.add_row(
+                name, Text(value)
+            )  # text would lose what stands in brackets, such as an extra's name
         Console().print(table)
 
     def _bind(self, trainer: pl.Trainer) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_installed, check_int
 from pl_privknn.datamodules.base import Overlap, PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import (
     ChosenImages,
@@ -153,9 +153,11 @@ class PublishedDataModule(PrivatePublicDataModule):
 
         Raises:
             FileNotFoundError: where they are missing or not the published ones.
+            ImportError: where torchvision is not installed.
         """
         key = str(options)
         if key not in self._files:
+            check_installed(type(self).__name__, "papers", "torchvision")
             import torchvision
 
             with self.reading(root):

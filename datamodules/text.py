@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_installed, check_int
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
 from pl_privknn.datamodules.datasets import (
     ImageStore,
@@ -432,8 +432,7 @@ class Columns:
     """
 
     def __init__(self, part: str, source: Any, wanted: Sequence[str], encoding: str | None = None) -> None:
-        if importlib.util.find_spec("pyarrow") is None:
-            raise ImportError(f"{part}: tables of texts need pyarrow; pip install 'pl-privknn[text]'")
+        check_installed(f"{part}, a table of texts,", "text", "pyarrow")
         if not isinstance(source, str | Path):
             self.named = part
             with reading(self.named):

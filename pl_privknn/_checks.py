@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import importlib.util
 import math
 import numbers
 import os
@@ -53,6 +54,12 @@ def _stated(bound: float, digits: int, rounding: str) -> str:
         return "∞" if bound > 0 else str(bound)
     rounded = decimal.Context(prec=digits, rounding=rounding).create_decimal(bound)
     return f"{float(rounded):.{digits}g}"
+
+
+def check_installed(what: str, extra: str, *packages: str) -> None:
+    """Raise ``ImportError`` unless the packages that ``what`` needs, and that ``extra`` brings, are installed."""
+    if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise ImportError(f"{what} needs {' and '.join(lacking)}; pip install 'pl-privknn[{extra}]'")
 
 
 def check_positive(name: str, value: Any) -> float:

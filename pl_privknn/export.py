@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import json
 import re
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pl_privknn._checks import check_installed
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures
@@ -68,13 +68,18 @@ def export_run(
     Raises:
         FileNotFoundError: where the folder holds no finished run.
         ValueError: for a student of another package, which its own code has to load, or a run whose audit fails.
+        ImportError: for ``"onnx"`` where a package of that extra is not installed.
         RuntimeError: where ONNX has not what the model needs, or the file says something else than the model.
     """
-    if kind == "onnx" and (lacking := [name for name in _ONNX if importlib.util.find_spec(name) is None]):
-        raise RuntimeError(f"--format onnx needs {' and '.join(lacking)}; pip install 'pl-privknn[onnx]'")
     run, output = Path(run), Path(output)
     if (module is None) != (data is None):
         raise ValueError("module and data belong together; give both, or none for a student of this package")
+    if kind == "onnx":
+        check_installed("--format onnx", "onnx", *_ONNX)
+        if not hasattr(torch.export, "default_decompositions"):
+            raise RuntimeError(
+                f"--format onnx: torch {torch.__version__} is too old; update it, or use --format torch"
+            )
     if output.resolve() == run.resolve():
         raise ValueError(
             f"--output {output} is the run's own folder; give another, or leave it out for {EXPORT} in it"

@@ -23,7 +23,7 @@ from pl_privknn._checks import at_least, at_most, printable
 from pl_privknn.config import did_you_mean
 
 _PACKAGE = str(Path(__file__).parents[1])
-_CHECKED = (ValueError, TypeError, ArithmeticError, RuntimeError)
+_CHECKED = (ValueError, TypeError, ArithmeticError, RuntimeError, ImportError)
 _DAMAGED = (zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, EOFError)
 
 

@@ -18,7 +18,7 @@ from jsonargparse import ActionConfigFile, ArgumentError, Namespace
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import at_most, check_int
+from pl_privknn._checks import at_most, check_installed, check_int
 from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
 from pl_privknn._parsing import Parser
 from pl_privknn.callbacks import PrivateLabeler, RunReport
@@ -44,6 +44,8 @@ _WORKINGS = (
     *MESSAGES,
 )
 _BEFORE_ASKING = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
+#: Loggers that an extra of the same name brings, with the package.
+_LOGGERS = {"TensorBoardLogger": "tensorboard", "WandbLogger": "wandb"}
 _SAID = ("litlogger", "litmodels", "TPU available", "HPU available", "passed to Trainer: LeavesFolder")
 
 known_classes()  # YAML may name them without a module path
@@ -431,6 +433,9 @@ def run_loggers(chosen: Any, folder: Path, root: str | None = None) -> list[Name
     )
     others = [] if chosen in (None, True) else chosen if isinstance(chosen, list) else [chosen]
     for logger in others:
+        name = logger.class_path.rpartition(".")[2]
+        if name in _LOGGERS:
+            check_installed(f"trainer.logger {name}", _LOGGERS[name], _LOGGERS[name])
         arguments = logger.get("init_args")
         if arguments is not None and str(arguments.get("save_dir")) in (".", "None", str(root)):
             arguments.save_dir = str(folder)

@@ -9,7 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive, check_switch
+from pl_privknn._checks import (
+    check_choice,
+    check_installed,
+    check_int,
+    check_open_unit,
+    check_positive,
+    check_switch,
+)
 from pl_privknn.config import ConfigurationError, put, read_document
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency, check_unit
@@ -247,6 +254,8 @@ def _wandb(given: Any) -> dict[str, Any] | None:
     section = _section("wandb", given, _WANDB, ("project",))
     modes = ("online", "offline", "disabled")
     section["mode"] = check_choice("wandb.mode", section.get("mode", "online"), modes)
+    if section["mode"] != "disabled":
+        check_installed("the section wandb", "wandb", "wandb")
     section["attach_ledger"] = check_switch("wandb.attach_ledger", section.get("attach_ledger", False))
     return section
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, compiled, shape_text
+from pl_privknn._checks import check_choice, check_installed, check_int, compiled, shape_text
 from pl_privknn.features.base import Extractor
 
 BLOCK_NORMS = ("L1", "L1-sqrt", "L2", "L2-Hys")
@@ -41,6 +41,7 @@ class HOG(Extractor):
         transform_sqrt: take the square root of each pixel first; images must not be negative.
 
     Raises:
+        ImportError: for a HOG of scikit-image where that is not installed.
         ValueError: for an argument out of its range.
 
     Example:
@@ -62,6 +63,13 @@ class HOG(Extractor):
         self.cells_per_block = _pair("cells_per_block", cells_per_block)
         self.block_norm = check_choice("block_norm", block_norm, BLOCK_NORMS)
         self.transform_sqrt = bool(transform_sqrt)
+        if not self._compiles:
+            check_installed("HOG with another block_norm, or transform_sqrt,", "papers", "skimage")
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether the kernel of this module computes it; scikit-image does otherwise."""
+        return self.block_norm == "L2-Hys" and not self.transform_sqrt
 
     def feature_size(self, image_shape: Sequence[int]) -> int:
         """Number of values per image.
@@ -102,7 +110,7 @@ class HOG(Extractor):
         step = max(1, _PIXELS_AT_A_TIME // math.prod(images.shape[1:]))
         for start in range(0, len(images), step):
             batch = images[start : start + step].float()
-            if self.block_norm != "L2-Hys" or self.transform_sqrt:
+            if not self._compiles:
                 features[start : start + step] = self._one_by_one(batch)
             # A file that is exported has torch alone.
             elif batch.device.type == "cpu" and not torch.compiler.is_compiling():

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_privknn._checks import check_installed
+
 #: How far vectors may lie from torch's, in shares of their length.
 TOLERANCE = 1e-4
 # Small batches stay in caches: with 4 images EfficientNet-Lite0 takes half the time of each that it takes with 64.
@@ -92,6 +94,7 @@ class OnnxNetwork:
 
 def session_of(content: bytes, threads: int | None = None) -> Any:
     """A session of ONNX Runtime on the CPU, with so many threads an operator; as many as torch has by default."""
+    check_installed("a network in an .onnx file", "onnx", "onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

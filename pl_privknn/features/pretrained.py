@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_privknn._checks import check_int, shape_text
+from pl_privknn._checks import check_installed, check_int, shape_text
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.onnx_runtime import OnnxNetwork
 
@@ -43,6 +43,7 @@ class TimmFeatures(BackboneFeatures):
         normalize: scale each vector to unit length, by itself.
 
     Raises:
+        ImportError: where timm is not installed.
         ValueError: if timm knows no such model, or the tensors do not fit it.
         FileNotFoundError: if there is no file of weights.
 
@@ -68,6 +69,7 @@ class TimmFeatures(BackboneFeatures):
         device: torch.device | str | None = None,
         normalize: bool = False,
     ) -> None:
+        check_installed(f"TimmFeatures({model_name!r})", "imagenet", "timm")
         import timm
 
         if not timm.is_model(model_name):

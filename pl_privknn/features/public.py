@@ -30,8 +30,8 @@ _WEIGHT, _WEIGHT_OF_LARGE = 0.4, 0.7
 
 
 def has_pretrained() -> bool:
-    """Whether the weights of :data:`PRETRAINED` are installed."""
-    return importlib.util.find_spec(WEIGHT_PACKAGES[PRETRAINED][0]) is not None
+    """Whether timm and the weights of :data:`PRETRAINED` are installed."""
+    return None not in map(importlib.util.find_spec, ("timm", WEIGHT_PACKAGES[PRETRAINED][0]))
 
 
 class Resized(Extractor):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_path, shown
+from pl_privknn._checks import check_choice, check_installed, check_path, shown
 from pl_privknn.config import HasInitArguments
 from pl_privknn.features.onnx_runtime import session_of
 
@@ -60,9 +60,9 @@ class WordLlamaFeatures(TextExtractor):
         if dimensions not in _WIDTHS:
             raise ValueError(f"dimensions={shown(dimensions)} must be 64, 128 or 256")
         self.dimensions = int(dimensions)
-        spec = importlib.util.find_spec("wordllama")  # not imported: it sets up logging for the whole process
-        if spec is None or spec.origin is None:
-            raise ImportError("WordLlamaFeatures needs the package wordllama; pip install 'pl-privknn[text]'")
+        check_installed("WordLlamaFeatures", "text", "wordllama", "tokenizers", "safetensors")
+        # Not imported: it sets up logging for the whole process.
+        spec: Any = importlib.util.find_spec("wordllama")
         folder = Path(spec.origin).parent
         self.tokenizer_json = (folder / "tokenizers" / "l2_supercat_tokenizer_config.json").read_text("utf-8")
         self._tokenizer = importlib.import_module("tokenizers").Tokenizer.from_str(self.tokenizer_json)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import check_installed, check_int
 from pl_privknn.networks.base import image_shape
 
 
@@ -52,9 +52,11 @@ def timm_network(
         image_size: side of square images, or (height, width); used by models of fixed input size.
 
     Raises:
+        ImportError: where timm is not installed.
         ValueError: if timm knows no model of that name.
         FileNotFoundError: if the pretrained weights are not on this computer.
     """
+    check_installed(f"network='timm:{name}'", "imagenet", "timm")
     import timm
 
     architecture, _, weights = name.partition("@")

@@ -171,3 +171,12 @@ def test_a_poor_result_names_the_features_and_better_ones(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "a constant answer gets 0.333" in said
     assert "features: Flatten; try PublicFeatures" in said
+
+
+def test_the_printed_table_keeps_what_stands_in_brackets(tmp_path, capsys):
+    class Advice(RunReport):
+        def table(self):
+            return [("poor, so try", "pip install 'pl-privknn[imagenet]'")]
+
+    Advice(tmp_path).print_table()
+    assert "pip install 'pl-privknn[imagenet]'" in capsys.readouterr().out

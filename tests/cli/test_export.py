@@ -81,6 +81,10 @@ def test_what_is_no_finished_run_and_what_is_not_installed(run, tmp_path, monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["export", paid_run(folder), "--format", "onnx"]) == 2
     assert "pip install 'pl-privknn[onnx]'" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.delattr(torch.export, "default_decompositions", raising=False)
+    assert main(["export", paid_run(folder), "--format", "onnx"]) == 2
+    assert "is too old; update it, or use --format torch" in capsys.readouterr().err
     (folder / "summary.json").unlink()
     assert main(["export", str(folder)]) == 2
     assert "there is no summary.json" in capsys.readouterr().err

@@ -7,9 +7,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import pl_privknn
+from pl_privknn.cli import main
+from pl_privknn.datamodules import CIFAR10DataModule
+from pl_privknn.features import HOG, TimmFeatures
+from pl_privknn.networks import build_network
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKED = ("datamodules", "callbacks", "configs")
@@ -57,6 +64,73 @@ def test_every_place_states_the_same_version():
         "CHANGELOG.md": re.search(r"^## \[(\d.*)\]", read("CHANGELOG.md"), re.MULTILINE)[1],
     }
     assert set(found.values()) == {"0.1.0"}, found
+
+
+def test_the_changelog_and_the_citation_state_the_same_date():
+    changes = re.search(
+        r"^## \[.*\] – (.*)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert changes[1] == str(citation["date-released"])
+
+
+def _tested(name):
+    lines = (ROOT / "constraints" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return {found[0]: Version(found[1]) for line in lines if len(found := line.split("==")) == 2}
+
+
+def test_lower_bounds_are_the_versions_that_make_test_oldest_takes_and_newest_ones_are_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    untested = ("dev", "docs", "federated", "mutants")
+    groups = [project["dependencies"], *(extras[name] for name in extras if name not in untested)]
+    wanted = [Requirement(line) for group in groups for line in group if not line.startswith("pl-privknn[")]
+    lowest = {
+        one.name: Version(next(part.version for part in one.specifier if part.operator == ">="))
+        for one in wanted
+    }
+    oldest, newest = _tested("oldest"), _tested("newest")
+    assert lowest == {name: oldest[name] for name in lowest}
+    assert [one.name for one in wanted if newest[one.name] not in one.specifier] == []
+
+
+def test_the_table_of_supported_versions_is_that_of_the_constraints():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)`(?:, `([\w-]+)`)? \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    oldest, newest = _tested("oldest"), _tested("newest")
+    stated = {name: found[2:] for found in rows for name in found[:2] if name}
+    assert "torch" in stated
+    assert stated == {name: (str(oldest[name]), str(newest[name])) for name in stated}
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "call"),
+    [
+        ("timm", "imagenet", TimmFeatures),
+        ("timm", "imagenet", lambda: build_network("timm:resnet18", 10, 3, 32)),
+        ("skimage", "papers", lambda: HOG(transform_sqrt=True)),
+        ("torchvision", "papers", lambda: CIFAR10DataModule().setup()),
+    ],
+    ids=["features", "network", "HOG", "data"],
+)
+def test_what_needs_an_extra_names_it(package, extra, call, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"needs {package}; pip install 'pl-privknn\[{extra}\]'$"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("logger", "extra"), [("WandbLogger", "wandb"), ("TensorBoardLogger", "tensorboard")]
+)
+def test_a_fit_with_a_logger_that_is_not_installed_ends_before_it_starts(
+    logger, extra, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, extra, None)
+    assert main(["fit", "--config", "configs/digits_private_knn.yaml", "--trainer.logger", logger]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"trainer.logger {logger} needs {extra}; pip install 'pl-privknn[{extra}]'")
+    assert list(tmp_path.rglob("*ledger*")) == []
 
 
 def test_import_leaves_heavy_packages_alone():

