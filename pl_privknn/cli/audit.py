@@ -55,8 +55,9 @@ def add_audit(commands: Any) -> None:
         "--adversary",
         choices=["worst", "natural", "poisoned_private", "poisoned_public", "no_control"],
         default="worst",
-        help="of an attack on Private-kNN, PATE or Ind-KNN: what it controls, the record, other records or queries "
-        "(worst)",
+        metavar="NAME",
+        help="of an attack on Private-kNN, PATE or Ind-KNN: worst (the default), natural, poisoned_private, "
+        "poisoned_public or no_control",
     )
     group.add_argument("--trials", type=int, help="draws of a mechanism on either side (50000)")
     group.add_argument("--canaries", type=int, help="of an attack, at least (3000)")

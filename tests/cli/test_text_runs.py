@@ -90,7 +90,7 @@ def test_the_exported_file_takes_strings(run):
     script = Path(__file__).parents[2] / "docs" / "guides" / "journeys" / "predict_texts_alone.py"
     texts = "\n".join(as_said(text, 771) for text in TOPICS.values())
     done = subprocess.run(
-        [sys.executable, script], input=texts, cwd=run, capture_output=True, text=True, check=True
+        [sys.executable, script], input=texts, cwd=run / "export", capture_output=True, text=True, check=True
     )
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(TOPICS)
 

@@ -33,6 +33,7 @@ def made(class_path, **init_args):
 
 
 GAUSSIAN = made("Gaussian", sigma=9.0)
+REPLACED = {"delta": 1e-5, "adjacency": "replace_one"}
 
 
 def labeling(labeler, arguments, **more):
@@ -59,9 +60,12 @@ DOCUMENTS = {
         "labeling.labeler.init_args.noise.init_args.scale",
     ),
     "ReverseKNN": (labeling("ReverseKNN", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
-    "LocalReverseKNN": (labeling("LocalReverseKNN", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
+    "LocalReverseKNN": (
+        labeling("LocalReverseKNN", {"epsilon": 2.0}, budget=REPLACED),
+        "labeling.labeler.init_args.epsilon",
+    ),
     "ShuffledReverseKNN": (
-        labeling("ShuffledReverseKNN", {"epsilon": 2.0, "num_clients": 1000}),
+        labeling("ShuffledReverseKNN", {"epsilon": 2.0, "num_clients": 1000}, budget=REPLACED),
         "labeling.labeler.init_args.epsilon",
     ),
     "IndKNN": (
@@ -107,7 +111,9 @@ def test_the_free_parameter_is_found_and_its_configuration_costs_that(name):
     assert 0.99 < plan.epsilon <= 1.0
     stated = plan_of(plan.document, "here", num_classes=10)
     assert stated.charges == plan.charges
-    assert account(stated.charges, delta=1e-5, exact=False).epsilon == plan.epsilon
+    assert (
+        account(stated.charges, delta=1e-5, adjacency=stated.adjacency, exact=False).epsilon == plan.epsilon
+    )
     assert get(document, path) != get(plan.document, path) == plan.values[path]
 
 
