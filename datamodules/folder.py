@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import stat
@@ -14,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +25,7 @@ from pl_privknn.datamodules.datasets import (
     PublicDataset,
     digest_of,
     first_of_each,
+    pixels_of,
 )
 from pl_privknn.privacy.redaction import redacted
 
@@ -156,8 +155,7 @@ class FileImages(ImageStore):
         channels, height, width = self.shape
         try:
             with Image.open(self._paths[index]) as file:
-                image = _as_seen(file).convert("L" if channels == 1 else "RGB")
-                resized = image.resize((width, height), Image.Resampling.BILINEAR)
+                return pixels_of(file, channels, (width, height))
         except Exception:  # decoders of damaged files raise whatever they meet
             hidden = f"a file of {self._folder}"
             # "from None": Pillow's own message has the path in it.
@@ -165,25 +163,6 @@ class FileImages(ImageStore):
                 f"{self._paths[index] if self._folder is None else hidden} is not a readable image; take it away, or "
                 "convert it"
             ) from None
-        pixels = torch.from_numpy(np.array(resized, dtype=np.uint8))
-        return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
-
-
-def _as_seen(image: Any) -> Any:
-    """An image as viewers show it: upright, 8 bits per channel, on white where it is transparent."""
-    from PIL import Image, ImageOps
-
-    with contextlib.suppress(Exception):  # EXIF that cannot be read is ignored
-        image = ImageOps.exif_transpose(image)
-    if image.mode[0] in "IF":
-        values = np.asarray(image)
-        if values.dtype.kind == "f" or values.min() < 0 or values.max() >= 1 << 16:
-            raise ValueError("values without a known range")
-        image = Image.fromarray((values >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image
 
 
 def image_shape_of(image_size: int | tuple[int, int], channels: int = 3) -> ImageShape:
