@@ -75,8 +75,8 @@ def foreign_reader(dataset: Any) -> str | None:
     if type(dataset) in (Subset, ConcatDataset):
         parts = dataset.datasets if type(dataset) is ConcatDataset else [dataset.dataset]
     elif is_ours(dataset):
-        held = [vars(dataset)[name] for name in _HELD if name in vars(dataset)]
-        parts = [part for one in held for part in (one if isinstance(one, list) else [one])]
+        held = [(name, vars(dataset)[name]) for name in _HELD if name in vars(dataset)]
+        parts = [part for name, one in held for part in (one if name == "stores" else [one])]
         parts = [part for part in parts if hasattr(part, "__len__")]
     else:
         return type(dataset).__name__

@@ -15,7 +15,7 @@ from pl_privknn.config import HasInitArguments, as_section
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
-from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.mechanisms import Gaussian, NoNoise
 from pl_privknn.report import write_report
 from pl_privknn.training import PrivateTraining, TrainingOptions
 from tests.report.report_setup import CLASSES, SIDE, small_data
@@ -65,6 +65,29 @@ def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_it
     # Another fit in the folder goes on with its labels.
     run(tmp_path, student(), small_data(), labeling(run_dir=folder))
     assert all(summary_of(folder)[name] == summary[name] for name in ("epsilon", "run", "queried"))
+
+
+def refused(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_the_summary_of_a_run_without_noise_is_json_and_agrees_with_its_ledger(tmp_path, capsys):
+    teacher = PrivateKNN(5, 1.0, noise=NoNoise())
+    given = {
+        "queries_per_round": 6,
+        "epochs_per_round": 1,
+        "features": torch.nn.Flatten(),
+        "run_dir": tmp_path,
+    }
+    run(tmp_path, student(), small_data(), PrivateLabeler(teacher, **given, options={"progress": False}))
+    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refused)
+    assert (summary["epsilon"], summary["guarantee"]) == ("inf", "none")
+    files = [str(tmp_path / "summary.json"), str(tmp_path / "ledger.sqlite")]
+    assert main(["audit", *files]) == 0
+    assert main(["audit", str(tmp_path)]) == 0
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "epsilon": 1.0}))
+    assert main(["audit", *files]) == 1
+    capsys.readouterr()
 
 
 def test_private_training_leaves_the_same(tmp_path):
