@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from pl_privknn.config import HasInitArguments, as_section
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
-from pl_privknn.privacy.mechanisms import Gaussian, NoNoise
+from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.report import write_report
 from pl_privknn.training import PrivateTraining, TrainingOptions
 from tests.report.report_setup import CLASSES, SIDE, small_data
@@ -72,14 +73,9 @@ def refused(name):
 
 
 def test_the_summary_of_a_run_without_noise_is_json_and_agrees_with_its_ledger(tmp_path, capsys):
-    teacher = PrivateKNN(5, 1.0, noise=NoNoise())
-    given = {
-        "queries_per_round": 6,
-        "epochs_per_round": 1,
-        "features": torch.nn.Flatten(),
-        "run_dir": tmp_path,
-    }
-    run(tmp_path, student(), small_data(), PrivateLabeler(teacher, **given, options={"progress": False}))
+    module = Lit(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES)))
+    given = {"expected_batch_size": 8, "private_records": 60, "run_dir": tmp_path}
+    run(tmp_path, module, small_data(), PrivateTraining(math.inf, 1e-4, **given))
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refused)
     assert (summary["epsilon"], summary["guarantee"]) == ("inf", "none")
     files = [str(tmp_path / "summary.json"), str(tmp_path / "ledger.sqlite")]
