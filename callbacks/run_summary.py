@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import platform
 import subprocess
 import time
@@ -37,7 +36,7 @@ from pl_privknn.config import as_section
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.accountant import attack_in_words
-from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.files import write_json
 from pl_privknn.privacy.ledger import Ledger, note_files
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric
@@ -344,7 +343,7 @@ class RunReport(pl.Callback):
         assert self.path is not None
         check_declared(self.summary, "summary")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(self.path, json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
+        write_json(self.path, self.summary)
 
 
 def add_run_report(trainer: Any) -> None:

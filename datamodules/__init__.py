@@ -4,7 +4,7 @@ All of them are imported here, so that a command line knows them by their bare n
 (torchvision, scikit-learn, Pillow) is imported when data is read.
 """
 
-from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
+from pl_privknn.datamodules.arrays import ArraysDataModule, DatasetsDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.celeba import CelebADataModule
 from pl_privknn.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
@@ -28,6 +28,7 @@ __all__ = [
     "CIFAR100DataModule",
     "CelebADataModule",
     "DamagedFileError",
+    "DatasetsDataModule",
     "DigitsDataModule",
     "EmbeddingsDataModule",
     "FashionMNISTAttributesDataModule",

@@ -1,17 +1,26 @@
-"""Data modules of a user's arrays or files of arrays: images or embeddings."""
+"""Data modules of a user's arrays, files of arrays or data sets of PyTorch: images or embeddings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from pl_privknn._checks import shape_text
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
-from pl_privknn.datamodules.datasets import ImageShape, ImageStore, LabeledImages, PublicDataset, TensorImages
+from pl_privknn.datamodules.datasets import (
+    ImageShape,
+    ImageStore,
+    ItemImages,
+    LabeledImages,
+    PublicDataset,
+    TensorImages,
+    same_images,
+)
 from pl_privknn.datamodules.tables import (
     ArrayOrPath,
     Table,
@@ -30,6 +39,8 @@ _COLOURS = (1, 3)
 _MOST_FOUND = 1000  # classes that may be found in private labels
 _NOT_FINITE = "NaN or infinite values"
 _CHUNK = 4096
+# Without a parameter: jsonargparse makes no subclass of Dataset[Any].
+Records = Dataset | Sequence[Any]
 
 
 class _TablesDataModule(PrivatePublicDataModule):
@@ -340,6 +351,112 @@ class EmbeddingsDataModule(_TablesDataModule):
 
     def _store(self, name: str) -> tuple[ImageStore, Tensor]:
         return rows_of(name, self._sources[name])
+
+
+class DatasetsDataModule(PrivatePublicDataModule):
+    """Private, public and test parts from map-style data sets, as those of torchvision, torchgeo or ``datasets``.
+
+    Items are ``(x, y)``, or mappings with fields of x and y; of the public part also x alone. ``x`` is a Pillow
+    image, or a tensor or array: uint8 (0 … 255) or float (0 … 1) of shape ``(channels, height, width)`` or
+    ``(height, width)``, or a vector ``(d,)`` of any finite floats. ``y`` is a class index, or a row of attributes; a
+    public one is the truth, for evaluation only. Items are looked through once at ``setup`` and read again when they
+    are used, so they must stay the same: no random augmentation. One that does not fit is refused.
+
+    Reading a record must use that record alone. That is known of ``TensorDataset``, lists, and ``Subset`` and
+    ``ConcatDataset`` of them; of others it is a condition of the guarantee, unless ``reads_alone`` states it.
+
+    A configuration names a data set by ``class_path`` and ``init_args``.
+
+    Args:
+        private: the sensitive records. None may be there twice, or in another part.
+        public: records that may be seen by anybody; ``"none"``, or None, where there are none.
+        test: records for the final accuracy; none by default.
+        num_classes: number of classes, or of attributes, a public constant.
+        image_shape: channels, height and width of every x, ``(d, 1, 1)`` of vectors; by default those of the first
+            public record, or else of the first test record.
+        validation: a validation set, instead of public records with known truth.
+        predict: records to predict, with or without labels; those of the test set by default.
+        private_groups: the person who owns each private record, whole numbers, shape ``(n,)``, or a file of them.
+        image: the field of x in items that are mappings.
+        label: the field of y.
+        reads_alone: state that reading a private record uses that record alone: no mean over other records, no
+            mixing of two, no memory of earlier ones.
+        **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
+
+    Raises:
+        ValueError: if a part is no map-style data set or shares records with the private one, or no shape is known;
+            at ``setup`` for items that don't fit.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset, random_split
+        >>> whole = TensorDataset(torch.rand(90, 3, 8, 8), torch.arange(90) % 2)
+        >>> private, public, test = random_split(whole, [50, 30, 10])
+        >>> DatasetsDataModule(private, public, test, num_classes=2).image_shape
+        (3, 8, 8)
+    """
+
+    def __init__(
+        self,
+        private: Records,
+        public: Records | Literal["none"] | None,
+        test: Records | None = None,
+        *,
+        num_classes: int,
+        image_shape: ImageShape | None = None,
+        validation: Records | None = None,
+        predict: Records | None = None,
+        private_groups: ArrayOrPath | Sequence[int] | None = None,
+        image: str = "image",
+        label: str = "label",
+        reads_alone: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        shared = None if isinstance(public, str) and public == "none" else public
+        parts = {
+            "public": shared,
+            "test": test,
+            "validation": validation,
+            "predict": predict,
+            "private": private,
+        }
+        given = [(name, part) for name, part in parts.items() if part is not None]
+        self._stores = {name: ItemImages(part, image_shape, name, (image, label)) for name, part in given}
+        for name, store in self._stores.items():
+            if name not in ("private", "predict") and redacted(same_images, self._stores["private"], store):
+                raise ValueError(f"{name}: shares records with the private set; keep the parts apart")
+            if image_shape is None and name in ("public", "test") and len(store):
+                image_shape = store.pair(store._items[0])[0].shape  # type: ignore[assignment]
+        if image_shape is None:
+            raise ValueError("image_shape=None, and there is no public or test record that shows it; give it")
+        kwargs["public"] = "none" if shared is None else "images"
+        super().__init__(num_classes=num_classes, image_shape=image_shape, **kwargs)
+        self.reads_alone, self._groups = reads_alone, private_groups
+        for store in self._stores.values():
+            store.shape = self.image_shape
+
+    def load_private(self) -> Any:
+        """The private records, their labels and their persons."""
+        if self._groups is not None:
+            groups = redacted(numbers_of, "private_groups", self._groups)
+            self.private_groups = groups if groups.is_floating_point() else groups.long()
+        return self._stores["private"]
+
+    def load_public(self) -> Any:
+        """The public records, with their truth where items have a label."""
+        return self._stores["public"]
+
+    def load_test(self) -> Any:
+        """The test records and their labels, or an empty set."""
+        return self._stores.get("test", [])
+
+    def load_validation(self) -> Any:
+        """The validation records, if given."""
+        return self._stores.get("validation")
+
+    def load_predict(self) -> Any:
+        """The records to predict, if given."""
+        return self._stores.get("predict")
 
 
 def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -> ImageShape:

@@ -94,7 +94,12 @@ def _arrays(path: Path) -> dict[str, str]:
         except Exception as error:  # of a damaged header numpy raises whatever its tokenizer does
             raise ValueError(f"--data {path} can't be read ({type(error).__name__}); write it anew") from None
     else:
-        found = {file.stem: str(file) for file in sorted(path.glob("*")) if file.suffix.lower() == ".npy"}
+        files = [file for file in sorted(path.glob("*")) if file.suffix.lower() == ".npy"]
+        found = {file.stem: str(file) for file in files}
+        if both := [file.name for file in files if str(file) != found[file.stem]]:
+            raise ValueError(
+                f"--data {path}: {both[0]} is there twice, with suffixes that differ in case; remove one"
+            )
     return {
         _ALONE.get(name, name): file for name, file in found.items() if _ALONE.get(name, name) in _ARGUMENTS
     }

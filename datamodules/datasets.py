@@ -5,20 +5,21 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from pl_privknn._checks import check_choice, check_int, shape_text
-from pl_privknn.privacy.records import leaves_of
+from pl_privknn.privacy.records import has_repeated_rows, leaves_of
 from pl_privknn.privacy.redaction import redacted
 
 ImageShape = tuple[int, int, int]
 _CHUNK = 1024
+_READ_TWICE = 8  # items of which a data set must give the same image again
 
 
 class ImageStore(abc.ABC):
@@ -76,15 +77,28 @@ class TensorImages(ImageStore):
 
 
 class ItemImages(ImageStore):
-    """Images of a map-style data set whose items are ``x`` or ``(x, …)``, read item by item.
+    """Images of a map-style data set whose items are ``x``, ``(x, y)`` or mappings, read item by item.
 
     Args:
-        items: each time an item is read it must be the same; ``x`` is a tensor or array, uint8 or float.
-        shape: channels, height and width of every ``x``.
+        items: each time an item is read it must be the same. ``x`` is a Pillow image, or an array or tensor, uint8 or
+            float, of shape ``(channels, height, width)``, ``(height, width)`` or, a vector, ``(d,)``.
+        shape: channels, height and width of every ``x``, or None as long as they are not known.
+        name: of the part, for messages.
+        fields: of ``x`` and ``y`` in mappings.
+
+    Raises:
+        ValueError: for what is no map-style data set.
     """
 
-    def __init__(self, items: Any, shape: ImageShape) -> None:
-        self._items, self.shape = items, shape
+    def __init__(
+        self, items: Any, shape: ImageShape | None, name: str, fields: tuple[str, str] = ("image", "label")
+    ) -> None:
+        mapped = hasattr(items, "__getitem__") and hasattr(items, "__len__")
+        if not mapped or isinstance(items, IterableDataset | Mapping | str):
+            raise ValueError(
+                f"the {name} set is a {type(items).__name__}; want a map-style data set whose items are (x, y)"
+            )
+        self._items, self._name, self._fields, self.shape = items, name, fields, shape  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self._items)
@@ -93,19 +107,70 @@ class ItemImages(ImageStore):
         """See :meth:`ImageStore.read`.
 
         Raises:
-            ValueError: if an item has another shape.
+            ValueError: if an item does not fit, see :meth:`pair`.
         """
         images = torch.empty(len(indices), *self.shape)
         for row, index in enumerate(indices.tolist()):
-            item = self._items[index]
-            image = torch.as_tensor(np.asarray(item[0] if isinstance(item, tuple | list) else item))
-            if image.shape != self.shape:
-                raise ValueError(
-                    f"an item's x has another shape than image_shape={self.shape}; convert x to "
-                    "(channels, height, width) in the data set"
-                )
-            images[row] = _as_float(image)
+            images[row] = self.pair(self._items[index])[0]
         return images
+
+    def pair(self, item: Any) -> tuple[Tensor, Any]:
+        """The image of an item, float32, and its label, None where there is none.
+
+        Raises:
+            ValueError: for an ``x`` of another shape or type, for images with values outside [0, 1], and for vectors
+                with values that are not finite.
+        """
+        pair, shape = item if isinstance(item, tuple | list) else (item,), self.shape
+        x, y = map(item.get, self._fields) if isinstance(item, Mapping) else (*pair, None)[:2]
+        if hasattr(x, "getbands"):
+            image = pixels_of(x, shape[0] if shape else 1 if x.mode[0] in "1LIF" else 3)
+        else:
+            array = np.asarray(x)
+            image = torch.as_tensor(array if array.dtype.kind in "buif" else np.empty((0, 0, 0, 0)))
+            image = image[None] if image.ndim == 2 else image[:, None, None] if image.ndim == 1 else image
+        image = _as_float(image)
+        fits = image.isfinite() if image.shape[1:] == (1, 1) else (image >= 0) & (image <= 1)
+        if image.ndim != 3 or (shape and image.shape != shape) or not bool(fits.all()):
+            raise ValueError(
+                f"the {self._name} set: an item's x ({self._fields[0]!r} of mappings) is no image of shape "
+                f"{shape or '(channels, height, width)'}, uint8 or float in [0, 1], and no vector of finite floats; "
+                "convert x in the data set, and give image_shape= where it is another"
+            )
+        return image, y
+
+
+def pixels_of(image: Any, channels: int, size: tuple[int, int] | None = None) -> Tensor:
+    """Pixels of a Pillow image as viewers show it, uint8 ``(channels, height, width)``.
+
+    Args:
+        image: the image.
+        channels: 1 makes it grey, 3 RGB.
+        size: width and height to stretch it to.
+    """
+    from PIL import Image
+
+    seen = _as_seen(image).convert("L" if channels == 1 else "RGB")
+    seen = seen if size is None else seen.resize(size, Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.array(seen, dtype=np.uint8))
+    return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+
+
+def _as_seen(image: Any) -> Any:
+    """An image as viewers show it: upright, 8 bits per channel, on white where it is transparent."""
+    from PIL import Image, ImageOps
+
+    with contextlib.suppress(Exception):  # EXIF that cannot be read is ignored
+        image = ImageOps.exif_transpose(image)
+    if image.mode[0] in "IF":
+        values = np.asarray(image)
+        if values.dtype.kind == "f" or values.min() < 0 or values.max() >= 1 << 16:
+            raise ValueError("values without a known range")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image
 
 
 class ChosenImages(ImageStore):
@@ -592,11 +657,12 @@ class PublicDataset(_ImageSet):
 
 
 def as_part(part: Any, name: str, public: bool, image_shape: ImageShape, num_classes: int, task: str) -> Any:
-    """Convert a map-style data set of ``(x, y)`` to a part of a data module; return a part unchanged.
+    """Convert a map-style data set to a part of a data module; return a part unchanged.
 
     Args:
-        part: :class:`LabeledImages`, :class:`PublicDataset`, or a map-style data set (a list, too) of ``(x, y)``;
-            of a public part also of ``x`` alone, and ``y`` is its truth.
+        part: :class:`LabeledImages`, :class:`PublicDataset`, or a map-style data set (a list, too, or
+            :class:`ItemImages`) of ``(x, y)`` or mappings; of a public part also of ``x`` alone, and ``y`` is its
+            truth.
         name: of the part, for messages.
         public: whether a :class:`PublicDataset` is wanted.
         image_shape: of every ``x``.
@@ -604,18 +670,30 @@ def as_part(part: Any, name: str, public: bool, image_shape: ImageShape, num_cla
         task: ``"multiclass"`` or ``"multilabel"``.
 
     Raises:
-        ValueError: for anything else, and for labels that don't fit.
+        ValueError: for anything else, for items that don't fit or differ when they are read again, for labels that
+            don't fit, and for private records that are read several times.
     """
     if isinstance(part, PublicDataset if public else LabeledImages):
         return part
-    if not hasattr(part, "__getitem__") or not hasattr(part, "__len__"):
-        raise ValueError(f"the {name} set is a {type(part).__name__}; want a data set whose items are (x, y)")
-    items = map(part.__getitem__, range(len(part)))  # images are read again when they are looked at
-    found = [torch.as_tensor(item[1]) for item in items if isinstance(item, tuple | list) and len(item) == 2]
-    if len(found) != len(part) and (found or not public):
-        raise ValueError(f"the {name} set has items that are no (x, y); want a label y with each image x")
-    store = ItemImages(part, image_shape)
-    labels = torch.stack(found) if found else None
+    store = part if isinstance(part, ItemImages) else ItemImages(part, image_shape, name)
+    if name == "private" and has_repeated_rows(store._items):
+        raise ValueError(
+            "the private set reads some rows several times; name each row once, or ε would not hold"
+        )
+    found = []
+    for row in range(len(part)):
+        image, label = store.pair(store._items[row])  # the image is read again when it is looked at
+        if row < _READ_TWICE and not torch.equal(image, store.pair(store._items[row])[0]):
+            raise ValueError(
+                f"the {name} set: an item differs when read again; leave random augmentation out"
+            )
+        found += [label] if (label := np.asarray(label)).dtype.kind in "buif" else []
+    if len({label.shape for label in found}) > 1 or (len(found) != len(part) and (found or not public)):
+        raise ValueError(
+            f"the {name} set has items that are no (x, y); want a label y, a number or a row of attributes, with "
+            f"each image x ({store._fields[1]!r} of mappings)"
+        )
+    labels = torch.from_numpy(np.stack(found)) if found else None
     if public:
         return PublicDataset(store, num_classes, labels, task)
     if labels is None:

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from pl_privknn.datamodules.datasets import (
     PublicDataset,
     digest_of,
     first_of_each,
+    pixels_of,
 )
 from pl_privknn.privacy.redaction import redacted
 
@@ -152,8 +152,7 @@ class FileImages(ImageStore):
         channels, height, width = self.shape
         try:
             with Image.open(self._paths[index]) as file:
-                image = _as_seen(file).convert("L" if channels == 1 else "RGB")
-                resized = image.resize((width, height), Image.Resampling.BILINEAR)
+                pixels = pixels_of(file, channels, (width, height))
         except Exception:  # decoders of damaged files raise whatever they meet
             hidden = f"a file of {self._folder}"
             # "from None": Pillow's own message has the path in it.
@@ -161,8 +160,6 @@ class FileImages(ImageStore):
                 f"{self._paths[index] if self._folder is None else hidden} is not a readable image; take it away, or "
                 "convert it"
             ) from None
-        pixels = torch.from_numpy(np.array(resized, dtype=np.uint8))
-        pixels = pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
         if self._cache is not None:
             self._cache[index] = pixels
             self._cached[index] = True
@@ -174,23 +171,6 @@ def _by_threads(work: Callable[[int], Any], indices: Tensor) -> Iterator[Any]:
     suffixes()  # Pillow's plugins are loaded by one thread
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(work, indices.tolist())
-
-
-def _as_seen(image: Any) -> Any:
-    """An image as viewers show it: upright, 8 bits per channel, on white where it is transparent."""
-    from PIL import Image, ImageOps
-
-    with contextlib.suppress(Exception):  # EXIF that cannot be read is ignored
-        image = ImageOps.exif_transpose(image)
-    if image.mode[0] in "IF":
-        values = np.asarray(image)
-        if values.dtype.kind == "f" or values.min() < 0 or values.max() >= 1 << 16:
-            raise ValueError("values without a known range")
-        image = Image.fromarray((values >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image
 
 
 def image_shape_of(image_size: int | tuple[int, int], channels: int = 3) -> ImageShape:

@@ -34,7 +34,7 @@ from torch import Tensor
 from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
-from pl_privknn.config import as_section, instantiate, write_yaml
+from pl_privknn.config import as_section, class_named, get, instantiate, read_document, write_yaml
 from pl_privknn.datamodules import PrivatePublicDataModule
 from pl_privknn.datamodules.at import data_at
 from pl_privknn.features import HOG, Pixels, TimmFeatures
@@ -48,6 +48,7 @@ from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
+from pl_privknn.training.configured import made_data
 
 #: Teachers that are recommended, and what they are called.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
@@ -408,8 +409,8 @@ def recommend(
     """Recommend features, teacher, student and released model for one's data, as a full configuration.
 
     Args:
-        data: a data module, whose public part is read, or a folder or ``.npz`` file
-            (:func:`~pl_privknn.datamodules.at.data_at`).
+        data: a data module, whose public part is read, or a YAML file with its section ``data``; or else a table,
+            folder or ``.npz`` file (:func:`~pl_privknn.datamodules.at.data_at`).
         epsilon: target ε.
         private_records: number of private records, as it may be told to anybody.
         delta: target δ; a tenth of one over the records, or less, by default.
@@ -438,11 +439,21 @@ def recommend(
         raise ValueError(
             "teacher='ReverseKNN' with public_kind='other': votes have no centre; leave one of them out"
         )
-    if not isinstance(data, PrivatePublicDataModule):
+    stated = None
+    if isinstance(data, str | Path) and Path(data).suffix.lower() in (".yaml", ".yml"):
+        stated = get(read_document(data), "data")
+        if class_named(str(get(stated, "class_path"))) is None:
+            raise ValueError(f"data={str(data)!r}: want a section data, with the class_path of a data module")
+        stated = _with_batch(stated)
+        data = made_data(stated)
+    if isinstance(data, str | Path):
         data = data_at(data, num_classes, columns, public, test, batch_size=_BATCH)
-    elif public is not None or test is not None:
+    elif not isinstance(data, PrivatePublicDataModule):
+        raise ValueError(f"data: {type(data).__name__} is no PrivatePublicDataModule; want one, or a path")
+    elif public is not None or test is not None or num_classes is not None or columns:
         raise ValueError(
-            f"public={public!r}, test={test!r}: these belong to data as a path; give the data module them itself"
+            f"{num_classes=}, {columns=}, {public=}, {test=}: these belong to data as a path; give the data module "
+            "them itself"
         )
     section, left_out = as_section(data)
     if data.task != "multiclass":
@@ -454,7 +465,7 @@ def recommend(
             f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can tell "
             "them apart"
         )
-    config: dict[str, Any] = {} if left_out else {"data": _with_batch(section)}
+    config: dict[str, Any] = {} if left_out and not stated else {"data": stated or _with_batch(section)}
     if not data.has_public:
         data.setup("test")
         setting, sizes = (

@@ -114,11 +114,11 @@ def run_audit(parsed: argparse.Namespace) -> int:
 
 
 def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
-    from pl_privknn.config import read_document
+    from pl_privknn.privacy.audit import mapping_of
     from pl_privknn.privacy.verification import check_summary
 
-    content = read_document(summary)
-    if not isinstance(content, dict) or "epsilon" not in content:
+    content = mapping_of(summary)
+    if "epsilon" not in content:
         raise ValueError(
             f"{summary} is no run's summary.json: it has no 'epsilon'; give the file of a run's folder"
         )

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli.common import suggest
+from pl_privknn.cli.common import importable, suggest
 
 if TYPE_CHECKING:
     from pl_privknn.recommendation import Recommendation
@@ -136,7 +136,7 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
         "--data",
         required=required,
         metavar="PATH",
-        help="a table, a folder of images, tables or arrays, or an .npz file",
+        help="a table, a folder of images, tables or arrays, an .npz file, or YAML with a section data",
     )
     parser.add_argument("--name", help="of the data in report and privacy card (the folder's name)")
     parser.add_argument("--person", metavar="COLUMN", help="of tables: the column of owners")
@@ -209,17 +209,19 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
     name = _name(parsed.data) if parsed.name is None else parsed.name
     if not name.strip():
         raise ValueError(f"--name {name!r}: want a text, or leave it out for the folder's name")
-    found = recommend(
-        parsed.data,
-        epsilon=parsed.epsilon,
-        private_records=parsed.private_records,
-        delta=parsed.delta,
-        teacher=parsed.teacher,
-        num_classes=parsed.num_classes,
-        public_kind=parsed.public_kind,
-        progress=sys.stderr.isatty(),
-        **places_of(parsed),
-    )
+    with importable([parsed.data]):
+        found = recommend(
+            parsed.data,
+            epsilon=parsed.epsilon,
+            private_records=parsed.private_records,
+            delta=parsed.delta,
+            teacher=parsed.teacher,
+            num_classes=parsed.num_classes,
+            public_kind=parsed.public_kind,
+            progress=sys.stderr.isatty(),
+            **places_of(parsed),
+        )
+    name = name if parsed.name else found.data.name or name  # which a data module's own section may state
     found.config["data"]["init_args"]["name"] = found.data.name = name
     if (parsed.unit or ("person" if parsed.person else "record")) == "person":
         found.config["labeling"]["budget"]["unit"] = "person"

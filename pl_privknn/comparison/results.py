@@ -16,6 +16,7 @@ from pl_privknn._checks import shown
 from pl_privknn.comparison.run import Run, filled
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta, read_records
+from pl_privknn.privacy.audit import mapping_of
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
@@ -175,7 +176,7 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         ResultError: if the run left no accuracy on the test set, or its guarantee is not the one that the
             comparison is about.
     """
-    summary = read_json(folder / SUMMARY)
+    summary = mapping_of(folder / SUMMARY)
     if summary.get("test_accuracy") is None:
         raise ResultError("the run left no accuracy on the test set; the data module needs a test set")
     comparison, methods = run.comparison, run.comparison.methods
@@ -207,11 +208,6 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         "versions": summary["versions"],
         "fingerprint": run.fingerprint,
     }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON; an empty one where there is no file yet."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -21,13 +21,13 @@ from pl_privknn.comparison.results import (
     SUMMARY,
     ResultError,
     footnotes,
-    read_json,
     result_of,
     write_json,
 )
 from pl_privknn.comparison.run import Planner, Run, filled, place_in, runs_of
 from pl_privknn.comparison.spec import Comparison, read_epsilon
 from pl_privknn.config import ConfigurationError, differences, write_yaml
+from pl_privknn.privacy.audit import mapping_of
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import FolderInUse, FolderLock
 from pl_privknn.privacy.mechanisms.base import Guarantee
@@ -207,13 +207,13 @@ def has_result(run: Run, output: Path) -> bool:
     """
     folder, result = run.folder(output), output / RESULTS / run.result_name
     now = json.loads(json.dumps(run.identity))
-    if (state := read_json(folder / _STATE)) and (changes := differences(state.get("identity"), now)):
+    if (state := mapping_of(folder / _STATE)) and (changes := differences(state.get("identity"), now)):
         raise FolderError(
             f"{folder} holds {run.label} of another configuration ({'; '.join(changes)}), and its budget was "
             "spent under that. Restore the configuration, choose another --output, or take the folder and "
             f"{result} away"
         )
-    if result.is_file() and read_json(result).get("fingerprint") != run.fingerprint:
+    if result.is_file() and mapping_of(result).get("fingerprint") != run.fingerprint:
         raise FolderError(
             f"{result} is the result of another configuration; restore that, choose another --output, or take "
             "the file away"
@@ -227,8 +227,8 @@ def _do(run: Run, output: Path, planner: Planner, start: Callable[[Path], int], 
     folder = run.folder(output)
     try:
         # What was found at the first start stays, whatever a later version would find.
-        state = read_json(folder / _STATE) or {"calibrated": planner.plan(run).calibrated, "starts": 0}
-        if read_json(folder / SUMMARY).get("test_accuracy") is None:
+        state = mapping_of(folder / _STATE) or {"calibrated": planner.plan(run).calibrated, "starts": 0}
+        if mapping_of(folder / SUMMARY).get("test_accuracy") is None:
             state |= {"identity": run.identity, "starts": state["starts"] + 1}
             write_json(folder / _STATE, state)
             document = filled(run.document, state["calibrated"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,15 @@ def reading(path: str | Path) -> Iterator[None]:
 def mapping_of(path: Path) -> dict[str, Any]:
     """The content of a JSON or YAML file that holds a mapping; empty where there is no such file.
 
+    A value ``inf`` is read as the number.
+
     Raises:
         ValueError: for another content.
     """
     content = read_document(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise NotARun(f"{path} holds {type(content).__name__}, where a run leaves a mapping; restore it")
-    return content
+    return {name: math.inf if value == "inf" else value for name, value in content.items()}
 
 
 def ledger_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -41,6 +42,16 @@ def write_durably(path: Path, data: bytes | str) -> None:
     """Replace a file by such content; see :func:`replaced_durably`. Text is written as UTF-8."""
     with replaced_durably(path) as file:
         file.write(data.encode("utf-8") if isinstance(data, str) else data)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a file by JSON; see :func:`replaced_durably`.
+
+    Of numbers that JSON does not have, NaN is written as null, and infinite ones as the texts ``inf`` and ``-inf``.
+    """
+    names = {"NaN": None, "Infinity": "inf", "-Infinity": "-inf"}
+    strict = json.loads(json.dumps(content), parse_constant=names.__getitem__)
+    write_durably(path, json.dumps(strict, indent=2, ensure_ascii=False) + "\n")
 
 
 def sync(descriptor: int) -> None:

@@ -70,15 +70,17 @@ def foreign_reader(dataset: Any) -> str | None:
     Args:
         dataset: map-style, or a store of images.
     """
-    if isinstance(dataset, Subset | ConcatDataset):
-        return next((name for leaf, _ in leaves_of(dataset) if (name := foreign_reader(leaf))), None)
-    if isinstance(dataset, list | tuple) or type(dataset) is TensorDataset:
+    if type(dataset) in (list, tuple, TensorDataset):
         return None
-    if not is_ours(dataset):
+    if type(dataset) in (Subset, ConcatDataset):
+        parts = dataset.datasets if type(dataset) is ConcatDataset else [dataset.dataset]
+    elif is_ours(dataset):
+        held = [(name, vars(dataset)[name]) for name in _HELD if name in vars(dataset)]
+        parts = [part for name, one in held for part in (one if name == "stores" else [one])]
+        parts = [part for part in parts if hasattr(part, "__len__")]
+    else:
         return type(dataset).__name__
-    held = [vars(dataset)[name] for name in _HELD if name in vars(dataset)]
-    parts = [part for one in held for part in (one if isinstance(one, list) else [one])]
-    return next((name for part in parts if hasattr(part, "__len__") and (name := foreign_reader(part))), None)
+    return next((name for part in parts if (name := foreign_reader(part))), None)
 
 
 def foreign_loader(data: Any) -> str | None:

@@ -27,7 +27,7 @@ from pl_privknn.comparison.plot import (
 )
 from pl_privknn.privacy.accounting.certificate import certify
 from pl_privknn.privacy.audit import REPORT, note_written, reading
-from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.files import write_durably, write_json
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.verification import audit_ledger, releases_of
 from pl_privknn.report.card import card_of
@@ -104,8 +104,7 @@ def write_card(card: dict[str, Any], output: Path, ledger: Path) -> None:
     except (ValueError, ArithmeticError) as error:  # the latter of hardly any noise
         (output / "certificate.json").unlink(missing_ok=True)
         certificate = f"none: {error}"
-    strict = json.loads(json.dumps(card), parse_constant=lambda _: "inf")  # JSON has no infinite numbers
-    write_durably(output / f"{_CARD}.json", json.dumps(strict, indent=2, ensure_ascii=False) + "\n")
+    write_json(output / f"{_CARD}.json", card)
     write_durably(output / f"{_CARD}.md", card_markdown({**card, "certificate": certificate}))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -65,6 +66,24 @@ def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_it
     # Another fit in the folder goes on with its labels.
     run(tmp_path, student(), small_data(), labeling(run_dir=folder))
     assert all(summary_of(folder)[name] == summary[name] for name in ("epsilon", "run", "queried"))
+
+
+def refused(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_the_summary_of_a_run_without_noise_is_json_and_agrees_with_its_ledger(tmp_path, capsys):
+    module = Lit(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES)))
+    given = {"expected_batch_size": 8, "private_records": 60, "run_dir": tmp_path}
+    run(tmp_path, module, small_data(), PrivateTraining(math.inf, 1e-4, **given))
+    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refused)
+    assert (summary["epsilon"], summary["guarantee"]) == ("inf", "none")
+    files = [str(tmp_path / "summary.json"), str(tmp_path / "ledger.sqlite")]
+    assert main(["audit", *files]) == 0
+    assert main(["audit", str(tmp_path)]) == 0
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "epsilon": 1.0}))
+    assert main(["audit", *files]) == 1
+    capsys.readouterr()
 
 
 def test_private_training_leaves_the_same(tmp_path):

@@ -134,7 +134,7 @@ def test_what_fails_after_a_training_takes_nothing_of_its_result(tmp_path, monke
 
         return fail
 
-    monkeypatch.setattr("pl_privknn.callbacks.run_summary.write_durably", broken("No space for the summary"))
+    monkeypatch.setattr("pl_privknn.callbacks.run_summary.write_json", broken("No space for the summary"))
     monkeypatch.setattr("pl_privknn.cli.train.write_report", broken("No space for the report"))
     words = ["--trainer.logger", "failing_logger.Failing", "--trainer.logger.save_dir", "logs"]
     assert main(["fit", *DIGITS, *SMALL, *words, "--attach_ledger", "true", "--run_dir", "run"]) == 0

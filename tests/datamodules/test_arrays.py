@@ -10,6 +10,7 @@ import torch
 
 from pl_privknn.config import read_document
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
+from pl_privknn.datamodules.at import data_at
 from pl_privknn.datamodules.tables import Table, rows_of
 from pl_privknn.privacy.redaction import RedactedError
 from pl_privknn.training.configured import made_data
@@ -321,3 +322,14 @@ def test_records_that_cannot_be_compared_are_not_told(tmp_path, monkeypatch):
         data.private.check_same(lambda digest: digests.append(digest) or True)
     assert len(set(digests)) == 2
     assert {len(digest) for digest in digests} == {32}
+
+
+def test_files_whose_names_differ_in_the_case_of_the_suffix_are_refused(tmp_path):
+    for name in ("images.npy", "labels.npy", "labels.NPY"):
+        with (tmp_path / name).open("wb") as file:
+            np.save(file, np.zeros((4, 8, 8)) if name == "images.npy" else np.arange(4) % 2)
+    if len(list(tmp_path.iterdir())) < 3:
+        pytest.skip("this file system has one file for both names")
+    with pytest.raises(ValueError, match=r"labels\.npy|labels\.NPY") as error:
+        data_at(tmp_path)
+    assert "is there twice, with suffixes that differ in case" in str(error.value)
