@@ -115,7 +115,9 @@ def likelihood_ratios(sure: Floats, members: Coins) -> Floats:
     for side, sign in ((members, 1.0), (~members, -1.0)):
         counts = side.sum(axis=0)
         if sure.shape != side.shape or np.any(counts < 2):
-            raise ValueError(f"members: shape {side.shape}; want two runs with and two without each record")
+            raise ValueError(
+                f"members: shape {side.shape}; expected two runs with and two without each record"
+            )
         totals = np.where(side, sure, 0.0).sum(axis=0)
         means = totals / counts
         variance = (np.where(side, sure - means, 0.0) ** 2).sum() / (counts - 1).sum()

@@ -96,7 +96,7 @@ def with_table(text: str, name: str, table: str, page: str) -> str:
     """A page's text with one table replaced."""
     start, end = f"<!-- {name}: rendered by benchmarks/render.py -->", f"<!-- end of {name} -->"
     if text.count(start) != 1 or text.count(end) != 1:
-        raise SystemExit(f"{page}: want one line {start!r} and one line {end!r} after it")
+        raise SystemExit(f"{page}: expected one line {start!r} and one line {end!r} after it")
     before, rest = text.split(start)
     return f"{before}{start}\n{table}\n{end}{rest.split(end)[1]}"
 

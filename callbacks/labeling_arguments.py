@@ -199,7 +199,9 @@ def check_prior(class_prior: Sequence[float]) -> None:
     """
     shares = [check_positive("class_prior", share) for share in class_prior]
     if len(shares) < 2 or abs(sum(shares) - 1) > 1e-3:
-        raise ValueError(f"class_prior={list(class_prior)!r}: want a share above 0 for each class, 1 in sum")
+        raise ValueError(
+            f"class_prior={list(class_prior)!r}: expected a share above 0 for each class, 1 in sum"
+        )
 
 
 def check_device(device: str) -> None:

@@ -54,7 +54,7 @@ class _TablesDataModule(PrivatePublicDataModule):
         if self._has("private_groups"):
             groups = self._numbers("private_groups")
             if len(groups) != count:
-                raise ValueError("private_groups: want int64, one number for each private record")
+                raise ValueError("private_groups: expected int64, one number for each private record")
             self.private_groups = groups[rows] if groups.is_floating_point() else groups[rows].long()
         return found
 
@@ -223,7 +223,7 @@ class ArraysDataModule(_TablesDataModule):
         finite = torch.ones(len(array), dtype=torch.bool)
         if array.dtype != torch.uint8 and not array.is_floating_point():
             raise ValueError(
-                f"{name}: dtype {array.dtype}; want uint8 with values 0 … 255 (.astype('uint8')) or float "
+                f"{name}: dtype {array.dtype}; expected uint8 with values 0 … 255 (.astype('uint8')) or float "
                 "with values 0 … 1"
             )
         if array.is_floating_point():
@@ -370,7 +370,7 @@ def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | N
             else ""
         )
         raise ValueError(
-            f"{name}: shape {shape_text(shape)}; want (n, h, w), (n, c, h, w) or (n, h, w, c){table}"
+            f"{name}: shape {shape_text(shape)}; expected (n, h, w), (n, c, h, w) or (n, h, w, c){table}"
         )
     if channels_last is not None:
         return channels_last

@@ -62,7 +62,7 @@ def data_at(
         return made if made.holds_vectors else TextDataModule(**given, features=WordLlamaFeatures())
     if columns:
         raise ValueError(
-            f"--data {path}: there are no tables for --{next(iter(columns))}; want one table, or a folder with "
+            f"--data {path}: there are no tables for --{next(iter(columns))}; expected one table, or a folder with "
             f"private, public and test, each with one of {', '.join(TABLES)}"
         )
     files: dict[str, Any] = dict(_arrays(path))
@@ -73,7 +73,7 @@ def data_at(
             files |= {file.replace("private", name): found for file, found in _arrays(Path(place)).items()}
     if "private_labels" not in files or len(files) < 2:
         raise FileNotFoundError(
-            f"--data {path}: there is no table, no folder of images by class and no array in it; want a "
+            f"--data {path}: there is no table, no folder of images by class and no array in it; expected a "
             f"{'/'.join(TABLES)} file, <class>/*.png, private/<class>/, public/ and test/<class>/ with images, or "
             "images (or embeddings) and labels, or private_images, private_labels, public_images and so on as .npy "
             "files or in one .npz"

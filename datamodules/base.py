@@ -146,7 +146,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         names = tuple(class_names) if class_names is not None else tuple(map(str, range(self.num_classes)))
         if len(names) != self.num_classes or len(set(names)) != self.num_classes:
             raise ValueError(
-                f"class_names: {len(set(names))} different names for num_classes={num_classes}; want one a class"
+                f"class_names: {len(set(names))} different names for num_classes={num_classes}; expected one a class"
             )
         self.class_names = names
         self.task = check_choice("task", task, TASKS)
@@ -163,7 +163,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                 'train_on_truth=True, and public="none" leaves nothing to train on; drop one of them'
             )
         if name is not None and not (isinstance(name, str) and name.strip()):
-            raise ValueError(f"name={name!r}: want a text, or leave it out")
+            raise ValueError(f"name={name!r}: expected a text, or leave it out")
         self.name = name
         self.train_on_truth = train_on_truth
         self.overlap = check_choice("overlap", overlap, _OVERLAP)
@@ -230,7 +230,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                 if numbers is not None and (
                     numbers.shape != (len(self._private),) or numbers.dtype != torch.int64
                 ):
-                    raise ValueError(f"private_{name}: want int64, one number for each private record")
+                    raise ValueError(f"private_{name}: expected int64, one number for each private record")
         if stage in ("fit", "validate", None) and self._public is None:
             self._public = self._checked("public", self.load_public() if self.has_public else self._blank())
             if self.train_on_truth:

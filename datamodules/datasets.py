@@ -60,7 +60,7 @@ class TensorImages(ImageStore):
     def __init__(self, images: Tensor) -> None:
         if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
             raise ValueError(
-                f"images: shape {shape_text(images.shape)}, {images.dtype}; want uint8 or float of shape "
+                f"images: shape {shape_text(images.shape)}, {images.dtype}; expected uint8 or float of shape "
                 "(n, channels, height, width)"
             )
         self._images = images
@@ -149,7 +149,7 @@ class JoinedImages(ImageStore):
         shapes = {store.shape for store in stores}
         if len(shapes) != 1:
             raise ValueError(
-                f"stores: images of shapes {sorted(shapes)}; want one or more stores of one shape"
+                f"stores: images of shapes {sorted(shapes)}; expected one or more stores of one shape"
             )
         self.stores, (self.shape,) = list(stores), shapes
         self._ends = torch.tensor([len(store) for store in stores]).cumsum(0)
@@ -188,8 +188,8 @@ def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Te
         if rows.ndim == 1:
             return rows
     raise IndexError(
-        "indices: some are no positions of images; want whole numbers of shape (n,) below the number of images, or a "
-        "mask with one value an image"
+        "indices: some are no positions of images; expected whole numbers of shape (n,) below the number of images, "
+        "or a mask with one value an image"
     )
 
 
@@ -289,10 +289,11 @@ def check_targets(
             f"(n, {num_classes}), a row of attributes (0 or 1)" if multilabel else "(n,), one class index"
         )
         raise ValueError(
-            f"{name}: shape {shape_text(labels.shape)}, {labels.dtype}; want whole numbers of shape {wanted} an image"
+            f"{name}: shape {shape_text(labels.shape)}, {labels.dtype}; expected whole numbers of shape {wanted} "
+            "an image"
         )
     if len(labels) != count:
-        raise ValueError(f"{name}: not as many labels as images; want one label an image")
+        raise ValueError(f"{name}: not as many labels as images; expected one label an image")
     labels = labels.to(torch.int64)
     if bool(
         ((labels < (-1 if unknown_allowed else 0)) | (labels >= (2 if multilabel else num_classes))).any()
@@ -312,7 +313,7 @@ def _check_soft(soft: Tensor, known: Tensor, num_classes: int, task: str) -> Ten
     """Return probabilities as float32 on the CPU; ``ValueError`` for another shape, or known rows that are none."""
     if soft.shape != (len(known), num_classes) or not soft.is_floating_point():
         raise ValueError(
-            f"soft: shape {shape_text(soft.shape)}, {soft.dtype}; want float of shape (n, {num_classes}), "
+            f"soft: shape {shape_text(soft.shape)}, {soft.dtype}; expected float of shape (n, {num_classes}), "
             "a row an image"
         )
     soft = soft.detach().to("cpu", torch.float32)
@@ -609,11 +610,13 @@ def as_part(part: Any, name: str, public: bool, image_shape: ImageShape, num_cla
     if isinstance(part, PublicDataset if public else LabeledImages):
         return part
     if not hasattr(part, "__getitem__") or not hasattr(part, "__len__"):
-        raise ValueError(f"the {name} set is a {type(part).__name__}; want a data set whose items are (x, y)")
+        raise ValueError(
+            f"the {name} set is a {type(part).__name__}; expected a data set whose items are (x, y)"
+        )
     items = map(part.__getitem__, range(len(part)))  # images are read again when they are looked at
     found = [torch.as_tensor(item[1]) for item in items if isinstance(item, tuple | list) and len(item) == 2]
     if len(found) != len(part) and (found or not public):
-        raise ValueError(f"the {name} set has items that are no (x, y); want a label y with each image x")
+        raise ValueError(f"the {name} set has items that are no (x, y); expected a label y with each image x")
     store = ItemImages(part, image_shape)
     labels = torch.stack(found) if found else None
     if public:

@@ -31,7 +31,10 @@ from pl_privknn.datamodules.datasets import (
 from pl_privknn.privacy.redaction import redacted
 
 _PARTS = ("private", "public", "test", "val", "predict")
-_LAYOUT = "want <class>/*.png or private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
+_LAYOUT = (
+    "expected <class>/*.png or private/<class>/*.png, public/*.png (or public/<class>/*.png) and "
+    "test/<class>/*.png"
+)
 # What operating systems, file servers and archives leave in folders, besides names that begin with a dot.
 _SYSTEM = {"__macosx", "@eadir", "desktop.ini", "thumbs.db", "$recycle.bin", "system volume information"}
 _THREADS = 4  # decode images at once, each of which may be large
@@ -315,7 +318,7 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         known = self._known_folders()
         names = sorted(known or self._folders("private"))
         if len(names) < 2:
-            raise ValueError(f"{self.root} has {len(names)} class folders, want 2 or more; {_LAYOUT}")
+            raise ValueError(f"{self.root} has {len(names)} class folders, expected 2 or more; {_LAYOUT}")
         return check_unlike(names, "class_names", bool(known))
 
     def _labeled(self, part: str) -> LabeledImages:

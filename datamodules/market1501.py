@@ -148,7 +148,7 @@ class Market1501DataModule(PublishedDataModule):
         found = len(paths), len(self._attributes(part))
         if self.verify and found != _PUBLISHED[part]:
             raise DamagedFileError(
-                f"{folder}: {found[0]} images and {found[1]} people in the table, want {_PUBLISHED[part]}; it "
+                f"{folder}: {found[0]} images and {found[1]} people in the table, expected {_PUBLISHED[part]}; it "
                 " was unpacked in part or altered. Unpack it again, or pass verify=False for data of your own in "
                 "this format"
             )

@@ -65,8 +65,8 @@ class IDXDataModule(PublishedDataModule):
             if images.shape[1:] != (_SIDE, _SIDE) or len(images) != len(labels) or len(images) < 2:
                 raise ValueError(
                     f"{folder}: the {file} files have {len(images)} images of {tuple(images.shape[1:])} and "
-                    f"{len(labels)} labels; want 2 or more of {(_SIDE, _SIDE)} and as many labels. Get both files "
-                    "from one source, or use ArraysDataModule"
+                    f"{len(labels)} labels; expected 2 or more of {(_SIDE, _SIDE)} and as many labels. Get both "
+                    "files from one source, or use ArraysDataModule"
                 )
             self._files[file] = images[:, None], labels
         return self._files[file]

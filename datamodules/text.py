@@ -140,8 +140,8 @@ class TextDataModule(PrivatePublicDataModule):
         for part in PARTS[: 1 if none or root is None or found.get("private") is root else 2]:
             if part not in self._sources:
                 raise FileNotFoundError(
-                    f"root={None if root is None else str(root)!r}: there is no {part} part; want {part} with one of "
-                    f"{', '.join(TABLES)}, or pass {part}="
+                    f"root={None if root is None else str(root)!r}: there is no {part} part; expected {part} with "
+                    f"one of {', '.join(TABLES)}, or pass {part}="
                 )
         _check_apart(self._sources)
         self._columns = {"text": text, "label": label, "person": person, "id": id}
@@ -318,7 +318,7 @@ class TextDataModule(PrivatePublicDataModule):
             lengths = set(known.value_lengths().to_numpy(zero_copy_only=False).tolist())
         if len(lengths) != 1 or lengths == {0}:
             raise ValueError(
-                f"{part}: want a list of equally many floats in each row of {self._columns['text']!r}"
+                f"{part}: expected a list of equally many floats in each row of {self._columns['text']!r}"
             )
         flat = np.array(known.flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
         rows = torch.full((len(column), lengths.pop()), torch.nan)
@@ -332,7 +332,7 @@ class TextDataModule(PrivatePublicDataModule):
         column, table = self._column(part, "text"), self._table(part)
         if not any(kind in str(column.type) for kind in ("string", "binary")):
             held = "" if part == "private" else f" holds {column.type}"
-            raise ValueError(f"{table.named}: the column {self._columns['text']!r}{held}; want texts")
+            raise ValueError(f"{table.named}: the column {self._columns['text']!r}{held}; expected texts")
         with reading(table.named):
             column = column.cast("large_string")
         rows, empty, digests = torch.zeros(len(column), self.image_shape[0]), [], []
@@ -357,7 +357,7 @@ class TextDataModule(PrivatePublicDataModule):
         vectors = [torch.as_tensor(np.asarray(self._embed(text)), dtype=torch.float32) for text in texts]
         if len({vector.shape for vector in vectors}) != 1 or vectors[0].ndim != 1:
             raise ValueError(
-                "features: want a function that gives one vector, of the same length, for each text"
+                "features: expected a function that gives one vector, of the same length, for each text"
             )
         return torch.stack(vectors)
 
@@ -443,7 +443,7 @@ class Columns:
             if not path.is_file():
                 raise FileNotFoundError(f"{self.named}: there is no such file, seen from {Path.cwd()}")
             if path.suffix.lower() not in TABLES:
-                raise ValueError(f"{self.named}: want a file of one of the kinds {', '.join(TABLES)}")
+                raise ValueError(f"{self.named}: expected a file of one of the kinds {', '.join(TABLES)}")
             with reading(self.named, part != "private"):
                 self._table = _READERS[path.suffix.lower()](path, wanted, encoding)
         with reading(self.named):  # names may be no text

@@ -277,7 +277,7 @@ class _OfImages(torch.nn.Module):
         # A traced graph can't ask for the type: 0 - 1 is 255 in uint8, and -1 in floats. float64 is refused by to.
         images = (images / (images[:1, :1, :1, :1] * 0 - 1).abs()).to(torch.float32)
         inside = ((images >= 0) & (images <= 1)).all()
-        torch._assert_async(inside, "images: want uint8, or floats in 0 … 1; divide 0 … 255 by 255")
+        torch._assert_async(inside, "images: expected uint8, or floats in 0 … 1; divide 0 … 255 by 255")
         return torch.where(inside, self.model(images), torch.nan)  # ONNX has no assertions
 
 

@@ -392,7 +392,9 @@ def planned_steps(trainer: Mapping[str, Any], steps_per_epoch: int) -> int:
         ConfigurationError: for a number of steps that is not known beforehand.
     """
     if not isinstance(trainer, Mapping):
-        raise ConfigurationError(f"trainer={shown(trainer)}: want a section of settings, such as max_epochs")
+        raise ConfigurationError(
+            f"trainer={shown(trainer)}: expected a section of settings, such as max_epochs"
+        )
     limit = trainer.get("limit_train_batches")
     if isinstance(limit, float) and not (limit > 1 and limit.is_integer()):  # as Lightning reads it
         steps_per_epoch = int(check_rate("trainer.limit_train_batches", limit) * steps_per_epoch)

@@ -123,7 +123,7 @@ def predict(model: str | Path, inputs: Any = None, *, column: str | None = None)
             [found.model(part if store is None else store.read(part)) for part in parts]
         )
     if bool(probabilities.isnan().any()):
-        raise ValueError(f"{given[0]}: images want floats in 0 … 1, or uint8; divide 0 … 255 by 255")
+        raise ValueError(f"{given[0]}: expected floats in 0 … 1, or uint8; divide 0 … 255 by 255")
     return Predictions(names, probabilities.float(), tuple(about["classes"]), about["task"])
 
 
@@ -147,7 +147,7 @@ def open_model(path: str | Path) -> ReleasedModel:
         raise FileNotFoundError(f"{path}: there is no such run or exported file")
     if path.suffix not in (".pt2", ".onnx"):
         raise ValueError(
-            f"{path}: want the folder of a run, or model.pt2 or model.onnx as privknn export writes them "
+            f"{path}: expected the folder of a run, or model.pt2 or model.onnx as privknn export writes them "
             "(a .pt file holds weights alone)"
         )
     try:

@@ -388,7 +388,7 @@ def _chosen_and_tested(
     sides = [np.asarray(scores, dtype=np.float64) for scores in (scores_with, scores_without)]
     for name, scores in zip(("scores_with", "scores_without"), sides, strict=True):
         if scores.ndim != 1 or np.isnan(scores).any():
-            raise ValueError(f"{name}: shape {scores.shape}; want one score a release, none of them NaN")
+            raise ValueError(f"{name}: shape {scores.shape}; expected one score a release, none of them NaN")
     if min(map(len, sides)) < _FEWEST:
         return 0.0
     cuts = [round(len(scores) * _CHOOSING) for scores in sides]

@@ -72,7 +72,7 @@ def audit(
         sides.append(np.asarray(scores, dtype=np.float64))
         if sides[-1].shape != (trials,):
             raise ValueError(
-                f"experiment: returned shape {sides[-1].shape}; want one score for each of {trials} runs"
+                f"experiment: returned shape {sides[-1].shape}; expected one score for each of {trials} runs"
             )
     seen = Scores("outcomes", np.arange(2 * trials) < trials, np.concatenate(sides), independent=True)
     return judge(

@@ -221,7 +221,7 @@ def training_of_config(document: Mapping[str, Any], path: str | Path) -> Trainin
         data = made_data(document.get("data") or {})
         if not isinstance(data, PrivatePublicDataModule):
             raise ConfigurationError(
-                "data.class_path: want a data module with a private part (PrivatePublicDataModule)"
+                "data.class_path: expected a data module with a private part (PrivatePublicDataModule)"
             )
         name = "NoisySGD" if "model" in private_trainings(document) else "PrivateTraining"
 

@@ -209,7 +209,7 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
         check_int("--num-classes", parsed.num_classes, minimum=2)
     name = _name(parsed.data) if parsed.name is None else parsed.name
     if not name.strip():
-        raise ValueError(f"--name {name!r}: want a text, or leave it out for the folder's name")
+        raise ValueError(f"--name {name!r}: expected a text, or leave it out for the folder's name")
     found = recommend(
         parsed.data,
         epsilon=parsed.epsilon,

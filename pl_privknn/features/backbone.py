@@ -80,8 +80,8 @@ class BackboneFeatures(Extractor):
                     part = module.features(images[start : start + self.batch_size].to(device))
                     if part.ndim != 2:
                         raise ValueError(
-                            f"{type(module).__name__}.features returned shape {shape_text(part.shape)}; want (n, d): "
-                            "flatten or pool it"
+                            f"{type(module).__name__}.features returned shape {shape_text(part.shape)}; expected (n, "
+                            "d): flatten or pool it"
                         )
                 # Filled outside inference mode: the result is an ordinary tensor, usable in training.
                 if vectors is None:

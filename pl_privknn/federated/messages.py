@@ -100,7 +100,7 @@ class Request:
             raise Refused(f"version={shown(fields.get('version'))}: this node speaks version {VERSION}")
         kinds = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
         if fields.keys() != {"version", *kinds}:
-            raise Refused(f"request: want the fields {', '.join(('version', *kinds))} and no others")
+            raise Refused(f"request: expected the fields {', '.join(('version', *kinds))} and no others")
         for name, kind in kinds.items():
             if type(fields[name]) is not kind:
                 raise Refused(f"{name}={shown(fields[name])} must be of type {kind.__name__}")

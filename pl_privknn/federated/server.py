@@ -92,8 +92,8 @@ class FederatedRound:
             or len(self.queries) < self.labeler.k
         ):
             raise ValueError(
-                f"queries: shape {tuple(self.queries.shape)}, {self.queries.dtype}; want float32 (s, d), s at least "
-                f"k={self.labeler.k}"
+                f"queries: shape {tuple(self.queries.shape)}, {self.queries.dtype}; expected float32 (s, d), s at "
+                f"least k={self.labeler.k}"
             )
         if not isinstance(self.labeler, ClientReverseKNN):
             raise ValueError(

@@ -65,7 +65,7 @@ class PaidEvaluation:
             return given
         if given == "paid":
             return cls()
-        raise ValueError(f"evaluate={given!r}: want 'paid', a PaidEvaluation, or None for no hold-out")
+        raise ValueError(f"evaluate={given!r}: expected 'paid', a PaidEvaluation, or None for no hold-out")
 
 
 def held_out(

@@ -93,7 +93,7 @@ def made_training(
     """
     section = document.get("model")
     if not isinstance(section, Mapping) or "class_path" not in section:
-        raise ConfigurationError(f"{name}: model: want a class_path, and its arguments as init_args")
+        raise ConfigurationError(f"{name}: model: expected a class_path, and its arguments as init_args")
     made = class_named(str(section["class_path"]))
     if made is None:
         raise ConfigurationError(

@@ -217,7 +217,7 @@ def _check_path(path: str, place: str) -> None:
     below = _MODEL if place == _MODEL else f"{_MODEL} or {_CALLBACK}"
     names = ", ".join(_FIXED)
     raise ConfigurationError(
-        f"--set {path}: want a path below {below} that changes nothing of a candidate's cost, so not of {names}"
+        f"--set {path}: expected a path below {below} that changes nothing of a candidate's cost, so not of {names}"
     )
 
 

@@ -189,7 +189,7 @@ def test_without_inputs_the_runs_own_test_part_is_predicted(tmp_path):
         ("run nowhere", "there is no such file or folder"),
         ("nowhere photos", "there is no such run or exported file"),
         ("photos photos", "there is no config.yaml; give the folder of a finished run"),
-        ("photos/0.png photos", "want the folder of a run, or model.pt2 or model.onnx"),
+        ("photos/0.png photos", "expected the folder of a run, or model.pt2 or model.onnx"),
         ("damaged.pt2 photos", "is no file that privknn export wrote"),
         ("run run", "there is no image"),
         ("run damaged.png", "is not a readable image"),

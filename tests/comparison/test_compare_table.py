@@ -141,7 +141,7 @@ def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, mon
     stored["compare_made"][0] = result_from({**first.values, "test_accuracy": 0.1}, "made")
     assert render.old_plots() == ["compare_made.svg"]
     assert render.compared() != table
-    with pytest.raises(SystemExit, match="want one line '<!-- results: rendered"):
+    with pytest.raises(SystemExit, match="expected one line '<!-- results: rendered"):
         render.with_table("no marks", "results", table, "page.md")
 
 

@@ -107,8 +107,11 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ),
         ({"public_images": np.zeros((7, 4, 4, 4), np.uint8)}, "channels_last=True"),
         ({"private_images": np.zeros((9, 5, 4), np.uint8)}, r"private_images: images of shape \(1, 5, 4\)"),
-        ({"private_images": np.zeros((9, 4, 5), np.int64)}, "private_images: dtype torch.int64; want uint8"),
-        ({"private_images": np.full((9, 4, 5), "7.125")}, "private_images: dtype .*; want numbers"),
+        (
+            {"private_images": np.zeros((9, 4, 5), np.int64)},
+            "private_images: dtype torch.int64; expected uint8",
+        ),
+        ({"private_images": np.full((9, 4, 5), "7.125")}, "private_images: dtype .*; expected numbers"),
         ({"private_images": BAD_FLOATS}, "private_images: float values outside"),
         (
             {"private_images": NOT_NUMBERS, "unusable": "error"},
@@ -123,8 +126,8 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ({"test_labels": None}, "test_images and test_labels go together"),
         ({"val_labels": [0]}, "val_images and val_labels go together"),
         ({"public_images": None}, "public_images=None: a student needs"),
-        ({"private_images": "images.txt"}, "images.txt': want a .npy, .npz"),
-        ({"task": "multilabel"}, r"private_labels: .*want whole numbers of shape \(n, 3\)"),
+        ({"private_images": "images.txt"}, "images.txt': expected a .npy, .npz"),
+        ({"task": "multilabel"}, r"private_labels: .*expected whole numbers of shape \(n, 3\)"),
     ],
 )
 def test_bad_arrays_are_refused_without_showing_a_value(changes, words):
@@ -241,9 +244,9 @@ def test_bad_parquet_files_are_named(tmp_path, table):
     (tmp_path / "broken.parquet").write_bytes(whole[:4] + bytes(596) + whole[600:])
     assert rows_of("x", tmp_path / "nan.parquet")[1].tolist() == [row != 5 for row in range(COUNT)]
     for name, words in [
-        ("nan.parquet:y", r"x='.*nan\.parquet:y': 'y' holds int64; want lists of floats"),
+        ("nan.parquet:y", r"x='.*nan\.parquet:y': 'y' holds int64; expected lists of floats"),
         ("nan.parquet:z", r"nan\.parquet:z': it holds x, y and no column 'z'"),
-        ("whole.parquet", r"'x' holds torch\.int64; want lists of floats"),
+        ("whole.parquet", r"'x' holds torch\.int64; expected lists of floats"),
         ("none.parquet", r"none\.parquet': it is empty"),
         ("ragged.parquet", r"the lists of 'x' differ in length"),
         ("gaps.parquet", r"some rows of 'x' are empty"),

@@ -683,7 +683,7 @@ ARRAYS = {
     "floats up to 255": (pixels(lambda images: images.astype(float)), "divide 0 … 255 data by 255"),
     "whole numbers of 64 bits": (
         pixels(lambda images: images.astype(np.int64)),
-        r"want uint8 .*astype\('uint8'\)",
+        r"expected uint8 .*astype\('uint8'\)",
     ),
     "big ends": (pixels(lambda images: (images / 255).astype(">f4")), usual),
     "NaN in a picture": ({"private_images": nan_at_fourth(arrays()["private_images"])}, without_fourth),

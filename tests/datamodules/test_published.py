@@ -374,7 +374,7 @@ def test_market_is_split_by_person(written):
 
 def test_market_damage_is_refused_by_name(written, tmp_path):
     root, _ = written
-    said = "bounding_box_train: 48 images and 12 people in the table, want"
+    said = "bounding_box_train: 48 images and 12 people in the table, expected"
     with pytest.raises(DamagedFileError, match=said):
         loaded(Market1501DataModule, root)
     folder = tmp_path / "Market-1501-v15.09.15"

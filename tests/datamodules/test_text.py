@@ -170,12 +170,12 @@ STRICT = {"unusable": "error"}
         ({"public": {"label": None}, "test": {"label": ["spam"] * 6}}, {}, "have 1 classes in the column 'label'"),
         ({"private": {"who": ["Ann", None] * 3}}, STRICT, "private: some records cannot be used: no person; mend"),
         ({"private": {"key": ["1"] * 6}}, {}, "private: some ids occur more than once"),
-        ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; want texts"),
-        ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {"features": None}, ": want a list of equally many floats"),
+        ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; expected texts"),
+        ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {"features": None}, "expected a list of equally many floats"),
         ({}, {"classes": ["one"]}, "num_classes=1 must be a whole number of at least 2"),
         ({"public": {"text": [[1.0]] * 6}}, {}, "'text' holds vectors, which are taken as they are"),
         ({}, {"longest": 0}, "longest=0 must be a whole number"),
-        ({}, {"features": lambda text: 1.0}, "features: want a function that gives one vector"),
+        ({}, {"features": lambda text: 1.0}, "features: expected a function that gives one vector"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, changes, arguments, message):
@@ -201,7 +201,7 @@ def test_files_that_are_none_or_hold_other_text_than_utf8(tmp_path, suffix, part
         assert SECRET not in str(caught.value)
         assert caught.value.__cause__ is None or part == "public"
     path.unlink()
-    said = f"there is no {part} part; want {part} with one of .parquet, .csv"
+    said = f"there is no {part} part; expected {part} with one of .parquet, .csv"
     with pytest.raises(FileNotFoundError, match=said):
         module(root)
 

@@ -217,7 +217,7 @@ def test_plans_of_trainings_and_of_all_public_examples():
 def test_configurations_that_say_too_little_are_refused(document, match):
     with pytest.raises(ValueError, match=match):
         plan_of(document, "here", num_classes=10)
-    with pytest.raises(ConfigurationError, match="trainer=3: want a section"):
+    with pytest.raises(ConfigurationError, match="trainer=3: expected a section"):
         planned_steps(3, 10)
 
 

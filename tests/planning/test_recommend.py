@@ -228,7 +228,7 @@ def test_bad_folders_get_one_line(photos, capsys):
     assert "8 public examples, 2 classes, images 3×24×24" in found.reasons[0]
     assert "there is no such file or folder" in refused(capsys, "--data", "nowhere")
     (photos / "test/b").rename(photos / "b")
-    assert "has 1 class folders, want 2 or more" in refused(capsys, "--data", "own")
+    assert "has 1 class folders, expected 2 or more" in refused(capsys, "--data", "own")
     (photos / "b").rename(photos / "test/c")
     images(photos / "public", {"a": 1, "b": 1})
     found = recommend(photos, epsilon=1.0, private_records=1000)
@@ -325,7 +325,7 @@ def test_bad_numbers_and_places_get_one_line(table, capsys):
     assert "--private-records" in refused(capsys, "--data", "own", "--private-records", "3")
     assert "fewer than 5 for each of 4" in refused(capsys, "--data", "own", "--private-records", "15")
     assert "--private-records" in refused(capsys, "--data", "own", "--private-records", str(10**12))
-    assert "want a text" in refused(capsys, "--data", "own", "--name", " ")
+    assert "expected a text" in refused(capsys, "--data", "own", "--name", " ")
     assert "the noise of a centre of 600 records has length" in refused(
         capsys, "--data", "own", "--private-records", "600", "--epsilon", "0.02", "--public-kind", "other"
     )

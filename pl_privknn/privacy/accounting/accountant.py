@@ -107,7 +107,7 @@ def read_records(records: Sequence[dict[str, Any]]) -> list[Charge]:
     """
     if not isinstance(records, (list, tuple)):
         raise ValueError(
-            f"records: found {type(records).__name__}; want a JSON list of objects with a 'mechanism' field"
+            f"records: found {type(records).__name__}; expected a JSON list of objects with a 'mechanism' field"
         )
     charges = []
     for place, record in enumerate(records):
