@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pl_privknn import Gaussian
 from pl_privknn.auditing import Audit, Target, attack_labeler
-from pl_privknn.auditing.labelers import GivenParts, small_target
+from pl_privknn.auditing.labelers import FixedPartition, small_target
 from pl_privknn.auditing.training import TrainingTarget, attack_training
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
@@ -88,7 +88,7 @@ class SeveralTeachers(PATE):
     copies = 2
 
     def _train(self, features: Tensor, labels: Tensor, num_classes: int, groups: Any) -> Any:
-        assert isinstance(self.partitioner, GivenParts)
+        assert isinstance(self.partitioner, FixedPartition)
         own = self.partitioner.parts
         parts = nn.functional.pad(own, (0, len(labels) - len(own)))
         first, more = torch.nonzero(parts == 0).flatten(), range(1, self.copies)

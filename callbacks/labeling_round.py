@@ -242,7 +242,7 @@ class LabelingRound:
                     "its own cluster's answer. Use selection='clusters', or a teacher such as ReverseKNN"
                 )
             done += len(positions)
-            progress("asking the private teacher", done, len(examples))
+            progress("querying the private teacher", done, len(examples))
 
     def _open(
         self, index: int, data: PrivatePublicDataModule, store: LabelStore | None, ledger: LedgerRun | None
@@ -378,9 +378,9 @@ class LabelingRound:
             # Features are extracted as the teacher looks at them, and held no longer than that.
             labeler.fit_blocks(functools.partial(self._blocks, data), data.num_classes)
             return
-        progress("features of private images", 0, None)
+        progress("features of private records", 0, None)
         table, labels = self._table(data, folder)
-        progress("features of private images", 1, None)
+        progress("features of private records", 1, None)
         progress("fitting the private teacher", 0, None)
         try:
             if isinstance(labeler, RecognisesRecords):

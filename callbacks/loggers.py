@@ -72,7 +72,7 @@ class PublicPictures:
             words = {name: tuple(map(str, parts[name])) for name in ("texts", "class_names")}
             return cls(**{**parts, **words})
         except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(f"{path} can't be read as a run's pictures ({error}); take it away") from error
+            raise ValueError(f"{path} can't be read as a run's pictures ({error}); remove it") from error
 
     def write(self, folder: Path) -> None:
         """Write the pictures to a run's folder."""

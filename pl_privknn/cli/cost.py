@@ -27,8 +27,8 @@ def cost_line(found: Recommendation, runs: int = 1) -> str:
         isinstance(found.data, ImageFolderDataModule) and not {"public", "test"} & found.data.places.keys()
     )
     return (
-        f"Cost: about {span} on this machine's CPU, if nothing else runs on it, and {gigabytes:.1f} GB of memory"
-        f"{', and the decoding of image files' if files else ''}."
+        f"Cost: about {span} on this machine's CPU when it is idle, and {gigabytes:.1f} GB of memory"
+        f"{', plus the decoding of image files' if files else ''}."
     )
 
 

@@ -52,11 +52,11 @@ def add_training(commands: Any, name: str) -> None:
     parser.add_argument(
         "-c", "--config", action="append", default=[], metavar="FILE", help="YAML with any of the sections"
     )
-    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
     parser.add_argument("--run_dir", metavar="DIR", help="folder of the run (runs/NAME/NUMBER)")
     parser.add_argument("--ckpt_path", metavar="FILE", help="a checkpoint of the student")
     if name == "fit":
-        title = "in place of --config: the best run for these data, ε and records"
+        title = "instead of --config: the recommended run for these data, ε and records"
         add_recommended(parser.add_argument_group(title), required=False)
     parser.set_defaults(command=name)
 
@@ -84,13 +84,13 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
     sections = ("--data", "--model", "--print_config")
     if not (parsed.config or parsed.resume or data or any(word.startswith(sections) for word in others)):
         raise ValueError(
-            "nothing says what to run; give --config FILE, as in --config configs/digits_reverse_knn.yaml, or "
+            "no configuration; give --config FILE, as in --config configs/digits_reverse_knn.yaml, or "
             f"--resume DIR; see privknn {command} --help"
         )
     for file in parsed.config:  # LightningCLI reads configuration from the word itself too
         if file.endswith((".yaml", ".yml", ".json")) and not Path(file).is_file():
             raise FileNotFoundError(
-                f"--config {file}: there is no such file; the package's own are configs/NAME.yaml"
+                f"--config {file}: no such file; built-in configurations are configs/NAME.yaml"
             )
     if parsed.resume is not None and not (Path(parsed.resume) / "config.yaml").is_file():
         raise FileNotFoundError(
@@ -122,11 +122,11 @@ def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
 
 def add_init(commands: Any) -> None:
     """Register ``privknn init`` with argparse's subparsers."""
-    parser = commands.add_parser(
-        "init", help="recommend the best run for your data and write its configuration"
-    )
+    parser = commands.add_parser("init", help="recommend a run for your data and write its configuration")
     add_recommended(parser, required=True)
-    parser.add_argument("--output", default="private_run.yaml", metavar="FILE", help="(private_run.yaml)")
+    parser.add_argument(
+        "--output", default="private_run.yaml", metavar="FILE", help="the configuration (private_run.yaml)"
+    )
     parser.set_defaults(run=_init)
 
 
@@ -138,11 +138,13 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
         metavar="PATH",
         help="a table, a folder of images, tables or arrays, or an .npz file",
     )
-    parser.add_argument("--name", help="of the data in report and privacy card (the folder's name)")
-    parser.add_argument("--person", metavar="COLUMN", help="of tables: the column of owners")
+    parser.add_argument("--name", help="name of the data in report and privacy card (the folder's name)")
+    parser.add_argument(
+        "--person", metavar="COLUMN", help="of tables: the column with the person of each record"
+    )
     add_places(parser)
     parser.add_argument(
-        "--unit", choices=("record", "person"), help="of privacy; a person where --person names the owners"
+        "--unit", choices=("record", "person"), help="unit of privacy (person with --person, else record)"
     )
     parser.add_argument("--epsilon", type=float, required=required, help="target ε")
     parser.add_argument(
@@ -150,33 +152,41 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
         type=int,
         required=required,
         metavar="N",
-        help="about how many, as anybody may know; or persons, where these are the unit",
+        help="approximate number; becomes public; counts persons where these are the unit",
     )
-    parser.add_argument("--delta", type=float, help="δ (a tenth of one over the records, or less)")
-    parser.add_argument("--num-classes", type=int, help="where no test set tells them")
+    parser.add_argument("--delta", type=float, help="δ (at most 1/(10 N))")
+    parser.add_argument("--num-classes", type=int, help="number of classes, where no test set has them")
     parser.add_argument(
         "--public-kind",
         choices=("same", "other"),
         default="same",
-        help="other, where public examples are of another kind than private ones",
+        help="whether public examples are of the same kind as private ones (same)",
     )
-    parser.add_argument("--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="this one")
+    parser.add_argument(
+        "--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="use this teacher"
+    )
 
 
 def add_places(parser: argparse._ActionsContainer) -> None:
     """Options that say where parts of the data, and columns of tables, are."""
+    parser.add_argument("--public", metavar="PATH", help="public data in another place (optional)")
     parser.add_argument(
-        "--public", metavar="PATH", help="public data elsewhere; without any, none are needed"
-    )
-    parser.add_argument(
-        "--test", metavar="PATH", help="test data elsewhere; without any, accuracy is paid for"
+        "--test",
+        metavar="PATH",
+        help="test data in another place; without test data, accuracy is measured "
+        "on held-out private records",
     )
     for column, what in (("text", "texts, or of vectors (text)"), ("label", "labels (label)")):
         parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")
     parser.add_argument(
-        "--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them"
+        "--classes",
+        nargs="+",
+        metavar="NAME",
+        help="names of the classes, for tables whose test part lacks them",
     )
-    parser.add_argument("--encoding", metavar="NAME", help="of tables in text files, as latin-1 (UTF-8)")
+    parser.add_argument(
+        "--encoding", metavar="NAME", help="encoding of tables in text files, as latin-1 (UTF-8)"
+    )
 
 
 def places_of(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -190,7 +200,7 @@ def _init(parsed: argparse.Namespace) -> int:
 
     output = Path(parsed.output)
     if output.exists():
-        raise FileExistsError(f"--output {output} is there already; name another file")
+        raise FileExistsError(f"--output {output} already exists; name another file")
     _check_writable("--output", output)
     output.write_text((found := recommended(parsed)).to_yaml(), encoding="utf-8")
     print(cost_line(found))
@@ -237,4 +247,4 @@ def _check_writable(option: str, path: Path) -> None:
     """Refuse a place that can't be written to, before anything is computed."""
     place = next(parent for parent in (path.resolve(), *path.resolve().parents) if parent.exists())
     if place.is_file() or not os.access(place, os.W_OK | os.X_OK):
-        raise PermissionError(f"{option} {path}: {place} is no folder that can be written to")
+        raise PermissionError(f"{option} {path}: {place} is not a writable folder")

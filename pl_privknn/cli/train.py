@@ -77,7 +77,7 @@ def run_training(
     if resume is not None:
         if run_dir is not None and Path(run_dir).resolve() != Path(resume).resolve():
             raise ValueError(
-                f"--run_dir {run_dir}: --resume {resume} goes on in its own folder; leave it out"
+                f"--run_dir {run_dir}: --resume {resume} continues in its own folder; leave out --run_dir"
             )
         configs, run_dir = [str(Path(resume) / "config.yaml"), *configs], resume
         ckpt_path = ckpt_path or _last_checkpoint(Path(resume))
@@ -114,7 +114,7 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
     trainer = getattr(cli, "trainer", None)
     if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
         return None
-    text = "interrupted before this command asked anything: it spent nothing. Repeat it to go on"
+    text = "interrupted before the first query: no privacy budget was spent. Repeat the command to continue"
     if cli is not None and trainer is not None and (spender := spender_of(trainer, cli.model)) is not None:
         folder, kept, report = cli._subconfig().run_dir, ["the ledger"], spender.ledger.report()
         if hasattr(spender, "label_counts"):
@@ -122,9 +122,9 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
         if usable_checkpoint(Path(folder) / CHECKPOINT) is not None:
             kept.append("a checkpoint of the last full epoch")
         text = (
-            f"interrupted. Spent: ε {at_most(report.spent.epsilon)} of the {at_most(report.guarantee.epsilon)} "
-            f"that the run states, at δ {report.spent.delta:g}. Kept in {folder}: "
-            f"{', '.join(kept)}; none of it is paid for again. Continue with: privknn fit --resume {folder}"
+            f"interrupted. ε spent: {at_most(report.spent.epsilon)} of the stated "
+            f"{at_most(report.guarantee.epsilon)}, at δ {report.spent.delta:g}. Kept in {folder}: {', '.join(kept)}; "
+            f"continuing does not charge them again. Continue with: privknn fit --resume {folder}"
         )
     print(f"privknn: {text}", file=sys.stderr)
     return 128 + signal.SIGINT
@@ -149,8 +149,8 @@ def _last_checkpoint(folder: Path) -> str | None:
     """The checkpoint that a run in a folder goes on from."""
     if (missing := left_out_of((folder / "config.yaml").read_text(encoding="utf-8"))) is not None:
         raise ValueError(
-            f"--resume {folder}: this run was started in Python, and config.yaml can't say its {missing}; go on "
-            "there, with trainer.fit(..., ckpt_path=...)"
+            f"--resume {folder}: this run was started in Python, and config.yaml can't express its {missing}; "
+            "continue in Python, with trainer.fit(..., ckpt_path=...)"
         )
     checkpoint = usable_checkpoint(folder / CHECKPOINT)
     return None if checkpoint is None else str(checkpoint)
@@ -358,7 +358,7 @@ class PrivKNNCLI(LightningCLI):
         except Exception:
             if not self.run_report.summary:
                 raise
-            with errors_as_warnings("what follows the training"):
+            with errors_as_warnings("a step after the training"):
                 raise
 
     def after_fit(self) -> None:

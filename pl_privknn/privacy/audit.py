@@ -23,9 +23,9 @@ EXPORT = "export"
 REPORT = ("report.html", "privacy_card.md", "privacy_card.json", "certificate.json")
 #: What no audit of files can find.
 NOT_CHECKED = (
-    "a ledger that was rewritten with all its hashes, and everything else to fit it; a head that was noted elsewhere "
-    "tells (--head)",
-    "accuracies and seconds: the summary is the one that the run wrote; they are not computed anew",
+    "a ledger rewritten with all its hashes, and all other files with it; compare a head that was noted elsewhere "
+    "(--head)",
+    "accuracies and seconds: the summary is the one that the run wrote; they are not recomputed",
     "that the noise was drawn and the model trained by this package's own code",
     "the private records: their number, their owners, and runs on them that are charged in other ledgers",
 )
@@ -140,7 +140,7 @@ def audit_run(
         ledger = ledger_of(folder, settings)
         if ledger is None:
             raise FileNotFoundError(
-                f"{folder}: there is no ledger, so nothing says what the run paid; restore it"
+                f"{folder}: there is no ledger, so the privacy cost is unknown; restore it"
             )
         report = audit_ledger(ledger, exact=exact, **expected)
         checks = check_summary(summary, ledger, exact) if summary else []

@@ -269,7 +269,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         source = trainer.fit_loop._data_source  # Lightning has no public name for where batches come from
         records = _records_of(trainer, source)
         if trainer.fast_dev_run:
-            pl.rank_zero_info("fast_dev_run: no private record is touched; the steps are of made-up ones")
+            pl.rank_zero_info("fast_dev_run: no private record is read; the steps use synthetic ones")
             self.private = None
             self._made_up = PrivateData(_made_up_records(records))
         else:

@@ -248,7 +248,7 @@ class PrivateSession:
         followed = self._processes.from_first(open_run)
         self.run = opened[0] if opened else followed
         if self.run.lost:
-            rank_zero_info(f"{self.run.lost} paid steps were lost; the training is shorter by them")
+            rank_zero_info(f"{self.run.lost} charged steps were lost; the training has that many fewer")
 
     def noise_for(self, steps: int) -> float:
         """Noise multiplier of a training of so many steps.
@@ -311,7 +311,7 @@ class PrivateSession:
         if self.run is None or self.run.steps.left:
             return False
         trainer.should_stop = True
-        rank_zero_info(f"all {self.run.planned} planned steps are done: the training ends here")
+        rank_zero_info(f"all {self.run.planned} planned steps are done; training stops")
         return True
 
     def sample(self) -> Tensor:

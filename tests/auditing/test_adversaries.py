@@ -115,7 +115,8 @@ def test_adversaries_are_refused_where_they_do_not_fit(capsys):
         attacked("PATE", "strong", SeededNoise(0))
     assert main(["audit", "--attack", "configs/digits_noisy_sgd.yaml", "--adversary", "natural"]) == 2
     assert (
-        "--adversary natural is for labelers, and this is a training; leave it out" in capsys.readouterr().err
+        "--adversary natural applies to labelers, but this configuration trains a model"
+        in capsys.readouterr().err
     )
     assert main(["audit", "ledger.sqlite", "--adversary", "natural"]) == 2
-    assert "belongs to an attack" in capsys.readouterr().err
+    assert "applies to an attack" in capsys.readouterr().err

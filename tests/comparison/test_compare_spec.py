@@ -37,7 +37,7 @@ def changed(path, value):
         ("delta", 1, ["delta=1"]),
         ("noise_seeded", "yes", ["noise_seeded='yes'"]),
         ("name", "a/b", ["name='a/b'", "folder"]),
-        ("methods", [KNN, KNN], ["'knn' is there twice"]),
+        ("methods", [KNN, KNN], ["'knn' occurs twice"]),
         ("methods.knn.model", SGD["model"], ["labeling and model", "exactly one"]),
         ("methods.knn.trainer", {"max_epochs": 50}, ["methods.knn.trainer", "share"]),
         ("methods.knn.student", {"class_path": "VATStudent"}, ["unknown key 'student'"]),
@@ -67,7 +67,7 @@ def test_a_method_must_say_how_it_reaches_each_epsilon():
     whole = document()
     del whole["methods"][0]["find"]
     whole["methods"][0]["settings"] = {0.5: {SIGMA: 100.0}}
-    with pytest.raises(ConfigurationError, match="knn: nothing says how it reaches ε=2"):
+    with pytest.raises(ConfigurationError, match="knn: no setting gives ε=2"):
         list(runs_of(comparison_of(whole)))
     whole["methods"][0]["epsilons"] = [0.5]
     assert comparison_of(whole).methods[0].epsilons == (0.5,)

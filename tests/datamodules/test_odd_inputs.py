@@ -236,7 +236,7 @@ FOLDERS = {
     "public pictures in the test set": (
         lambda root: (root / "public/9.png").write_bytes((root / "test/cat/0.png").read_bytes()),
         SAME,
-        "1 public examples are test examples too",
+        "1 public example in the test part",
     ),
     "broken EXIF": (broken_exif, folder_size(public=4)),
     "clear": (value_of("z.png", lambda: Image.new("RGBA", (SIDE, SIDE), (9, 99, 9, 0))), shows(255)),
@@ -447,11 +447,11 @@ TABLES = {
     "a public text of the test set": (
         extra("public", rows("test")[0]),
         plain,
-        "1 public examples are test examples too",
+        "1 public example in the test part",
     ),
     "a public text of the test set, strictly": (
         extra("public", rows("test")[0]),
-        "are test examples too",
+        "in the test part",
         "",
         {"overlap": "error"},
     ),

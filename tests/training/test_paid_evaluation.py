@@ -162,9 +162,7 @@ def test_a_resumed_training_holds_out_the_same_records_and_releases_at_its_end(t
         check["name"] for check in audit["checks"] if check["agrees"]
     }
     card = privacy_card(tmp_path)
-    assert card["evaluation"].startswith(
-        f"accuracy of the hold-out {resumed.accuracy['holdout_accuracy']:.3f} ± "
-    )
+    assert card["evaluation"].startswith(f"hold-out accuracy {resumed.accuracy['holdout_accuracy']:.3f} ± ")
     assert "on held-out private records, released at ε" in write_report(tmp_path).read_text(encoding="utf-8")
     path = tmp_path / "holdout.json"
     path.write_text(path.read_text().replace('"holdout_accuracy": 0', '"holdout_accuracy": 1'))
