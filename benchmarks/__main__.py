@@ -1,4 +1,4 @@
-"""Run a benchmark and store what it measured, or render the stored results: ``python -m benchmarks NAME``."""
+"""Run a benchmark and store its measurements, or render the stored results: ``python -m benchmarks NAME``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACES = ("prv", "dry_run", "folder", "name", "only", "root", "words")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """One command; returns the exit status."""
+    """Run one command; returns the exit status."""
     words = list(sys.argv[1:] if words is None else words)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="name_of_benchmark", metavar="NAME", required=True)

@@ -42,13 +42,13 @@ _QUERIES, _HIDDEN, _STEPS = 100, 64, 150
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("--runs", type=int, default=64)
     parser.add_argument("--epsilon", type=float, default=1.0)
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part for each kind of network."""
+    """Measurements of each kind of network."""
     stored = entries("membership")
     data = DigitsDataModule()
     data.setup("fit")
@@ -89,9 +89,9 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def confidences(log_probabilities: ArrayLike) -> Floats:
-    """Logits log p − log(1 − p) of probabilities given by logarithms; they spread like Gaussians, p does not."""
-    told = np.minimum(np.asarray(log_probabilities, dtype=np.float64), -1e-12)
-    return np.asarray(told - np.log(-np.expm1(told)))
+    """Logits log p − log(1 − p) from log-probabilities; their distribution is close to Gaussian."""
+    logs = np.minimum(np.asarray(log_probabilities, dtype=np.float64), -1e-12)
+    return np.asarray(logs - np.log(-np.expm1(logs)))
 
 
 def likelihood_ratios(sure: Floats, members: Coins) -> Floats:
@@ -128,7 +128,7 @@ def likelihood_ratios(sure: Floats, members: Coins) -> Floats:
 
 
 def true_positive_rates(scores: ArrayLike, members: ArrayLike, rates: ArrayLike) -> Floats:
-    """The share of members above the threshold that lets through each share of the others.
+    """True-positive rates at each false-positive rate.
 
     Args:
         scores: larger speaks for membership; any shape.
@@ -143,7 +143,7 @@ def true_positive_rates(scores: ArrayLike, members: ArrayLike, rates: ArrayLike)
 
 
 def table() -> str:
-    """One line a network."""
+    """Table with one row per network."""
     lines = []
     for part, one in entries("membership").items():
         found = one["results"]
@@ -154,7 +154,7 @@ def table() -> str:
 
 
 def figure() -> Figure:
-    """The curves of all parts, on white so that both themes show them."""
+    """Figure of the curves of all parts, on white for both themes."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")

@@ -295,7 +295,7 @@ class LabelingRound:
         wanted = self.labeler.processes.from_first(lambda: own)
         if own.shape != wanted.shape or bool((own - wanted).norm() > _SAME * wanted.norm()):
             raise RuntimeError(
-                "features: this process makes others of the same public example than global rank 0; start all "
+                "features: this process computes others of a public example than global rank 0; start all "
                 "processes with the same configuration, data and library versions"
             )
 
@@ -549,7 +549,7 @@ class ReleasedHead(nn.Module):
             self._extractor = copy.deepcopy(extractor)
             self._extractor.load_state_dict(state["extractor"])
         if not isinstance(labeler, MakesModel):
-            raise TypeError(f"labeler={type(labeler).__name__} makes no model of its releases")
+            raise TypeError(f"labeler={type(labeler).__name__} releases no model")
         self._predict, self._shift = labeler.head(state["head"]), state.get("shift", {}).get("prior")
 
     @torch.no_grad()
@@ -668,7 +668,7 @@ def check_whole_persons(owners: torch.Tensor, group: ProcessGroup) -> None:
     persons = persons[persons >= 0]
     if int(group.sum(torch.tensor([len(persons) - len(persons.unique())]))[0]):
         raise ValueError(
-            "private_groups: a person has records in several shards, where each would count by itself; put all "
+            "private_groups: a person has records in several shards, where they would be counted separately; put all "
             "records of a person into one process's file"
         )
 

@@ -153,7 +153,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.evaluate = PaidEvaluation.of(evaluate)
         if self.evaluate is not None and self.options.ledger_path is not None:
             raise ValueError(
-                "evaluate: the hold-out pays in parallel with one run; leave options.ledger_path out, or "
+                "evaluate: the hold-out is charged in parallel with one run; leave options.ledger_path out, or "
                 "evaluate=None"
             )
         #: Accuracy on the hold-out, its deviation and its ε, once released.
@@ -500,7 +500,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             return labels, soft
         if soft is None:
             raise ValueError(
-                f"class_prior: {type(self.labeler).__name__} releases no probabilities to move; leave class_prior "
+                f"class_prior: {type(self.labeler).__name__} releases no probabilities to adjust; leave class_prior "
                 "out, or take ReverseKNN or PreconditionedGradients"
             )
         soft = shifted(soft, prior_shift(soft, self.options.class_prior))

@@ -334,7 +334,7 @@ class EmbeddingsDataModule(_TablesDataModule):
         if not len(found):
             raise ValueError(
                 f"private_embeddings={self._sources['private_embeddings']!r}: the shard is empty; start fewer "
-                "processes, or spread the records anew"
+                "processes, or redistribute the records"
             )
         return found
 

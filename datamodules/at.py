@@ -54,7 +54,7 @@ def data_at(
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"--data {path}: there is no such file or folder, seen from {Path.cwd()}")
+        raise FileNotFoundError(f"--data {path}: no such file or folder (working directory: {Path.cwd()})")
     if path.suffix.lower() in TABLES or files_in(path):
         given = {"public": public, "test": test} | {"root": str(path), **(columns or {}), **arguments}
         made = TextDataModule(**given)
@@ -92,7 +92,9 @@ def _arrays(path: Path) -> dict[str, str]:
             with np.load(path) as archive:
                 found = {name: f"{path}:{name}" for name in archive.files}
         except Exception as error:  # of a damaged header numpy raises whatever its tokenizer does
-            raise ValueError(f"--data {path} can't be read ({type(error).__name__}); write it anew") from None
+            raise ValueError(
+                f"--data {path} can't be read ({type(error).__name__}); write it again"
+            ) from None
     else:
         found = {file.stem: str(file) for file in sorted(path.glob("*")) if file.suffix.lower() == ".npy"}
     return {

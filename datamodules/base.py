@@ -98,7 +98,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     Attributes:
         num_classes: as given.
         image_shape: as given, a tuple.
-        class_names: tuple of names, one a class.
+        class_names: tuple of names, one per class.
         task: as given.
         private_groups: the person (or other unit) that each private record belongs to, int64 ``(n_private,)``,
             or None where every record is its own person; a subclass sets it in :meth:`load_private`. Private.
@@ -146,7 +146,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         names = tuple(class_names) if class_names is not None else tuple(map(str, range(self.num_classes)))
         if len(names) != self.num_classes or len(set(names)) != self.num_classes:
             raise ValueError(
-                f"class_names: {len(set(names))} different names for num_classes={num_classes}; expected one a class"
+                f"class_names: {len(set(names))} different names for num_classes={num_classes}; expected one per "
+                "class"
             )
         self.class_names = names
         self.task = check_choice("task", task, TASKS)
@@ -235,9 +236,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             self._public = self._checked("public", self.load_public() if self.has_public else self._blank())
             if self.train_on_truth:
                 if self._public.truth is None:
-                    raise ValueError(
-                        "train_on_truth=True, but the truth of the public images isn't known; leave it out"
-                    )
+                    raise ValueError("train_on_truth=True, but public examples have no labels; leave it out")
                 self._public.set_labels(slice(None), self._public.truth)
             validation = self._without_private("load_validation")
             self._validation = None if validation is None else self._checked("validation", validation)
@@ -261,7 +260,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         stays, held = torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
         whole = self.private
         if self.needs_private and len(stays) == 0:
-            raise ValueError("evaluate: no private record is left to learn from; hold a smaller share out")
+            raise ValueError("evaluate: no private record is left to learn from; hold out a smaller share")
         self._private, out = whole.chosen(stays), whole.chosen(held)
         self.private_groups, self.private_ids = (None if of is None else of[stays] for of in kept[1:])
 
@@ -290,8 +289,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
         def refuse(*args: Any) -> Any:
             raise ValueError(
-                f"{name}: returns private records, and figures of them are not paid for; return public ones, or "
-                "leave it out (validation runs on public images whose truth is known)"
+                f"{name}: returns private records, and their figures are not covered by ε; return public ones, or "
+                "leave it out (validation runs on labelled public examples)"
             )
 
         kept, self._private = self._private, None
@@ -363,7 +362,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         # Predictions are in the order of the records, so that none may be missing.
         if found and (self.unusable == "error" or part == "predict"):
             raise ValueError(
-                f"{part}: some records cannot be used: {', '.join(found)}; mend them, or remove them"
+                f"{part}: some records cannot be used: {', '.join(found)}; correct or remove them"
             )
         if found and part != "private":
             warnings.warn(f"{part}: records are left out: {', '.join(found)}", stacklevel=4)

@@ -188,8 +188,8 @@ def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Te
         if rows.ndim == 1:
             return rows
     raise IndexError(
-        "indices: some are no positions of images; expected whole numbers of shape (n,) below the number of images, "
-        "or a mask with one value an image"
+        "indices: some are not positions of images; expected whole numbers of shape (n,) below the number of images, "
+        "or a mask with one value per image"
     )
 
 
@@ -293,7 +293,7 @@ def check_targets(
             "an image"
         )
     if len(labels) != count:
-        raise ValueError(f"{name}: not as many labels as images; expected one label an image")
+        raise ValueError(f"{name}: not as many labels as images; expected one label per image")
     labels = labels.to(torch.int64)
     if bool(
         ((labels < (-1 if unknown_allowed else 0)) | (labels >= (2 if multilabel else num_classes))).any()
@@ -467,7 +467,7 @@ class LabelTable(Dataset[Tensor]):
         labels = self.labels[indices]
         if not bool(known_rows(labels).all()):
             raise RuntimeError(
-                "a labelled batch was asked for public images without a label; leave the samplers of "
+                "a labelled batch was requested for public examples without a label; leave the samplers of "
                 "train_dataloader() as they are (Trainer(overfit_batches=…) replaces them: use "
                 "limit_train_batches instead) and change labels between epochs only"
             )

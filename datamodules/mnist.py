@@ -84,7 +84,7 @@ class IDXDataModule(PublishedDataModule):
             data = paths[0].read_bytes()
             data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
             if data[:4] != bytes([0, 0, 8, dimensions]):
-                raise ValueError(f"it doesn't begin as an IDX file of {dimensions} dimensions does")
+                raise ValueError(f"it is not an IDX file of {dimensions} dimensions")
             shape = np.frombuffer(data, ">i4", dimensions, offset=4)
             values = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
             return torch.from_numpy(values.copy())  # torch wants memory that may be written to

@@ -63,7 +63,7 @@ class Table:
         if self.path.suffix.lower() not in _KINDS:
             raise ValueError(f"{self.named}: expected a .npy, .npz, .parquet or .faiss file")
         if not self.path.is_file():
-            raise FileNotFoundError(f"{self.named}: there is no such file, seen from {Path.cwd()}")
+            raise FileNotFoundError(f"{self.named}: no such file (working directory: {Path.cwd()})")
         if self._is_parquet and self.member not in (known := self.parquet(lambda f: f.schema_arrow.names)):
             raise ValueError(
                 f"{self.named}: it holds {', '.join(known)} and no column {self.member!r}; name one as in "
@@ -238,7 +238,7 @@ class Table:
             # The texts of others may quote what is in the file.
             reason = f": {error}" if isinstance(error, NoMemberError) else ""
             raise ValueError(
-                f"{self.named} can't be read ({type(error).__name__}{reason}); write it anew, plain numbers only"
+                f"{self.named} can't be read ({type(error).__name__}{reason}); write it again, plain numbers only"
             ) from None
 
 
@@ -427,7 +427,7 @@ def own_shard(name: str, source: str | Path, rank: int, size: int, unlike: bool 
     files = [Path(split_member(shard_file(name, source, number))[0]) for number in range(size + 1)]
     own, further = files[rank], files.pop()
     if not own.is_file():
-        raise FileNotFoundError(f"{name}={str(own)!r}: there is no such shard, seen from {Path.cwd()}")
+        raise FileNotFoundError(f"{name}={str(own)!r}: no such shard (working directory: {Path.cwd()})")
     if further.exists():
         raise ValueError(
             f"{name}={str(further)!r}: no process would read this shard; start as many processes as there are shards"

@@ -441,7 +441,7 @@ class Columns:
         else:
             path, self.named = Path(source), f"{part}={str(source)!r}"
             if not path.is_file():
-                raise FileNotFoundError(f"{self.named}: there is no such file, seen from {Path.cwd()}")
+                raise FileNotFoundError(f"{self.named}: no such file (working directory: {Path.cwd()})")
             if path.suffix.lower() not in TABLES:
                 raise ValueError(f"{self.named}: expected a file of one of the kinds {', '.join(TABLES)}")
             with reading(self.named, part != "private"):
@@ -484,8 +484,8 @@ def reading(named: str, public: bool = False) -> Iterator[None]:
         raise ValueError(f"{named} can't be read: {where} {what}; correct it") from None
     except Exception as error:  # of pyarrow, json, or the file system; their texts may quote a row
         raise ValueError(
-            f"{named} can't be read ({type(error).__name__}); write it anew, text in UTF-8, or name another encoding "
-            "by encoding="
+            f"{named} can't be read ({type(error).__name__}); write it again, text in UTF-8, or name another "
+            "encoding by encoding="
         ) from None
 
 

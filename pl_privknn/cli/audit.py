@@ -53,7 +53,9 @@ def add_audit(commands: Any) -> None:
         "--adversary",
         choices=["worst", "natural", "poisoned_private", "poisoned_public", "no_control"],
         default="worst",
-        help="what an attack on Private-kNN, PATE or Ind-KNN controls: the record, other records or queries (worst)",
+        metavar="NAME",
+        help="what an attack on Private-kNN, PATE or Ind-KNN controls: worst (default), natural, poisoned_private, "
+        "poisoned_public or no_control",
     )
     group.add_argument(
         "--trials", type=int, help="draws of a mechanism with and without the record, each (50000)"
@@ -68,7 +70,7 @@ def add_audit(commands: Any) -> None:
 
 
 def run_audit(parsed: argparse.Namespace) -> int:
-    """Audit what was named; 1 where a claim is violated."""
+    """Audit a run, ledger or list; returns 1 where a claim is violated."""
     if parsed.attack is not None:
         return _run_attack(parsed)
     if parsed.adversary != "worst":
@@ -163,7 +165,7 @@ def _short(name: str, value: Any) -> str:
 
 
 def _settings(parsed: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The named options that were given, and the noise."""
+    """Settings from the named options that were given, and the noise source."""
     from pl_privknn.privacy.noise import SeededNoise
 
     given = {name: getattr(parsed, name) for name in (*names, "confidence")}
@@ -172,7 +174,7 @@ def _settings(parsed: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def _run_attack(parsed: argparse.Namespace) -> int:
-    """Attack a configuration."""
+    """Attack the labeler or training of a configuration."""
     if parsed.files or parsed.empirical:
         raise ValueError(
             f"--attack {parsed.attack} takes only a configuration; remove the ledger and --empirical"
@@ -203,7 +205,7 @@ def _run_attack(parsed: argparse.Namespace) -> int:
 
 
 def _run_empirical(parsed: argparse.Namespace) -> int:
-    """Audit the mechanisms of a list or ledger."""
+    """Audit the mechanisms of a list or ledger empirically."""
     from pl_privknn.auditing import audit_records
 
     if parsed.head is not None:
@@ -232,7 +234,7 @@ def labeler_class(given: str) -> type[Labeler]:
     """The labeler class that the last word of ``given`` names: a built-in one, or an import path.
 
     Raises:
-        ValueError: naming what was given, for anything else.
+        ValueError: for anything else.
     """
     import importlib
 
@@ -256,11 +258,11 @@ def labeler_class(given: str) -> type[Labeler]:
 def _claims(
     path: Path, delta: float | None, adjacency: Adjacency | None
 ) -> tuple[list[Charge], float, Adjacency]:
-    """Releases of a list of records, or charges of a ledger."""
+    """Charges of a list of records or a ledger, with δ and adjacency."""
     from pl_privknn.privacy.accounting.accountant import read_records
     from pl_privknn.privacy.verification import epsilon_of_file, read_releases
 
-    # A bad file, δ or adjacency is refused here as by ``privknn epsilon``.
+    # Rejects an invalid file, δ or adjacency as ``privknn epsilon`` does.
     report = epsilon_of_file(path, delta, adjacency, exact=False)
     if "runs" in report:
         records = [record for run in report["runs"].values() for record in run["charged"]]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_compare(commands: Any, command: Command) -> None:
-    """Register ``privknn compare`` with argparse's subparsers; its runs are what ``command`` does."""
+    """Register ``privknn compare`` with argparse's subparsers; ``command`` executes its runs."""
     parser = commands.add_parser(
         "compare", help="run several methods over values of ε and seeds; write a table and a plot (resumable)"
     )
@@ -154,7 +154,7 @@ def add_tune(commands: Any) -> None:
 
 
 def _tune(parsed: argparse.Namespace) -> int:
-    """Search, and print the best setting and what the search cost."""
+    """Run the search, and print the best setting and the cost of the search."""
     from pl_privknn.config import read_document
     from pl_privknn.training.tuning import TuningRun, tuning_of
 

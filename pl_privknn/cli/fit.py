@@ -1,4 +1,4 @@
-"""``privknn init``, and the words of ``fit``, ``validate`` and ``test`` that need no torch."""
+"""``privknn init``, and the arguments of ``fit``, ``validate`` and ``test``, without importing torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pl_privknn.cli.common import suggest
 if TYPE_CHECKING:
     from pl_privknn.recommendation import Recommendation
 
-#: The commands that LightningCLI runs, each in one line.
+#: Commands run by LightningCLI, with their help texts.
 COMMANDS = {
     "fit": "train a student on privately released labels, or a model by DP-SGD",
-    "validate": "evaluate a checkpoint on public images",
+    "validate": "evaluate a checkpoint on public examples",
     "test": "evaluate a checkpoint on the test set",
 }
 #: Columns of tables: arguments of TextDataModule.
@@ -37,9 +37,9 @@ all options: privknn {} --help-all"""
 def add_training(commands: Any, name: str) -> None:
     """Register one of :data:`COMMANDS` with argparse's subparsers.
 
-    What the parser does not know is left to LightningCLI, which takes seconds to load.
+    Unknown arguments are passed to LightningCLI, which takes seconds to import.
     """
-    recommends = "--data PATH --epsilon ε --private-records N [--OPTION VALUE ...]\n       privknn fit "
+    recommends = "--data PATH --epsilon ε --private-records N [OPTIONS]\n       privknn fit "
     parser = commands.add_parser(
         name,
         help=COMMANDS[name],
@@ -65,11 +65,11 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
     """Run ``fit``, ``validate`` or ``test``.
 
     Args:
-        parsed: what :func:`add_training` has options for.
-        others: the other words, for LightningCLI.
+        parsed: options of :func:`add_training`.
+        others: all other arguments, for LightningCLI.
 
     Raises:
-        ValueError: for words that do not go together, or do not say what to run.
+        ValueError: for arguments that exclude each other, or without anything to run.
         FileNotFoundError: for a file or folder that does not exist.
     """
     command, data = parsed.command, getattr(parsed, "data", None)
@@ -78,7 +78,7 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
         if data is None or None in wanted or parsed.config or parsed.resume:
             raise ValueError(
                 "--epsilon and --private-records belong to privknn fit --data PATH --epsilon ε --private-records N; "
-                "give these three and leave --config and --resume out, or give --config FILE without them"
+                "give these three without --config and --resume, or give --config FILE without them"
             )
         return _fit_recommended(parsed, others)
     sections = ("--data", "--model", "--print_config")
@@ -93,9 +93,7 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
                 f"--config {file}: no such file; built-in configurations are configs/NAME.yaml"
             )
     if parsed.resume is not None and not (Path(parsed.resume) / "config.yaml").is_file():
-        raise FileNotFoundError(
-            f"--resume {parsed.resume}: there is no config.yaml; give the folder of a run"
-        )
+        raise FileNotFoundError(f"--resume {parsed.resume}: no config.yaml; give the folder of a run")
     from pl_privknn.cli.train import run_training
 
     section = [] if data is None else ["--data", data]
@@ -105,7 +103,7 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
 
 
 def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
-    """Recommend a run for one's data and run it, with the data module that was looked at."""
+    """Recommend a run for data and start it, with the inspected data module."""
     from pl_privknn.cli.cost import cost_line
     from pl_privknn.cli.train import run_training
 
@@ -115,7 +113,7 @@ def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
     print(cost_line(found), flush=True)
     data = None if any(word.startswith("--data") for word in others) else found.data
     with tempfile.TemporaryDirectory() as place:
-        config = Path(place) / f"{name}.yaml"  # whose name the run has
+        config = Path(place) / f"{name}.yaml"  # the run is named after it
         config.write_text(found.to_yaml(), encoding="utf-8")
         return run_training("fit", others, [str(config)], parsed.run_dir, parsed.ckpt_path, data=data)
 
@@ -131,7 +129,7 @@ def add_init(commands: Any) -> None:
 
 
 def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
-    """Options of ``init``, and of ``fit`` without a configuration."""
+    """Add the options of ``init``, and of ``fit`` without a configuration."""
     parser.add_argument(
         "--data",
         required=required,
@@ -168,7 +166,7 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
 
 
 def add_places(parser: argparse._ActionsContainer) -> None:
-    """Options that say where parts of the data, and columns of tables, are."""
+    """Add the options for paths of parts of the data and columns of tables."""
     parser.add_argument("--public", metavar="PATH", help="public data in another place (optional)")
     parser.add_argument(
         "--test",
@@ -190,7 +188,7 @@ def add_places(parser: argparse._ActionsContainer) -> None:
 
 
 def places_of(parsed: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`add_places` has options for, as arguments of :func:`~pl_privknn.recommend`."""
+    """Options of :func:`add_places` as arguments of :func:`~pl_privknn.recommend`."""
     columns = {name: value for name in _COLUMNS if (value := getattr(parsed, name, None)) is not None}
     return {"columns": columns, "public": parsed.public, "test": parsed.test}
 
@@ -209,7 +207,7 @@ def _init(parsed: argparse.Namespace) -> int:
 
 
 def recommended(parsed: argparse.Namespace) -> Recommendation:
-    """The recommendation for the data that the words name; its reasons are printed."""
+    """Recommendation for the data of a command; prints its reasons."""
     from pl_privknn._checks import check_epsilon, check_int
     from pl_privknn.recommendation import recommend
 
@@ -244,7 +242,7 @@ def _name(path: str) -> str:
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """Refuse a place that can't be written to, before anything is computed."""
+    """Reject a path that can't be written, before any computation."""
     place = next(parent for parent in (path.resolve(), *path.resolve().parents) if parent.exists())
     if place.is_file() or not os.access(place, os.W_OK | os.X_OK):
         raise PermissionError(f"{option} {path}: {place} is not a writable folder")

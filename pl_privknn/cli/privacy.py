@@ -92,7 +92,7 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
 
 
 def _plan_of(file: str, num_classes: int | None) -> Releases | None:
-    """Plan that a configuration states; None for files of other kinds."""
+    """Planned releases of a configuration; None for files of other kinds."""
     if Path(file).suffix not in (".yaml", ".yml") or not Path(file).is_file():
         return None
     from pl_privknn.config import read_document
@@ -135,7 +135,7 @@ def add_plan(commands: Any) -> None:
 
 
 def run_plan(parsed: argparse.Namespace) -> int:
-    """Find the setting, and print what the configuration then costs."""
+    """Calibrate the setting, and print the cost of the configuration."""
     from pl_privknn.config import put, read_document
     from pl_privknn.planning import solve
 

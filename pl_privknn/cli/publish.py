@@ -10,7 +10,7 @@ from typing import Any
 
 from pl_privknn.cli.common import suggest, without_suggestions
 
-#: Configurations of the demo: what init recommends for these data first.
+#: Configurations of the demo; the first is the recommendation of init for these data.
 _DEMO = {"Recommended": "digits_recommended", "Private-kNN": "digits_private_knn"}
 
 
@@ -53,7 +53,7 @@ def _export(parsed: argparse.Namespace) -> int:
     run = Path(parsed.run_dir)
     path = export_run(run, Path(parsed.output or run / "export"), parsed.format)
     print(path)
-    if path.suffix != ".pt":  # weights alone predict nothing
+    if path.suffix != ".pt":  # weights without a model can't predict
         suggest(f"predict {path} FILES")
     return 0
 
@@ -94,7 +94,7 @@ def _predict(parsed: argparse.Namespace) -> int:
 
 
 def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
-    """Register ``privknn demo`` with argparse's subparsers; its runs are what ``command`` does."""
+    """Register ``privknn demo`` with argparse's subparsers; ``command`` executes its runs."""
     parser = commands.add_parser(
         "demo", help="train the recommended run and Private-kNN on bundled digits; compare ε and accuracy"
     )
@@ -138,7 +138,7 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
 
 
 def _meaning(summary: Mapping[str, Any]) -> str:
-    """Meaning of a run's ε for one person, in a sentence; see :func:`~pl_privknn.privacy.trade_off`."""
+    """Sentence on the meaning of a run's ε for one person; see :func:`~pl_privknn.privacy.trade_off`."""
     from pl_privknn._checks import at_most
 
     found = at_most(100 * summary["tpr_at_fpr_0.01"], 2)

@@ -196,8 +196,9 @@ class _Alone:
             return None
         if not _close(alone, found[:1]):
             raise ValueError(
-                f"features: {self._name} gives a public image another vector alone than among others, and would mix "
-                "private records; take statistics of public images, and put modules into evaluation mode (.eval())"
+                f"features: {self._name} gives a public image another vector alone than among others, and "
+                "would mix private records; take statistics of public images, and put modules into evaluation mode "
+                "(.eval())"
             )
         return alone
 

@@ -169,7 +169,7 @@ class LearnedExtractor(Extractor):
         """
         if name not in self._learned:
             raise RuntimeError(
-                f"{type(self).__name__} must learn from public images first: call fit_public(images)"
+                f"{type(self).__name__} must learn from public examples first: call fit_public(images)"
             )
         tensor = self._learned[name]
         if tensor.device != device:

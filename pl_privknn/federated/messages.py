@@ -178,7 +178,7 @@ def extractor_digest(extractor: Extractor | str) -> str:
     section, left_out = as_section(extractor)
     if left_out:
         raise ValueError(
-            f"extractor={type(extractor).__name__}: {left_out[0]} is no plain value, so that it can't be compared; "
+            f"extractor={type(extractor).__name__}: {left_out[0]} is not a plain value and can't be compared; "
             "give a name that identifies it"
         )
     digest = hashlib.sha256(json.dumps(section, sort_keys=True).encode())

@@ -192,7 +192,7 @@ def _note(rows: _Rows, topic: str) -> tuple[int, str]:
     ]
     position, text = noted[-1] if noted else (0, "")
     if not isinstance(text, str) or len(text) > _MOST_NOTED:
-        raise NotARun(f"row {position} of the ledger is no note that a run writes")
+        raise NotARun(f"row {position} of the ledger is not a note of a run")
     return position, text
 
 

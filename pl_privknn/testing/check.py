@@ -92,7 +92,7 @@ def check_payments(run: Run) -> str:
                 "which charges first"
             )
     if not run.ledger.rows:
-        raise LabelerCheckError("label charged nothing; every release has to be paid for")
+        raise LabelerCheckError("label charged nothing; every release must be charged")
     pools(run.events)
     if any(isinstance(event, Draw) and not event.through for event in run.events):
         raise LabelerCheckError(
@@ -154,7 +154,7 @@ def check_release(release: Release, queries: int, answers: int, num_classes: int
         if not bool(((rows >= 0) & (rows <= 1)).all()) or (
             task == "multiclass" and not torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
         ):
-            raise LabelerCheckError("soft: rows of answered queries are no probabilities")
+            raise LabelerCheckError("soft: rows of answered queries are not probabilities")
     if release.scores is not None:
         if release.scores.shape[:1] != (queries,) or not release.scores.is_floating_point():
             raise LabelerCheckError(
@@ -196,7 +196,7 @@ def _refuses(subject: Subject, table: Table, limit: int) -> bool:
             f"answers although charge {limit + 1} was refused; let BudgetExceeded pass, and return nothing"
         )
     if run.events.index(REFUSED) < len(run.events) - 1:
-        raise LabelerCheckError(f"goes on to draw or charge after charge {limit + 1} was refused")
+        raise LabelerCheckError(f"continues to draw or charge after charge {limit + 1} was refused")
     if limit:
         check_payments(run)
     run.ledger.limit = None

@@ -96,9 +96,7 @@ def made_training(
         raise ConfigurationError(f"{name}: model: expected a class_path, and its arguments as init_args")
     made = class_named(str(section["class_path"]))
     if made is None:
-        raise ConfigurationError(
-            f"{name}: model.class_path={section['class_path']!r} is no class that can be imported"
-        )
+        raise ConfigurationError(f"{name}: model.class_path={section['class_path']!r} can't be imported")
     channels, _, side = data.image_shape
     stated = {"num_classes": data.num_classes, "task": data.task, "in_channels": channels, "image_size": side}
     asked = inspect.signature(made).parameters

@@ -191,8 +191,8 @@ class PrivateSession:
         if self.unit == "person":
             if in_shards and count > 1:
                 raise ValueError(
-                    "unit='person': private records come in shards, where a person would count in each; put them "
-                    "into one table"
+                    "unit='person': private records come in shards, where a person would be counted in each; put "
+                    "them into one table"
                 )
             self._owners = self.private.share_by_person(owners, (rank, count))  # type: ignore[arg-type]
         if count > 1 and not in_shards:

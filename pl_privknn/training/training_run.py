@@ -239,7 +239,7 @@ class TrainingRun(Run):
             raise ValueError(
                 f"run_dir={str(self.folder)!r}: all {self.planned} steps of this training are paid for, and no "
                 "checkpoint continues it. Resume from its checkpoint, or choose another folder for a new "
-                "training, which costs anew"
+                "training, which is charged again"
             )
 
 

@@ -64,7 +64,7 @@ def test_check_of_one_private_table_says_the_same_whatever_its_records_are(tmp_p
     [
         ([], "nothing to check; give --data PATH"),
         (["IndKNN", "--data", "x"], "give either a labeler class or --data PATH, not both"),
-        (["--data", "nothing.npz", *ASKED], "--data nothing.npz: there is no such file or folder"),
+        (["--data", "nothing.npz", *ASKED], "--data nothing.npz: no such file or folder"),
         (
             ["--data", "own.csv", "--person", "persn", *ASKED],
             "has no column 'persn': name the right one by person=",

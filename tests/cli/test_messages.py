@@ -34,7 +34,7 @@ MISTAKES = {
     "an unknown network": ({"model.init_args.network": "small"}, "known are cifar_cnn"),
     "a module that is not there": ({"labeling.labeler": {"class_path": "no.Guess"}}, "put no.py into"),
     "an option that is none": (f"{RUN} --labeling.rouns 2", "did you mean labeling.rounds?"),
-    "a file that is not there": ("fit --config nothing.yaml", "--config nothing.yaml: there is no such file"),
+    "a file that is not there": ("fit --config nothing.yaml", "--config nothing.yaml: no such file"),
     "no file at all": ("fit", "give --config FILE"),
     "ε without a number of records": (
         "fit --data photos --epsilon 1",
@@ -42,7 +42,7 @@ MISTAKES = {
     ),
     "a misspelt section": ("fit --config run.yaml --modle VATStudent", "did you mean model?"),
     "a misspelt command": ("fitt", "did you mean fit?"),
-    "a comparison without a file": ("compare", "name the YAML of a comparison"),
+    "a comparison without a file": ("compare", "give the YAML of a comparison"),
     "a plan without a target": ("plan run.yaml", "--epsilon"),
 }
 

@@ -853,7 +853,7 @@ def test_one_folder_of_class_folders_is_enough(tmp_path):
         lambda: ImageFolderDataModule(root / "private", public=inside),
         "cat: it, or a link in it, leads to private",
     )
-    checked(lambda: data_at(tmp_path / "none"), "there is no such file or folder")
+    checked(lambda: data_at(tmp_path / "none"), "no such file or folder")
 
 
 @pytest.mark.parametrize("kind", ["images", "embeddings"])

@@ -121,7 +121,7 @@ def test_public_features_of_embeddings_are_their_principal_components():
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     for width in (5, 3):
         extractor = PublicFeatures(components=width)
-        with pytest.raises(RuntimeError, match="must learn from public images first"):
+        with pytest.raises(RuntimeError, match="must learn from public examples first"):
             extractor(others)
         extractor.fit_public(public)
         found = extractor(others).double().numpy()
@@ -142,7 +142,7 @@ def test_one_command_from_data_to_a_private_model(table, monkeypatch, capsys):
     assert main([*words, "--trainer.max_epochs", "20", "--trainer.enable_progress_bar", "false"]) == 0
     printed = capsys.readouterr().out
     assert "120 public examples, 4 classes, embeddings of dimension 24" in printed
-    assert "not known" in printed
+    assert "Expected accuracy: unknown" in printed
     assert "Cost: about " in printed
     folder = Path("runs/own/0")
     assert printed.strip().endswith(str(folder))
@@ -226,7 +226,7 @@ def test_bad_folders_get_one_line(photos, capsys):
     found = recommend(photos, epsilon=1.0, private_records=1000)
     assert found.config["data"]["init_args"]["image_size"] == 24
     assert "8 public examples, 2 classes, images 3×24×24" in found.reasons[0]
-    assert "there is no such file or folder" in refused(capsys, "--data", "nowhere")
+    assert "no such file or folder" in refused(capsys, "--data", "nowhere")
     (photos / "test/b").rename(photos / "b")
     assert "has 1 class folders, expected 2 or more" in refused(capsys, "--data", "own")
     (photos / "b").rename(photos / "test/c")
@@ -279,7 +279,7 @@ def test_an_interrupted_fit_says_what_is_spent_and_goes_on_in_its_folder_alone(t
     signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
     said = capsys.readouterr().err
     spent = audit_ledger("runs/own/0/ledger.sqlite", exact=True)["epsilon_spent"]
-    assert f"Spent: ε {at_most(spent)} of the" in said
+    assert f"ε spent: {at_most(spent)} of the stated" in said
     assert "labels of 120 queries, a checkpoint of the last full epoch" in said
     assert "Continue with: privknn fit --resume runs/own/0" in said
     shutil.move("runs", "moved")
@@ -333,7 +333,7 @@ def test_bad_numbers_and_places_get_one_line(table, capsys):
         capsys, "--data", "own", "--teacher", "ReverseKNN", "--public-kind", "other"
     )
     Path("file").touch()
-    assert "can be written to" in refused(capsys, "--data", "own", "--output", "file/x.yaml")
+    assert "not a writable folder" in refused(capsys, "--data", "own", "--output", "file/x.yaml")
     np.save("own/public_truth.npy", np.zeros(120, dtype=np.int64))
     assert "all public examples are of one class" in refused(capsys, "--data", "own")
     Path("own/test_labels.npy").unlink()
@@ -409,9 +409,9 @@ def test_a_folder_without_a_public_part_needs_none(tmp_path):
             Image.new("RGB", (16, 16)).save(tmp_path / part / name / "0.png")
     found = recommend(tmp_path, epsilon=1.0, private_records=100)
     assert found.config["labeling"]["released"] == "head"
-    assert any("would bring features that are learned" in line for line in found.reasons)
+    assert any("would allow features that are learned" in line for line in found.reasons)
 
 
 def test_a_place_of_public_data_is_refused_beside_a_data_module():
-    with pytest.raises(ValueError, match=r"public='none'.*give the data module"):
+    with pytest.raises(ValueError, match=r"public='none'.*state them in the data module"):
         recommend(DigitsDataModule(), epsilon=1.0, private_records=1000, public="none")

@@ -43,7 +43,7 @@ FAULTS = {
     "StatesNoSource": "and noise=None, and not the labeler",
     "HoldsUnderNoAdjacency": "plan: adjacencies names 'replace_one', under which its plan has no cost",
     "AnswersAfterRefusal": "answers although charge 1 was refused",
-    "DrawsAfterRefusal": "goes on to draw or charge after charge 1 was refused",
+    "DrawsAfterRefusal": "continues to draw or charge after charge 1 was refused",
     "ThinksItPaid": "refused charges: draws before it charges",
     "SeededByDefault": r"noise source: noise_source=SeededNoise\(seed=0\) is seeded",
     "ReusesNoise": "fresh noise: .* repeats the noise of stream",

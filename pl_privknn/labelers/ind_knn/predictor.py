@@ -266,8 +266,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             if engine.budgets.path is not None:
                 if target != engine.budgets.path:
                     raise ValueError(
-                        f"folder={str(folder)!r}: this predictor lives in {engine.budgets.path.parent}; two copies "
-                        "would each spend the same budget. Close it and move the folder"
+                        f"folder={str(folder)!r}: this predictor is stored in {engine.budgets.path.parent}; two "
+                        "copies would each spend the same budget. Close it and move the folder"
                     )
                 return
             if target.exists():
