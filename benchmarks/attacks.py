@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             for adversary in ADVERSARIES
             if f"{method}, {adversary}" not in stored
         ]
-    # Processes of their own: their threads would share one interpreter, and seconds are told of each attack.
+    # Separate processes: threads would share one interpreter, and the seconds of each attack are reported.
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as workers:
         for done in as_completed([workers.submit(*job) for job in jobs]):
             yield done.result()

@@ -333,7 +333,7 @@ class NoiseByCalls(Counts):
     calls = 0
 
     def charge_and_draw(self, ledger: Any, mechanism: Any, count: int, key: str) -> NoiseSource:
-        """Charge, and take a stream of one's own."""
+        """Charge, and take a separate stream."""
         super().charge_and_draw(ledger, mechanism, count, key)
         self.calls += 1
         return self.noise_source.stream(key, self.calls)

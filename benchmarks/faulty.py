@@ -1,7 +1,7 @@
 """Small tables and trainings for every method, and faults injected end to end.
 
 A fault keeps what is stated and changes what is done. Its size says how large it is: 2 is half the noise, coins at
-twice the rate, a second round that nobody pays for, a budget that is spent twice.
+twice the rate, a second round that is not charged, a budget that is spent twice.
 """
 
 from __future__ import annotations

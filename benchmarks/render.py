@@ -272,7 +272,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/scale.md", "speed", speed.table),
     *(("docs/reference/papers.md", name, partial(paper, name)) for name in PAPERS),
 ]  # fmt: skip
-#: Plots beside those of comparisons.
+#: Plots other than those of comparisons.
 FIGURES: dict[str, Callable[[], Figure]] = {
     "guides/membership.svg": membership.figure,
     "guides/recipes.svg": recipes.figure,

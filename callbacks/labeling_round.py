@@ -441,7 +441,7 @@ class LabelingRound:
 
 
 def _finite(features: Tensor) -> Tensor:
-    """Features ``(b, d)``; a record without finite ones gets zeros: a run that ended there would tell of it."""
+    """Features ``(b, d)``; zeros for a record without finite ones, since an error would reveal it."""
     return torch.where(features.isfinite().all(dim=1, keepdim=True), features, 0.0)
 
 

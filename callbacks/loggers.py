@@ -27,7 +27,7 @@ from pl_privknn.privacy.redaction import check_declared
 PICTURES = "pictures.npz"
 #: Pictures that are kept at most, and the length of their longer side.
 MOST_PICTURES, LONGEST_SIDE = 240, 96
-# A stranger's file says itself how large it unpacks; truth of public images is the largest part of ours.
+# An untrusted file states its own unpacked size; in files of this package the truth of public examples is largest.
 _MOST_PICTURE_BYTES = 1 << 27
 
 

@@ -122,7 +122,7 @@ class RunReport(pl.Callback):
         self.show = check_switch("show", show)
         self.summary: dict[str, Any] = {}
         self._started = _public_seconds()
-        self._judged: TestedModels | None = None
+        self._tested: TestedModels | None = None
         self._advice = ""
         self._settings: dict[str, Any] = {}
         self._ledger: Ledger | None = None
@@ -193,12 +193,12 @@ class RunReport(pl.Callback):
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load a head to test with the student; not in several processes, none of which sees all test images."""
-        self._judged = None
+        self._tested = None
         if not self.summary or trainer.world_size > 1:
             return
         labeling = labeling_of(trainer)
         head = None if labeling is None or labeling.folder is None else labeling.load_head(labeling.folder)
-        self._judged = TestedModels(pl_module, head, trainer.datamodule)  # type: ignore[attr-defined]
+        self._tested = TestedModels(pl_module, head, trainer.datamodule)  # type: ignore[attr-defined]
 
     def on_test_batch_end(
         self,
@@ -210,8 +210,8 @@ class RunReport(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Count correct predictions of the student and the head on a batch."""
-        if self._judged is not None:
-            self._judged.add(batch[0], batch[1])
+        if self._tested is not None:
+            self._tested.add(batch[0], batch[1])
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the accuracy on the test set, if a training of this process came before.
@@ -223,8 +223,8 @@ class RunReport(pl.Callback):
             return
         self.summary["test_accuracy"] = _metric(trainer, "test/accuracy")
         labeling = labeling_of(trainer)
-        if self._judged is not None and self._judged.head is not None and labeling is not None:
-            accuracies = self._judged.accuracies(self.summary["test_accuracy"])
+        if self._tested is not None and self._tested.head is not None and labeling is not None:
+            accuracies = self._tested.accuracies(self.summary["test_accuracy"])
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
         self._advice = advice_for(trainer, labeling, self.summary["test_accuracy"])
@@ -264,9 +264,9 @@ class RunReport(pl.Callback):
     def _keep_pictures(self, trainer: pl.Trainer) -> None:
         """Keep public pictures for the report; after a test with the student's confusion matrix."""
         counts = None
-        if self._judged is not None:
-            self._judged.close()
-            counts, self._judged = self._judged.confusion, None
+        if self._tested is not None:
+            self._tested.close()
+            counts, self._tested = self._tested.confusion, None
         data, labeling = trainer.datamodule, labeling_of(trainer)  # type: ignore[attr-defined]
         if isinstance(data, PrivatePublicDataModule) and self.run_dir is not None:
             data.setup("validate")  # the public part, where a test alone did not load it
@@ -409,7 +409,7 @@ def _versions(trainer: pl.Trainer) -> dict[str, str]:
 def source_commit() -> str | None:
     """The checkout's commit, with ``-dirty`` behind it where files differ; None for an installed package."""
     root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists():  # a repository around an installation is somebody else's
+    if not (root / ".git").exists():  # a repository around an installation is another project's
         return None
     try:
         found = subprocess.run(

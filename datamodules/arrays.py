@@ -165,12 +165,12 @@ class ArraysDataModule(_TablesDataModule):
     Args:
         private_images: images of the sensitive records.
         private_labels: their classes.
-        public_images: images that may be seen by anybody; none with ``public="none"``.
+        public_images: images that are public; none with ``public="none"``.
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_images: images for the final accuracy; none by default.
         test_labels: their classes.
-        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth
-            tell, or, where there are none, the private labels, which is a condition of the guarantee.
+        num_classes: number of classes, a public constant; None: from the test labels and public truth, or,
+            without these, from the private labels, which makes the guarantee conditional.
         val_images: a validation set, instead of public images with known truth.
         val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``.
@@ -266,12 +266,12 @@ class EmbeddingsDataModule(_TablesDataModule):
         private_embeddings: of the sensitive records, float, shape ``(n, d)``.
         private_labels: their classes, whole numbers, shape ``(n,)``; with ``task="multilabel"`` rows of 0 and 1,
             ``(n, num_classes)``, from ``.npy`` or ``.npz`` files.
-        public_embeddings: of records that may be seen by anybody; none with ``public="none"``.
+        public_embeddings: of public records; none with ``public="none"``.
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_embeddings: for the final accuracy; none by default.
         test_labels: their classes.
-        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth
-            tell, or, where there are none, the private labels, which is a condition of the guarantee.
+        num_classes: number of classes, a public constant; None: from the test labels and public truth, or,
+            without these, from the private labels, which makes the guarantee conditional.
         val_embeddings: a validation set, instead of public records with known truth.
         val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``; a column of a table as

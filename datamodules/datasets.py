@@ -188,8 +188,8 @@ def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Te
         if rows.ndim == 1:
             return rows
     raise IndexError(
-        "indices: some are not positions of images; expected whole numbers of shape (n,) below the number of images, "
-        "or a mask with one value per image"
+        "indices: some are not positions of examples; expected whole numbers of shape (n,) below the number of "
+        "examples, or a mask with one value per example"
     )
 
 
@@ -293,7 +293,7 @@ def check_targets(
             "an image"
         )
     if len(labels) != count:
-        raise ValueError(f"{name}: not as many labels as images; expected one label per image")
+        raise ValueError(f"{name}: not as many labels as examples; expected one label per example")
     labels = labels.to(torch.int64)
     if bool(
         ((labels < (-1 if unknown_allowed else 0)) | (labels >= (2 if multilabel else num_classes))).any()
@@ -314,17 +314,17 @@ def _check_soft(soft: Tensor, known: Tensor, num_classes: int, task: str) -> Ten
     if soft.shape != (len(known), num_classes) or not soft.is_floating_point():
         raise ValueError(
             f"soft: shape {shape_text(soft.shape)}, {soft.dtype}; expected float of shape (n, {num_classes}), "
-            "a row an image"
+            "one row per example"
         )
     soft = soft.detach().to("cpu", torch.float32)
     answered = soft[known]
     if not bool(((answered >= 0) & (answered <= (1 if task == "multilabel" else torch.inf))).all()):
         raise ValueError(
-            "soft: rows of labelled images must be probabilities (finite, at least 0); normalise them"
+            "soft: rows of labelled examples must be probabilities (finite, at least 0); normalise them"
         )
     # Three decimals: probabilities may come from half precision.
     if task == "multiclass" and not bool(((answered.sum(1) - 1).abs() < 1e-3).all()):
-        raise ValueError("soft: rows of labelled images must be probabilities of sum 1; normalise them")
+        raise ValueError("soft: rows of labelled examples must be probabilities of sum 1; normalise them")
     return soft
 
 

@@ -77,8 +77,8 @@ class TextDataModule(PrivatePublicDataModule):
         text: the column of texts, or of vectors.
         label: the column of labels; in the public part an empty one means "not known".
         person: the column that says whom a private record belongs to, text or whole numbers:
-            :attr:`~pl_privknn.datamodules.base.PrivatePublicDataModule.private_groups`. None: nobody's records are
-            told apart.
+            :attr:`~pl_privknn.datamodules.base.PrivatePublicDataModule.private_groups`. None: records
+            are not assigned to persons.
         id: the column of lasting names of private records, each different: ``private_ids``.
         classes: names of the classes, in the order of their numbers. By default those in the test and public parts,
             sorted.

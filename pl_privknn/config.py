@@ -509,13 +509,13 @@ def instantiate(
     parser = _parser_of(tuple(classes.items()))
     try:
         with own_classes_only() if own_classes else contextlib.nullcontext():
-            return made_by(parser, {name: dict(sections[name]) for name in classes})
+            return parse_objects(parser, {name: dict(sections[name]) for name in classes})
     except (ArgumentError, ArithmeticError, ValueError, TypeError, KeyError) as error:
         names = [f"{name}.{inner}" for name, made in classes.items() for inner in argument_names(made)]
         raise ConfigurationError(one_line(error, names)) from error
 
 
-def made_by(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
+def parse_objects(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
     """Parse and instantiate plain sections, which are not modified."""
     made: Namespace = parser.instantiate(parser.parse_object(copy.deepcopy(sections)))
     return made

@@ -110,7 +110,7 @@ class Audit:
         return {**dataclasses.asdict(self), "verdict": self.verdict}
 
 
-def judge(
+def audit_scores(
     subject: str,
     seen: Scores,
     charges: Sequence[Charge],

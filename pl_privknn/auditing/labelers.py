@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Floats, Scores, judge
+from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Floats, Scores, audit_scores
 from pl_privknn.auditing.canaries import (
     ADVERSARIES,
     AWAY,
@@ -102,7 +102,7 @@ class Target:
         """Copy of the labeler fitted to another table, which releases everything that it charges."""
         made = copy.deepcopy(self.labeler)
         made.noise_source = noise
-        expose(made)
+        enable_all_releases(made)
         if isinstance(made, ProtectsPersons):
             owners = self.records(torch.arange(len(labels)))
             made.private_owners = owners if self.unit == "person" else None
@@ -127,7 +127,7 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class AttackerKnowledge:
     """Knowledge of an attacker who knows all other records. Private.
 
     Attributes:
@@ -170,7 +170,7 @@ def attack_labeler(
         target, canaries, noise if noise is not None else default_noise(), adversary=adversary
     )
     named = subject or type(target.labeler).__name__
-    return judge(
+    return audit_scores(
         named if adversary == "worst" else f"{named}, adversary {adversary}", seen, target.plan,
         delta=target.delta, adjacency=target.adjacency, confidence=confidence, runs=runs,
     )  # fmt: skip
@@ -241,7 +241,7 @@ def _prepared(target: Target, adversary: Adversary, noise: NoiseSource) -> tuple
     return target, placed
 
 
-def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canaries, Known]:
+def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canaries, AttackerKnowledge]:
     """Attacker's knowledge; assigns a single canary the class with the fewest votes at its place."""
     here = torch.ones(len(placed.labels), dtype=torch.bool)
     labeler = target.with_canaries(noise.stream("without"), placed, ~here)
@@ -257,7 +257,7 @@ def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canari
             moves = moves.expand(len(placed.queries), -1)
         else:
             moves = moved - votes
-    return placed, Known(labeler, torch.zeros(()) if votes is None else votes, moves)
+    return placed, AttackerKnowledge(labeler, torch.zeros(()) if votes is None else votes, moves)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -287,23 +287,23 @@ def _with_parts(target: Target, noise: NoiseSource) -> Target:
 
 
 @functools.singledispatch
-def expose(labeler: Labeler) -> None:
+def enable_all_releases(labeler: Labeler) -> None:
     """Make a copy release everything that it charges, and drop its state from other tables; by default a no-op."""
 
 
-@expose.register
+@enable_all_releases.register
 def _voting(labeler: VotingLabeler) -> None:
     labeler.release_counts = isinstance(labeler.noise, AdditiveNoise)
     if isinstance(labeler, PATE):
         labeler.progress = False
 
 
-@expose.register
+@enable_all_releases.register
 def _reverse_knn(labeler: RecordVotes) -> None:
     labeler.soft = True
 
 
-@expose.register
+@enable_all_releases.register
 def _ind_knn(labeler: IndKNN) -> None:
     labeler.soft = labeler.release_counts = True
     labeler.state_dir = labeler.ids = None
@@ -313,7 +313,9 @@ def _ind_knn(labeler: IndKNN) -> None:
 
 
 @functools.singledispatch
-def observe(labeler: Labeler, target: Target, placed: Canaries, known: Known) -> tuple[str, list[Tensor]]:
+def observe(
+    labeler: Labeler, target: Target, placed: Canaries, known: AttackerKnowledge
+) -> tuple[str, list[Tensor]]:
     """Query a fitted labeler as all rounds do, and score the canaries by its releases.
 
     Args:
@@ -355,7 +357,7 @@ def observe(labeler: Labeler, target: Target, placed: Canaries, known: Known) ->
 
 @observe.register
 def _messages(
-    labeler: LocalReverseKNN, target: Target, placed: Canaries, known: Known
+    labeler: LocalReverseKNN, target: Target, placed: Canaries, known: AttackerKnowledge
 ) -> tuple[str, list[Tensor]]:
     """Scores from one message of each client, without a curator; the canaries' messages are last."""
     if known.moves is not None:
@@ -377,7 +379,9 @@ def messages_of(labeler: LocalReverseKNN, queries: Tensor, num_classes: int) -> 
 
 
 @observe.register
-def _budgets(labeler: IndKNN, target: Target, placed: Canaries, known: Known) -> tuple[str, list[Tensor]]:
+def _budgets(
+    labeler: IndKNN, target: Target, placed: Canaries, known: AttackerKnowledge
+) -> tuple[str, list[Tensor]]:
     """Scores from queries that would spend a canary's budget up to four times."""
     if not placed.apart:  # the queries are the adversary's, or the run's
         return observe.dispatch(object)(labeler, target, placed, known)
@@ -400,7 +404,7 @@ def _budgets(labeler: IndKNN, target: Target, placed: Canaries, known: Known) ->
 
 @observe.register
 def _statistics(
-    labeler: StatisticsTeacher, target: Target, placed: Canaries, known: Known
+    labeler: StatisticsTeacher, target: Target, placed: Canaries, known: AttackerKnowledge
 ) -> tuple[str, list[Tensor]]:
     """Scores from all released sums."""
     indicators = labels_of(labeler.label(placed.queries, FreeLedger()), target.num_classes)
@@ -424,7 +428,7 @@ def _statistics(
 
 @observe.register
 def _steps(
-    labeler: NoisySGDTeacher, target: Target, placed: Canaries, known: Known
+    labeler: NoisySGDTeacher, target: Target, placed: Canaries, known: AttackerKnowledge
 ) -> tuple[str, list[Tensor]]:
     """Scores from the noisy sums of all steps; the attacker knows all other records, which precede the canaries."""
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -530,7 +534,7 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     if labeling.labeler is None or data.task != "multiclass" or labeling.labeler.tasks != ("multiclass",):
-        raise ValueError(f"{path}: labeling.labeler must answer one class an image to be attacked")
+        raise ValueError(f"{path}: labeling.labeler must answer one class per example to be attacked")
     data.setup("fit")
     first = labeling.features[0]
     if first == STUDENT:

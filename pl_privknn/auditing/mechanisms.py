@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, VERDICT, Audit, Floats, Scores, judge
+from pl_privknn.auditing.bounds import CONFIDENCE, VERDICT, Audit, Floats, Scores, audit_scores
 from pl_privknn.privacy.accounting.accountant import account, merge_charges
 from pl_privknn.privacy.accounting.rdp import sampled_loss
 from pl_privknn.privacy.mechanisms import (
@@ -75,7 +75,7 @@ def audit(
                 f"experiment: returned shape {sides[-1].shape}; expected one score for each of {trials} runs"
             )
     seen = Scores("outcomes", np.arange(2 * trials) < trials, np.concatenate(sides), independent=True)
-    return judge(
+    return audit_scores(
         subject, seen, charges, delta=delta, adjacency=adjacency, confidence=confidence, verdict=verdict,
         runs=2 * trials,
     )  # fmt: skip

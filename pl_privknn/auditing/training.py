@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, judge
+from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, audit_scores
 from pl_privknn.auditing.canaries import StepEvidence
 from pl_privknn.auditing.labelers import CANARIES
 from pl_privknn.config import ConfigurationError, get
@@ -80,7 +80,7 @@ def attack_training(
     seen, charge, delta, runs = score_training(
         target, canaries, noise if noise is not None else default_noise()
     )
-    return judge(target.name, seen, [charge], delta=delta, confidence=confidence, runs=runs)
+    return audit_scores(target.name, seen, [charge], delta=delta, confidence=confidence, runs=runs)
 
 
 def score_training(

@@ -77,7 +77,7 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def mistake(error: BaseException, anywhere: bool = False) -> str | None:
+def user_error(error: BaseException, anywhere: bool = False) -> str | None:
     """One-line message of a user's mistake; None for an error in code, which needs a traceback.
 
     Mistakes are exceptions defined or raised by this package, and errors of files, disks and memory. An error raised

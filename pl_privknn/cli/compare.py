@@ -28,7 +28,9 @@ def add_compare(commands: Any, command: Command) -> None:
     parser.add_argument(
         "--private-records", type=int, metavar="N", help="of --data: approximate number; becomes public"
     )
-    parser.add_argument("--delta", type=float, help="of --data: δ (at most 1/(10 N))")
+    parser.add_argument(
+        "--delta", type=float, help="of --data: δ (by default the largest power of ten up to 1/(10 N))"
+    )
     add_places(parser.add_argument_group("parts and columns of --data"))
     parser.add_argument("--output", help="output folder (runs/compare/NAME)")
     for option, kind, metavar, text in (

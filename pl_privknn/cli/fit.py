@@ -150,9 +150,9 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
         type=int,
         required=required,
         metavar="N",
-        help="approximate number; becomes public; counts persons where these are the unit",
+        help="approximate number of private records, or of persons where these are the unit; becomes public",
     )
-    parser.add_argument("--delta", type=float, help="δ (at most 1/(10 N))")
+    parser.add_argument("--delta", type=float, help="δ (by default the largest power of ten up to 1/(10 N))")
     parser.add_argument("--num-classes", type=int, help="number of classes, where no test set has them")
     parser.add_argument(
         "--public-kind",
@@ -171,8 +171,8 @@ def add_places(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--test",
         metavar="PATH",
-        help="test data in another place; without test data, accuracy is measured "
-        "on held-out private records",
+        help="test data in another place; without public and test data, accuracy "
+        "is measured on held-out private records",
     )
     for column, what in (("text", "texts, or of vectors (text)"), ("label", "labels (label)")):
         parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")

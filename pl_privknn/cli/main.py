@@ -13,7 +13,7 @@ from typing import Any
 from pl_privknn import __version__
 from pl_privknn.cli.audit import add_audit
 from pl_privknn.cli.check import add_check
-from pl_privknn.cli.common import CommandParser, mistake, shown_text
+from pl_privknn.cli.common import CommandParser, shown_text, user_error
 from pl_privknn.cli.compare import add_compare, add_tune
 from pl_privknn.cli.fit import COMMANDS, add_init, add_training, run_training_command
 from pl_privknn.cli.privacy import add_epsilon, add_plan
@@ -38,7 +38,7 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        text = mistake(error, anywhere=not training)
+        text = user_error(error, anywhere=not training)
         if text is None:
             raise
         name = f"privknn {words[0]}" if words and words[0] in (*COMMANDS, *_ADDED) else "privknn"

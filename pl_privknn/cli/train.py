@@ -24,7 +24,7 @@ from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
 from pl_privknn.callbacks.run_files import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
 from pl_privknn.callbacks.run_summary import errors_as_warnings
-from pl_privknn.cli.common import importable, mistake, shown_text, suggest
+from pl_privknn.cli.common import importable, shown_text, suggest, user_error
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.folders import LOCK, FolderLock, new_number
@@ -106,7 +106,7 @@ def run_training(
         raise ConfigurationError(one_line(error)) from error
     except Exception as error:
         _leave(cli.running)
-        if mistake(error) is None and _restoring(error):
+        if user_error(error) is None and _restoring(error):
             # Shows a mismatch of the network in full, but not torch's advice on unsafe files.
             why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
             raise ConfigurationError(

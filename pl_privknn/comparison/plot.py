@@ -18,11 +18,11 @@ from pl_privknn.comparison.table import (
     Cells,
     cells_of,
     guarantees,
+    joint_cost,
+    mark_footnotes,
     markdown_table,
-    marks_explained,
     mean_and_spread,
     titles_of,
-    together,
     weakened,
 )
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, weakest
@@ -197,7 +197,7 @@ def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
     ends = _ends(cells)
     crowd = _crowd(cells, ends)
     figure = new_figure(8.4, 4.6)
-    explain(figure, [caption(results), *marks_explained(cells)])
+    explain(figure, [caption(results), *mark_footnotes(cells)])
     if crowd is None:
         panels = [plain_axes(figure.add_subplot())]
     else:
@@ -254,7 +254,7 @@ def render(folder: Path, output: Path) -> str:
     write_csv(results, output / "results.csv")
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     draw(results, output / "comparison")
-    return f"{table}\n{together(results)}"
+    return f"{table}\n{joint_cost(results)}"
 
 
 def draw(results: Sequence[Result], path: str | Path, title: str | None = None) -> None:

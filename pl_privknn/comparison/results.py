@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import shown
-from pl_privknn.comparison.run import Run, filled
+from pl_privknn.comparison.run import Run, with_values
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta, read_records
 from pl_privknn.privacy.files import write_durably
@@ -203,7 +203,7 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         "noise_seeded": comparison.noise_seeded,
         "starts": starts,
         "records": _records(folder) if run.private else [],
-        "config": without_places(filled(run.document, calibrated)),
+        "config": without_places(with_values(run.document, calibrated)),
         "versions": summary["versions"],
         "fingerprint": run.fingerprint,
     }

@@ -159,7 +159,7 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
     return document
 
 
-def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
+def with_run_settings(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
     """Configuration with the settings of folder and loggers, which do not affect the outcome."""
     placed = merged(document, None)
     wandb = run.comparison.wandb
@@ -184,7 +184,7 @@ def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]
     return placed
 
 
-def filled(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Copy of a configuration with other values at dotted paths."""
     copy = merged(document, None)
     for path, value in values.items():
@@ -224,7 +224,7 @@ class Planner:
             ConfigurationError: for sections that don't parse.
         """
         # A valid placeholder for a setting that is yet to be calibrated.
-        document = filled(run.document, {run.method.find: 1} if run.private and run.method.find else {})
+        document = with_values(run.document, {run.method.find: 1} if run.private and run.method.find else {})
         labeling, trainer = document.pop("labeling", {}), document.pop("trainer")
         parts = [
             *({name: section} for name, section in document.items()),

@@ -25,7 +25,7 @@ from pl_privknn.comparison.results import (
     result_of,
     write_json,
 )
-from pl_privknn.comparison.run import Planner, Run, filled, place_in, runs_of
+from pl_privknn.comparison.run import Planner, Run, runs_of, with_run_settings, with_values
 from pl_privknn.comparison.spec import Comparison, read_epsilon
 from pl_privknn.config import ConfigurationError, differences, write_yaml
 from pl_privknn.privacy.files import write_durably
@@ -233,8 +233,8 @@ def _do(run: Run, output: Path, planner: Planner, start: Callable[[Path], int], 
         if read_json(folder / SUMMARY).get("test_accuracy") is None:
             state |= {"identity": run.identity, "starts": state["starts"] + 1}
             write_json(folder / _STATE, state)
-            document = filled(run.document, state["calibrated"])
-            write_durably(folder / CONFIG, write_yaml(place_in(document, run, folder)))
+            document = with_values(run.document, state["calibrated"])
+            write_durably(folder / CONFIG, write_yaml(with_run_settings(document, run, folder)))
             if error := _work(folder, start):
                 write_json(folder / "error.json", {"error": error, "starts": state["starts"]})
                 return error

@@ -85,12 +85,12 @@ def best_at(cells: Cells, target: float, *, apart: bool = False) -> str | None:
     return max(known, key=lambda method: known[method]) if known else None
 
 
-def marks_explained(cells: Cells) -> list[str]:
+def mark_footnotes(cells: Cells) -> list[str]:
     """Explanations of the marks of cells, with their reasons."""
     return footnotes((cells[key][0].title, guarantee) for key, guarantee in guarantees(cells).items())
 
 
-def together(results: Sequence[Result]) -> str:
+def joint_cost(results: Sequence[Result]) -> str:
     """Sentence on the joint privacy cost of all runs, which share their private records."""
     if any(result.target == math.inf and result.values["kind"] != "true_labels" for result in results):
         without = " Runs without privacy come on top of that: on real records they void any guarantee."
@@ -176,4 +176,4 @@ def _notes(results: Sequence[Result], cells: Cells) -> str:
     ]
     if reached:
         parts.append(f"Each run's ε is at most its column's, and at least {min(reached):.2f} of it.")
-    return "\n\n".join([" ".join(parts), *marks_explained(cells)])
+    return "\n\n".join([" ".join(parts), *mark_footnotes(cells)])

@@ -170,15 +170,15 @@ def audit_run(
         "run": run,
         "checks": checks,
         "not_checked": [
-            *([f"missing here, or not noted: {', '.join(missing)}"] if missing else []),
-            *([f"files that the ledger does not note: {in_short(unbound)}"] if unbound else []),
+            *([f"missing, or not listed in the ledger: {', '.join(missing)}"] if missing else []),
+            *([f"files not listed in the ledger: {shortened(unbound)}"] if unbound else []),
             *NOT_CHECKED,
         ],
         "violated": report["within_budget"] is False or any(check["agrees"] is False for check in checks),
     }
 
 
-def in_short(names: list[str]) -> str:
+def shortened(names: list[str]) -> str:
     """The first names of a list and the number of the others."""
     return ", ".join(names[:_MOST_NAMED]) + (
         f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""

@@ -22,18 +22,18 @@ from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.callbacks.run_files import CHECKPOINT, contents_of
 from pl_privknn.comparison.results import RESULTS, Result, read_results, without_places
-from pl_privknn.comparison.table import cell, cells_of, head, marks_explained, titles_of, together
+from pl_privknn.comparison.table import cell, cells_of, head, joint_cost, mark_footnotes, titles_of
 from pl_privknn.config import known_classes, write_yaml
 from pl_privknn.privacy.accounting.accountant import RATES, account
 from pl_privknn.privacy.audit import (
     CONFIG,
     NotARun,
     audit_run,
-    in_short,
     ledger_of,
     mapping_of,
     named_values,
     reading,
+    shortened,
 )
 from pl_privknn.privacy.files import file_digest
 from pl_privknn.privacy.ledger import Ledger, Place
@@ -210,8 +210,8 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
         "comparison": {
             "heads": list(map(head, targets)),
             "rows": rows,
-            "notes": marks_explained(cells),
-            "together": together(results),
+            "notes": mark_footnotes(cells),
+            "together": joint_cost(results),
             **{name: first[name] for name in ("delta", "adjacency")},
             "protected": protected(first["adjacency"], first.get("unit", "record")),
             "seeds": seeds,
@@ -254,7 +254,7 @@ def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> 
     found = audit_run(folder, contents_of, exact=exact, writing=writing)
     wrong = [check["name"] for check in found["checks"] if check["agrees"] is False]
     if found["violated"]:
-        what = f"{in_short(wrong)} not matching the ledger" if wrong else "the budget is exceeded"
+        what = f"{shortened(wrong)} not matching the ledger" if wrong else "the budget is exceeded"
         raise NotARun(f"{folder}: the audit fails: {what}; `privknn audit` of the folder shows the details")
     return found
 
@@ -355,11 +355,11 @@ def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | 
         "rounds": dict(asked),
         "gallery": gallery,
         "not_pictured": counts["queried"] - len(gallery),
-        **_judged(examples, labels, truth, names),
+        **_label_accuracy(examples, labels, truth, names),
     }
 
 
-def _judged(
+def _label_accuracy(
     examples: torch.Tensor, labels: torch.Tensor, truth: torch.Tensor | None, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Released labels against the public truth: by class with a confusion matrix, or by attribute."""

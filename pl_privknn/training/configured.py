@@ -17,10 +17,10 @@ from pl_privknn.config import (
     get,
     instantiate,
     known_classes,
-    made_by,
     merged,
     one_line,
     own_classes_only,
+    parse_objects,
 )
 from pl_privknn.training.noisy_sgd import NoisySGD
 from pl_privknn.training.private_training import PrivateTraining
@@ -70,7 +70,7 @@ def made_data(section: Any, own_classes: bool = False) -> Any:
     parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
     try:
         with own_classes_only() if own_classes else contextlib.nullcontext():
-            return made_by(parser, {"data": plan_section(section) if own_classes else section}).data
+            return parse_objects(parser, {"data": plan_section(section) if own_classes else section}).data
     except (ArgumentError, ArithmeticError, TypeError, ValueError, KeyError) as error:
         raise ConfigurationError(f"data: {one_line(error)}") from error
 

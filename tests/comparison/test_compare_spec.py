@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.comparison.run import Planner, place_in, runs_of
+from pl_privknn.comparison.run import Planner, runs_of, with_run_settings
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import comparison_of, read_comparison
 from pl_privknn.config import ConfigurationError, get, put
@@ -119,11 +119,11 @@ def test_wandb_is_outside_the_fingerprint_and_budgets_of_records_lie_beside_the_
     told = comparison_of(document(methods=[ind], wandb={"project": "p", "mode": "offline"}))
     run = next(runs_of(told))
     assert run.fingerprint == plain.fingerprint
-    placed = place_in(run.document, run, tmp_path)
+    placed = with_run_settings(run.document, run, tmp_path)
     assert "state_dir" not in placed["labeling"]["labeler"]["init_args"]
     (logger,) = placed["trainer"]["logger"]
     assert (logger["init_args"]["group"], logger["init_args"]["offline"]) == ("small", True)
-    assert "logger" not in place_in(plain.document, plain, tmp_path)["trainer"]
+    assert "logger" not in with_run_settings(plain.document, plain, tmp_path)["trainer"]
 
 
 def test_file_overrides_and_choices(tmp_path):

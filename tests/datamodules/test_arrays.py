@@ -120,7 +120,7 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ({"private_labels": np.arange(9)}, "private_labels: some labels lie outside"),
         ({"private_labels": np.arange(9) / 8}, "private_labels: .* whole numbers"),
         ({"private_labels": np.full((9, 2), 2)}, r"private_labels: shape \(n, 2\)"),
-        ({"private_labels": np.zeros(8, int)}, "private_labels: not as many labels as images"),
+        ({"private_labels": np.zeros(8, int)}, "private_labels: not as many labels as examples"),
         ({"private_images": np.zeros((0, 4, 5)), "private_labels": np.zeros(0, int)}, "private set is empty"),
         ({"public_truth": np.arange(7) - 2}, "public_truth: .* -1 where it isn't known"),
         ({"test_labels": None}, "test_images and test_labels go together"),

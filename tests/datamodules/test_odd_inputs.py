@@ -670,7 +670,7 @@ ARRAYS = {
         lambda data: data.public.truth.tolist()[4] == -1,
     ),
     "labels above all classes": ({"private_labels": PLAIN + 1}, "private_labels: some labels lie outside"),
-    "too few labels": ({"private_labels": PLAIN[1:]}, "private_labels: not as many labels as images"),
+    "too few labels": ({"private_labels": PLAIN[1:]}, "private_labels: not as many labels as examples"),
     "flat rows": (
         pixels(lambda images: images.reshape(COUNT, 64)),
         lambda data: usual(data) and data.image_shape == (1, 8, 8),
