@@ -122,7 +122,7 @@ class PrivateSession:
 
     Attributes:
         kind: what trains, for messages and the ledger: a class's name.
-        epsilon_asked: what all steps may cost together; with ``noise_multiplier``, training ends before it is passed.
+        epsilon_asked: ε of all steps together; with ``noise_multiplier``, training ends before it is exceeded.
         delta: δ of the guarantee.
         noise_multiplier: noise over the clipping norm; None where ε decides.
         max_grad_norm: bound of each record's gradient.
@@ -373,7 +373,7 @@ class PrivateSession:
 
     @property
     def limit(self) -> float | None:
-        """Budget of the ledger: where the noise is given, training ends before ε is passed."""
+        """Budget of the ledger: where the noise is given, training ends before ε is exceeded."""
         return self.epsilon_asked if self.noise_multiplier is not None else None
 
     def _plan(self, trainer: Any) -> TrainingPlan:
