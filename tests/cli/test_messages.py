@@ -38,7 +38,7 @@ MISTAKES = {
     "no file at all": ("fit", "give --config FILE"),
     "ε without a number of records": (
         "fit --data photos --epsilon 1",
-        "--private-records N; give these three and leave --config",
+        "--private-records N; give these three without --config",
     ),
     "a misspelt section": ("fit --config run.yaml --modle VATStudent", "did you mean model?"),
     "a misspelt command": ("fitt", "did you mean fit?"),

@@ -48,7 +48,7 @@ def changed(path, value):
         ("methods.knn.settings", {"1": {"model.init_args.lr": 4}}, ["model.init_args.lr"]),
         ("methods.knn.find", "labeling.delta", ["labeling.delta"]),
         ("methods.knn.labeling.labeler", None, ["methods.knn.labeling.labeler"]),
-        ("methods.sgd.find", SIGMA, ["only a labeler"]),
+        ("methods.sgd.find", SIGMA, ["only the noise of a labeler"]),
         ("methods.supervised.settings", {"1": {}}, ["true_labels"]),
         ("methods.reverse.epsilons", [1, "inf"], ["methods.reverse.epsilons", "settings of inf"]),
         ("base.labeling.labeler", KNN["labeling"]["labeler"], ["base.labeling.labeler"]),

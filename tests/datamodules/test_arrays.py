@@ -298,7 +298,7 @@ def test_shards_that_are_missing_empty_doubled_or_left_over_are_named(tmp_path):
             shard_of(tmp_path, rank, size)
 
     write_shards(tmp_path, [5, 8])
-    refused(r"private_embeddings='.*features-00002.npy': there is no such shard", 2, 3)
+    refused(r"private_embeddings='.*features-00002.npy': no such shard", 2, 3)
     refused(r"private_embeddings='.*features-00001.npy': no process would read this shard", 0, 1)
     write_shards(tmp_path, [5, 0])
     refused(r"private_embeddings='.*features-00001.npy': the shard is empty", 1)

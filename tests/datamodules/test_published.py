@@ -202,7 +202,7 @@ def flipped(position):
     [
         (b"\x89PNG\r\n\x1a\n" + bytes(50), "doesn't begin"),
         (idx_bytes(IMAGES, code=13), "doesn't begin"),
-        (idx_bytes(IMAGES[0]), "doesn't begin as an IDX file of 3 dimensions"),
+        (idx_bytes(IMAGES[0]), "not an IDX file of 3 dimensions"),
         (idx_bytes(IMAGES)[:9], "buffer is smaller"),
         (idx_bytes(IMAGES)[:-1], "cannot reshape array of size 1567"),
         (gzip.compress(idx_bytes(IMAGES))[:-20], "EOFError"),

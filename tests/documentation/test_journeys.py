@@ -142,7 +142,7 @@ def test_photographs_are_predicted_by_the_exported_file_without_this_package(tmp
 def test_without_public_data_photographs_are_predicted_by_the_exported_file(tmp_path):
     draw_photographs(tmp_path / "photos", {"private": 150, "test": 10})
     printed = walk("no_public_data.sh", tmp_path, "photos", "300")
-    assert "Public examples of the same kind, without labels" in printed
+    assert "Unlabelled public examples of the same kind" in printed
     summary = json.loads((tmp_path / "runs/no_public/summary.json").read_text(encoding="utf-8"))
     assert summary["epsilon"] <= 1
     rows = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()[1:]]

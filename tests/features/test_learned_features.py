@@ -48,7 +48,7 @@ def test_learned_from_public_images_alone_and_each_image_by_itself(name, monkeyp
     public, private = images(30, 2), images(40, 2, seed=1)
     extractor = MADE[name]()
     assert extractor.learns
-    with pytest.raises(RuntimeError, match=r"learn from public images first"):
+    with pytest.raises(RuntimeError, match=r"learn from public examples first"):
         extractor(private)
     extractor.fit_public(public)
     with monkeypatch.context() as patch:

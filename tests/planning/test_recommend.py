@@ -158,7 +158,7 @@ def test_one_command_from_data_to_a_private_model(table, monkeypatch, capsys):
     repeated = json.loads(Path("again/summary.json").read_text(encoding="utf-8"))
     assert repeated["epsilon"] == summary["epsilon"]
     assert main([*words, "--config", "x.yaml"]) == 2
-    assert "leave --config" in capsys.readouterr().err
+    assert "without --config" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 2.0])  # on both sides of the crossing

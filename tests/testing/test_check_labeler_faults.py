@@ -57,7 +57,7 @@ FAULTS = {
     "WrongShape": r"labels: shape \(6, 1\)",
     "WrongDtype": "labels: .*torch.int32",
     "WrongClasses": "labels lie outside",
-    "ProbabilitiesOfNothing": "soft: rows .* are no probabilities",
+    "ProbabilitiesOfNothing": "soft: rows .* are not probabilities",
     "RemembersTheFirstTable": "earlier tables: labels differ",
     "SensitivityOne": r"moves gaussian \(L2\) by 1.41421, and 1 was charged",
     "PrivateScale": r"moves gaussian \(L2\) by .*, and 1.41421 was charged",
