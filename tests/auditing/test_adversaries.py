@@ -109,7 +109,7 @@ def test_kernel_votes_are_sums_of_similarities():
 
 
 def test_adversaries_are_refused_where_they_do_not_fit(capsys):
-    with pytest.raises(ValueError, match=r"adversary='natural': ReverseKNN is no teacher .* leave it out"):
+    with pytest.raises(ValueError, match=r"adversary='natural': ReverseKNN is not a teacher .* leave it out"):
         attacked("reverse kNN", "natural", SeededNoise(0))
     with pytest.raises(ValueError, match="adversary='strong' must be one of 'worst', 'natural'"):
         attacked("PATE", "strong", SeededNoise(0))
