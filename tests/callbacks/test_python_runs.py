@@ -170,4 +170,4 @@ def test_a_poor_result_names_the_features_and_better_ones(tmp_path, capsys):
     trainer.test(module, data, verbose=False)
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "always predicting the most frequent class gets 0.333" in said
-    assert "features: Flatten; try PublicFeatures" in said
+    assert "Features: Flatten; try PublicFeatures" in said

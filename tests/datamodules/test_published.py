@@ -200,8 +200,8 @@ def flipped(position):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\x89PNG\r\n\x1a\n" + bytes(50), "doesn't begin"),
-        (idx_bytes(IMAGES, code=13), "doesn't begin"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "not an IDX file"),
+        (idx_bytes(IMAGES, code=13), "not an IDX file"),
         (idx_bytes(IMAGES[0]), "not an IDX file of 3 dimensions"),
         (idx_bytes(IMAGES)[:9], "buffer is smaller"),
         (idx_bytes(IMAGES)[:-1], "cannot reshape array of size 1567"),
