@@ -109,7 +109,7 @@ def _evaluation(student: dict[str, Any]) -> str:
     if not student.get("holdout"):
         return ""
     cost = at_most(student["holdout_epsilon"])
-    return f"accuracy of the hold-out {student['holdout']}, released at ε {cost} (parallel composition)"
+    return f"hold-out accuracy {student['holdout']}, released at ε {cost} (parallel composition)"
 
 
 def _trust(kinds: set[str]) -> str:

@@ -311,8 +311,8 @@ class TuningRun(Run):
             if store.fact("seeded") == self.noise.cryptographic:
                 came = "from a seed" if store.fact("seeded") else "from the operating system"
                 raise ValueError(
-                    f"--output {self.output}: the one charge of its search says that all noise comes {came}; go on "
-                    "as it began, or choose another folder for a new search, which is charged again"
+                    f"--output {self.output}: the one charge of its search says that all noise comes {came}; "
+                    "continue as it began, or choose another folder for a new search, which is charged again"
                 )
             if not run.num_charges:
                 run.charge(self.tuning.mechanism, noise=self.noise, adjacencies=("add_remove",))

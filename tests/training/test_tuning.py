@@ -200,11 +200,11 @@ SAME_COST = "changes nothing of a candidate's cost"
         (of_a_module(), f"{CALLBACK}.expected_batch_size", SAME_COST),
         (of_a_module(), f"{CALLBACK}.noise_multiplier", SAME_COST),
         (of_a_module(), "trainer.callbacks.1.init_args.decay", SAME_COST),
-        (of_a_module(groups={"members": [0]}), "model.init_args.lr", "groups: a search pays for"),
+        (of_a_module(groups={"members": [0]}), "model.init_args.lr", "groups: a search is charged for"),
         (
             document({"class_path": "NoisySGD", "init_args": {"groups": {"members": [0]}}}),
             "model.init_args.optimization.lr",
-            "model.init_args.groups: a search pays for",
+            "model.init_args.groups: a search is charged for",
         ),
         (
             of_a_module({"class_path": "EMAWeightAveraging"}),
