@@ -1,1 +1,1 @@
-"""Benchmarks, their stored results, and the tables and plots made of them: ``python -m benchmarks``."""
+"""Benchmarks, their stored results, and tables and plots of these: ``python -m benchmarks``."""

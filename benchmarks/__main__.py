@@ -1,4 +1,4 @@
-"""Run a benchmark and store what it measured, or render the stored results: ``python -m benchmarks NAME``."""
+"""Run a benchmark and store its measurements, or render the stored results: ``python -m benchmarks NAME``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from benchmarks.record import commit, store
 
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
-    "accountants": "ε of random plans by dp-accounting and prv-accountant, beside ours",
+    "accountants": "ε of random plans by dp-accounting, prv-accountant and this package",
     "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
     "faults": "faults that users write, and whether each is found, refused, harmless or a condition",
-    "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed beside Opacus",
+    "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed compared with Opacus",
     "membership": "membership inference on students and on a network trained on private records",
-    "persons": "teachers whose unit of privacy is a person, beside records and group privacy",
+    "persons": "teachers whose unit of privacy is a person, compared with records and group privacy",
     "private_training": "a network from pixels by PrivateTraining on Fashion-MNIST",
-    "recipes": "what is recommended beside every teacher tuned by hand, over data sets, sizes and ε",
+    "recipes": "recommended runs compared with manually tuned teachers, over data sets, sizes and ε",
     "runs": "one training configuration over several seeds, or a comparison of methods",
-    "scale": "what a round costs a process that holds a shard, for 10⁹ records; memory beside a large table",
+    "scale": "cost of a round for a process with a shard, for 10⁹ records; memory with a large table",
     "speed": "labelling, features, an epoch, the exact ε and the import, as ratios of processor seconds",
 }
 #: Options that say where things lie or which are measured, and change no figure.
@@ -31,7 +31,7 @@ PLACES = ("prv", "dry_run", "folder", "name", "only", "root", "words")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """One command; returns the exit status."""
+    """Run one command; returns the exit status."""
     words = list(sys.argv[1:] if words is None else words)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="name_of_benchmark", metavar="NAME", required=True)

@@ -1,4 +1,4 @@
-"""ε of random plans by other accountants: dp-accounting, and prv-accountant in an interpreter of its own.
+"""ε of random plans by other accountants: dp-accounting, and prv-accountant in a separate interpreter.
 
 Each plan has one to three kinds of releases (Gaussian, Laplace, pure; sampled or not), some once and some thousands
 of times, and an ε between 0.05 and 10. Stored are ratios of the other figure to ours. prv-accountant has no sampled
@@ -49,14 +49,14 @@ for line in sys.stdin:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("--plans", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prv", metavar="PYTHON", help="interpreter that has prv-accountant")
 
 
 def random_plans(number: int, seed: int) -> Iterator[tuple[list[dict[str, Any]], float]]:
-    """Records of each plan, and ε by this package."""
+    """Random plans as records, with ε by this package."""
     rng = np.random.default_rng(seed)
     made = 0
     while made < number:
@@ -116,7 +116,7 @@ def _pure(epsilon: float, rate: float, step: float) -> Any:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """Ratios of the other figures to ours."""
+    """Ratios of other accountants' ε to that of this package."""
     plans = list(random_plans(options.plans, options.seed))
     rows: list[dict[str, Any]] = [{"epsilon": epsilon, "records": len(records)} for records, epsilon in plans]
     known = _stored(options.seed)
@@ -130,7 +130,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def _ask_prv(python: str, plans: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
-    """Both ends of prv-accountant's interval over our ε, of plans whose releases it knows."""
+    """Ratios of both ends of prv-accountant's interval to ε of this package, for plans that it supports."""
     asked = []
     for row, records in plans:
         kinds = {(one["mechanism"], one["sampling_rate"] < 1) for one in records}
@@ -144,7 +144,7 @@ def _ask_prv(python: str, plans: list[tuple[dict[str, Any], list[dict[str, Any]]
 
 
 def _stored(seed: int) -> dict[float, dict[str, Any]]:
-    """Figures of plans of this seed that were measured already, by our ε; another ε of ours is measured anew."""
+    """Stored figures of plans of this seed, by ε of this package; plans with another ε are measured again."""
     stored = entries("accountants").get("all")
     if stored is None or stored["settings"]["seed"] != seed:
         return {}
@@ -152,7 +152,7 @@ def _stored(seed: int) -> dict[float, dict[str, Any]]:
 
 
 def table() -> str:
-    """How far the other figures lie from ours."""
+    """Table of the differences from this package's ε."""
     plans = results("accountants")["plans"]
     library = [one["dp_accounting"] for one in plans]
     low, high = zip(*(one["prv"] for one in plans if not isinstance(one.get("prv", ""), str)), strict=True)

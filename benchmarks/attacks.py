@@ -1,4 +1,4 @@
-"""Attacks on every method at several values of ε, and the faults that they find.
+"""Attacks on every method at several values of ε, and the faults they detect.
 
 * ``methods``: each method at each ε on the bundled digits, or on Fashion-MNIST: an honest run, and the same with half
   the noise under the same charges.
@@ -68,7 +68,7 @@ WHOLE_NUMBERS = tuple(name for name in METHODS if "local" in name or "shuffle" i
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--canaries", type=int, default=3000)
     parser.add_argument("--root", help="folder of Fashion-MNIST")
@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """Measurements that are not stored yet, as each is done."""
+    """Measurements that are not stored yet, one by one."""
     jobs: list[tuple[Any, ...]] = []
     if "methods" in options.only:
         wanted = [(method, epsilon) for epsilon in (1.0, 2.0, 8.0) for method in METHODS]
@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             for adversary in ADVERSARIES
             if f"{method}, {adversary}" not in stored
         ]
-    # Processes of their own: their threads would share one interpreter, and seconds are told of each attack.
+    # Separate processes: threads would share one interpreter, and the seconds of each attack are reported.
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as workers:
         for done in as_completed([workers.submit(*job) for job in jobs]):
             yield done.result()
@@ -111,7 +111,7 @@ def _part(method: str, epsilon: float) -> str:
 
 
 def _attacked(method: str, epsilon: float, canaries: int, root: str | None) -> Measured:
-    """An honest run, and one with noise of half the scale."""
+    """Attack results of an honest run and of one with half the noise scale."""
     torch.set_num_threads(1)
     document = configuration(method, epsilon, root)
     settings: dict[str, Any] = {"canaries": canaries}
@@ -130,7 +130,7 @@ def _attacked(method: str, epsilon: float, canaries: int, root: str | None) -> M
 
 
 def _by_adversary(method: str, adversary: Adversary) -> Measured:
-    """One attack of an honest labeler by one adversary."""
+    """Result of one adversary's attack on an honest labeler."""
     torch.set_num_threads(1)
     document = configuration(method, _ADVERSARIES_AT)
     if method == "Ind-KNN":  # the same budgets for fewer queries
@@ -144,7 +144,7 @@ def _by_adversary(method: str, adversary: Adversary) -> Measured:
 
 
 def _found(part: str, method: str, fault: str, epsilon: float, canaries: int) -> Measured:
-    """With how many seeds a fault is found, and the size of which it is found with all."""
+    """Number of seeds with which a fault is found, and its size at which all find it."""
     torch.set_num_threads(1)
     seeds, settings = (1, 2, 3), {"canaries": canaries}
     name = None if fault == NONE else fault
@@ -172,7 +172,7 @@ def _found(part: str, method: str, fault: str, epsilon: float, canaries: int) ->
 
 
 def configuration(method: str, epsilon: float, root: str | None = None) -> dict[str, Any]:
-    """The configuration of a method, with its noise for an ε."""
+    """Configuration of a method, with its noise calibrated to an ε."""
     name, changes = METHODS[method]
     document = copy.deepcopy(read_document(ROOT / "pl_privknn" / "configs" / f"{name}.yaml"))
     if root is not None and "root" in document["data"].get("init_args", {}):
@@ -204,7 +204,7 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
 
 
 def table() -> str:
-    """One line a method: its stated ε, and what was found at each, one after another."""
+    """Table with one row per method: stated ε and lower bounds at each."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for one in entries("attacks").values():
         rows.setdefault(one["results"]["method"], []).append(one["results"])
@@ -226,7 +226,7 @@ def table() -> str:
 
 
 def adversaries_table() -> str:
-    """One line a method and adversary: lower bounds from counts and from labels alone, beside the stated ε."""
+    """Table with one row per method and adversary: lower bounds from counts and labels, and the stated ε."""
     wanted = [f"{method}, {adversary}" for method in ADVERSARIES_OF for adversary in ADVERSARIES]
     known = entries("attack_adversaries")
     lines = [
@@ -247,7 +247,7 @@ def adversaries_table() -> str:
 
 
 def faults_table() -> str:
-    """One line a method, one column a fault; attacks that found it at each ε, and the size that all of them found."""
+    """Table with one row per method and one column per fault: detections at each ε, and the size always detected."""
     found = [one["results"] for one in entries("attack_faults").values()]
     columns = sorted({one["fault"] for one in found}, key=lambda fault: (fault != NONE, fault))
     cells: dict[tuple[str, str], list[str]] = {}

@@ -1,12 +1,12 @@
-"""Faults that users write, in the six classes of Re:cord-play (arXiv:2602.17454), and what becomes of each.
+"""Faults in user code of the six classes of Re:cord-play (arXiv:2602.17454), and how the package handles each.
 
 A case is a labeler, an extractor, a data module or data set, a training step, a mechanism or an option of the trainer
-that somebody could write without care. Each is run as its author would run it:
+that a user could write by mistake. Each is run as its author would run it:
 
 * *found*: ``check_labeler`` names it, or for a mechanism ``privknn audit --empirical``.
 * *refused*: the run ends with a message before anything is charged.
-* *harmless*: the run goes on, and what one record can move was measured: no more than is charged.
-* *conditional*: the run goes on, and its guarantee names the condition.
+* *harmless*: the run continues, and the measured effect of one record is no more than is charged.
+* *conditional*: the run continues, and its guarantee names the condition.
 * *not seen*: none of these. The guarantee rests on the author.
 """
 
@@ -52,7 +52,7 @@ _RECORDS, _CLASSES, _SIDE, _CLIP = 90, 3, 8, 1.0
 
 
 class Outcome(NamedTuple):
-    """What became of a case.
+    """Outcome of a case.
 
     Attributes:
         level: see the module.
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One fault as a user would write it.
+    """Fault as a user would write it.
 
     Attributes:
         fault: of :data:`FAULTS`.
@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """Every case once; nothing of it is drawn by chance but noise, on which no outcome depends."""
+    """Outcome of every case; only noise is random, and no outcome depends on it."""
     warnings.filterwarnings("ignore")
     for case in CASES:
         outcome = case.run()
@@ -105,7 +105,7 @@ def _checked(labeler: Callable[[], Labeler]) -> Outcome:
 
 
 class Module(pl.LightningModule):
-    """A classifier of images; its loss is a function of itself and a batch."""
+    """Classifier of images with a loss of the module and a batch."""
 
     def __init__(self, loss: Callable[..., Any] | None = None) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def _table() -> TensorDataset:
 
 
 def _fitted(module: Any, data: Any, callback: Any, **trainer: Any) -> Outcome | None:
-    """Fit; an outcome where that is refused, or holds under a condition."""
+    """Outcome of a fit that is refused or conditional; None otherwise."""
     options: dict[str, Any] = {"max_epochs": 1, "accelerator": "cpu", "logger": False, **trainer}
     quiet = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     callbacks = [callback, *options.pop("callbacks", [])]
@@ -183,7 +183,7 @@ def _trained(
 
 
 def _moves(module: Callable[[], Module], dataset: Callable[[], Any]) -> Outcome:
-    """The most by which a sum of clipped gradients moves where a record is left out, for several of them."""
+    """Largest change of the sum of clipped gradients when a record is removed, over several records."""
     data, everyone = dataset(), list(range(_RECORDS))
     with silenced():
         whole = clipped_sum(module(), data, everyone, _CLIP)
@@ -207,7 +207,7 @@ def _data(cls: Any = ArraysDataModule, private: tuple[Tensor, Tensor] | None = N
 
 
 def _labeled(features: Callable[[], Any] = nn.Flatten, data: Callable[..., Any] = _data) -> Outcome:
-    """A run of labels on all private records and on all but the last, whose features are compared."""
+    """Outcome of labelling with and without the last private record, whose features are compared."""
     tables: list[Tensor] = []
     classes: list[int] = []
     fit = PrivateKNN.fit
@@ -333,7 +333,7 @@ class NoiseByCalls(Counts):
     calls = 0
 
     def charge_and_draw(self, ledger: Any, mechanism: Any, count: int, key: str) -> NoiseSource:
-        """Charge, and take a stream of one's own."""
+        """Charge, and take a separate stream."""
         super().charge_and_draw(ledger, mechanism, count, key)
         self.calls += 1
         return self.noise_source.stream(key, self.calls)

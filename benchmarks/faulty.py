@@ -1,7 +1,7 @@
-"""Small tables and trainings for every method, and faults that are put into a copy of it end to end.
+"""Small tables and trainings for every method, and faults injected end to end.
 
 A fault keeps what is stated and changes what is done. Its size says how large it is: 2 is half the noise, coins at
-twice the rate, a second round that nobody pays for, a budget that is spent twice.
+twice the rate, a second round that is not charged, a budget that is spent twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pl_privknn import Gaussian
 from pl_privknn.auditing import Audit, Target, attack_labeler
-from pl_privknn.auditing.labelers import GivenParts, small_target
+from pl_privknn.auditing.labelers import FixedPartition, small_target
 from pl_privknn.auditing.training import TrainingTarget, attack_training
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
@@ -51,7 +51,7 @@ _RATE = 0.25
 
 
 class NearestTeachers(Teachers):
-    """Teachers that answer with the label of their nearest record: one record decides the answers around it."""
+    """Teachers that answer with the label of their nearest record, so one record decides nearby answers."""
 
     def train(
         self,
@@ -83,12 +83,12 @@ class _Nearest(TrainedTeachers):
 
 
 class SeveralTeachers(PATE):
-    """Records of the first part go to so many teachers."""
+    """Partition that assigns records of the first part to several teachers."""
 
     copies = 2
 
     def _train(self, features: Tensor, labels: Tensor, num_classes: int, groups: Any) -> Any:
-        assert isinstance(self.partitioner, GivenParts)
+        assert isinstance(self.partitioner, FixedPartition)
         own = self.partitioner.parts
         parts = nn.functional.pad(own, (0, len(labels) - len(own)))
         first, more = torch.nonzero(parts == 0).flatten(), range(1, self.copies)
@@ -157,7 +157,7 @@ def attack(
     size: float = 2.0,
     **settings: int,
 ) -> Audit:
-    """Attack a method, with a fault or as it is.
+    """Attack a method, with or without a fault.
 
     Args:
         method: of :data:`METHODS`.
@@ -187,7 +187,7 @@ def attack(
 
 @contextlib.contextmanager
 def _fewer_shares(made: Any, size: float) -> Iterator[Any]:
-    """Of the shares of noise so few come that what is left is so many times too small."""
+    """Fault that loses noise shares, so that the noise is too small by a factor."""
     literal = negative_binomial._shares
 
     def drawn(shape: float, *given: Any) -> Tensor:
@@ -311,7 +311,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
 
 
 def sizes_of(method: str, fault: str) -> tuple[float, ...]:
-    """Sizes of a fault that a method can have: a training of ten steps pays for one at least."""
+    """Possible sizes of a fault of a method: a training of ten steps charges at least one."""
     _, sizes = FAULTS[fault]
     few = fault == "unpaid rounds" and method in TRAININGS
     return tuple(size for size in sizes if size <= 10) if few else sizes
@@ -321,12 +321,12 @@ def sizes_of(method: str, fault: str) -> tuple[float, ...]:
 
 
 def _smaller(name: str) -> Any:
-    """A draw of a smaller scale."""
+    """Draw with a smaller scale."""
     return lambda self, given, scale: getattr(NoiseSource, name)(self, given, scale / self.factor)
 
 
 def _shared(name: str) -> Any:
-    """A draw of one row for all, also for queries that are answered one after another."""
+    """Draw with one row shared by all, also for queries that are answered one by one."""
 
     def drawn(self: SharedNoise, shape: Any, scale: Any) -> Tensor:
         made: Tensor = getattr(NoiseSource, name)(self, shape, scale)
@@ -341,7 +341,7 @@ def _shared(name: str) -> Any:
 
 
 class LessNoise(NoiseSource):
-    """Normal and Laplace noise that is so many times too small."""
+    """Noise source whose normal and Laplace noise is too small by a factor."""
 
     cryptographic = False
 
@@ -365,7 +365,7 @@ class LessNoise(NoiseSource):
 
 
 class SharedNoise(LessNoise):
-    """Queries share the noise of the first one, and steps that of all steps."""
+    """Noise source that repeats the noise of the first query or step."""
 
     def __init__(self, factor: float, source: NoiseSource) -> None:
         super().__init__(factor, source)
@@ -387,7 +387,7 @@ _IMAGES, _PUBLIC, _SIDE, _BATCH = 90, 40, 8, 9
 
 
 class PlainClassifier(pl.LightningModule):
-    """A module as anyone would write it: nothing of it knows of privacy.
+    """Plain classifier without any code for privacy.
 
     Args:
         pixels: of an image.
@@ -409,12 +409,12 @@ class PlainClassifier(pl.LightningModule):
 
 
 def network(pixels: int, num_classes: int, hidden: int) -> nn.Sequential:
-    """One hidden layer."""
+    """Network with one hidden layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, num_classes))
 
 
 def dealt(images: Tensor, labels: Tensor, private: int, public: int, **settings: Any) -> ArraysDataModule:
-    """The first images as private ones, the next as public ones, the rest for the test."""
+    """Data module of images split in order into private, public and test examples."""
     sizes = [private, public, len(images) - private - public]
     parts = zip(("private", "public", "test"), images.split(sizes), labels.split(sizes), strict=True)
     for name, pictures, known in parts:
@@ -425,7 +425,7 @@ def dealt(images: Tensor, labels: Tensor, private: int, public: int, **settings:
 def small_training(
     method: str, epsilon: float, delta: float = DELTA, records_of_a_person: int = 0
 ) -> TrainingTarget:
-    """A training of ten steps on made-up images; persons who own so many of them are its unit, where any do."""
+    """Training of ten steps on synthetic images; with persons as the unit where they own several."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES + _PUBLIC + 20, 1, _SIDE, _SIDE, generator=generator)
     labels = (images.mean(dim=(1, 2, 3)) > 0.5).long()

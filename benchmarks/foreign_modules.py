@@ -1,4 +1,4 @@
-"""Private training of LightningModules and networks of others, unchanged, on made-up records; and its speed.
+"""Private training of unchanged third-party LightningModules and networks on synthetic records, and its speed.
 
 Each is trained for two steps at a stated ε by ``PrivateTraining``, or refused with a reason; a row says whether its
 step was traced, and the guarantee that noise of the operating system would have. Its sum of clipped gradients is held
@@ -54,7 +54,7 @@ COMPARED = 4
 
 
 class Classifier(pl.LightningModule):
-    """A module as anyone would write it."""
+    """Plain classifier without any code for privacy."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Classifier(pl.LightningModule):
 
 
 class Records(Dataset[Any]):
-    """Made-up records, each of a generator and its label."""
+    """Synthetic records, each with its label."""
 
     def __init__(self, make: Callable[[torch.Generator, int], Any]) -> None:
         self.items = [make(torch.Generator().manual_seed(row), row % CLASSES) for row in range(RECORDS)]
@@ -85,7 +85,7 @@ class Records(Dataset[Any]):
 
 
 class _Tuned(nn.Module):
-    """A model of transformers that gives logits alone."""
+    """Model of transformers that returns logits only."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def _boring() -> tuple[Any, Any]:
 
 
 class _Own(Classifier):
-    """A module with a loss of its own."""
+    """Module with a given loss."""
 
     def __init__(self, network: nn.Module, loss: Callable[..., Tensor], schedule: bool = False) -> None:
         super().__init__(network)
@@ -408,25 +408,27 @@ CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     groups = ["modules", "speed"]
     parser.add_argument("--only", nargs="+", choices=[*groups, *CASES, *SPEEDS], default=groups)
     parser.add_argument("--repeat", type=int, default=5, help="turns of a comparison of speed")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part a module, and one a comparison of speed."""
+    """Measurements of each module and each speed comparison."""
     torch.set_num_threads(1)
     for name in CASES:
         if {"modules", name} & set(options.only):
-            yield Measured(_told(name), [0], name, {"epsilon": EPSILON, "delta": DELTA, "records": RECORDS})
+            yield Measured(
+                _outcome(name), [0], name, {"epsilon": EPSILON, "delta": DELTA, "records": RECORDS}
+            )
     for name, compare in SPEEDS.items():
         if {"speed", name} & set(options.only):
             yield Measured(compare(options.repeat), [0], name, {"repeat": options.repeat})
 
 
-def _told(name: str) -> dict[str, Any]:
-    """One module's row; whatever goes wrong with it stops no other."""
+def _outcome(name: str) -> dict[str, Any]:
+    """Result of one module; its errors do not stop the others."""
     package = name.partition(",")[0]
     try:
         version = importlib.metadata.version(package.replace("_", "-"))
@@ -534,7 +536,7 @@ def _pictures(count: int, channels: int, side: int) -> TensorDataset:
 
 
 def _summed(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
-    """The clipped sum by Opacus' hooks, in chunks."""
+    """Clipped sum by Opacus' hooks, in chunks."""
     from opacus.grad_sample import GradSampleModule
 
     hooked = GradSampleModule(network, loss_reduction="sum")
@@ -555,7 +557,7 @@ def _summed(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
 
 
 def _peak(made: Callable[[], Callable[[], Any]]) -> int:
-    """Memory (bytes) that a process of its own takes to make ``made()`` and call it, beyond what it began with."""
+    """Additional peak memory (bytes) of a separate process that makes ``made()`` and calls it."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 
@@ -573,7 +575,7 @@ def _peak(made: Callable[[], Callable[[], Any]]) -> int:
 
 
 def _looped(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
-    """The clipped sum by a plain loop over records."""
+    """Clipped sum by a loop over records."""
     parameters = list(network.parameters())
 
     def work() -> Tensor:
@@ -594,7 +596,7 @@ def _compared(
     data: Any = None,
     summed: Callable[[nn.Module, TensorDataset], Callable[[], Tensor]] = _summed,
 ) -> dict[str, Any]:
-    """Ours beside another way, each from its beginning; memory comes first, before there is any to use again."""
+    """Comparison of this package with another implementation; memory is measured first, before any can be reused."""
     few, count = _pictures(2, 1, 2), len(rows)
     for _ in range(2):  # all that is imported late
         small = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
@@ -665,7 +667,7 @@ SPEEDS = {
 
 
 def table() -> str:
-    """Foreign modules by what became of them; with the reason of what is conditional or was refused."""
+    """Table of third-party modules by outcome, with the reasons of conditional and refused ones."""
     trained: dict[tuple[str, str, str], list[tuple[str, float]]] = {}
     refused = []
     for name, entry in entries("foreign_modules").items():
@@ -691,7 +693,7 @@ def table() -> str:
 
 
 def speed_table() -> str:
-    """Speed and peak memory."""
+    """Table of speed and peak memory."""
     columns = {
         "comparison": "{part}",
         "way": "{way}",

@@ -42,13 +42,13 @@ _QUERIES, _HIDDEN, _STEPS = 100, 64, 150
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("--runs", type=int, default=64)
     parser.add_argument("--epsilon", type=float, default=1.0)
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part for each kind of network."""
+    """Measurements of each kind of network."""
     stored = entries("membership")
     data = DigitsDataModule()
     data.setup("fit")
@@ -89,9 +89,9 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def confidences(log_probabilities: ArrayLike) -> Floats:
-    """Logits log p − log(1 − p) of probabilities given by logarithms; they spread like Gaussians, p does not."""
-    told = np.minimum(np.asarray(log_probabilities, dtype=np.float64), -1e-12)
-    return np.asarray(told - np.log(-np.expm1(told)))
+    """Logits log p − log(1 − p) from log-probabilities; their distribution is close to Gaussian."""
+    logs = np.minimum(np.asarray(log_probabilities, dtype=np.float64), -1e-12)
+    return np.asarray(logs - np.log(-np.expm1(logs)))
 
 
 def likelihood_ratios(sure: Floats, members: Coins) -> Floats:
@@ -115,7 +115,9 @@ def likelihood_ratios(sure: Floats, members: Coins) -> Floats:
     for side, sign in ((members, 1.0), (~members, -1.0)):
         counts = side.sum(axis=0)
         if sure.shape != side.shape or np.any(counts < 2):
-            raise ValueError(f"members: shape {side.shape}; want two runs with and two without each record")
+            raise ValueError(
+                f"members: shape {side.shape}; expected two runs with and two without each record"
+            )
         totals = np.where(side, sure, 0.0).sum(axis=0)
         means = totals / counts
         variance = (np.where(side, sure - means, 0.0) ** 2).sum() / (counts - 1).sum()
@@ -126,7 +128,7 @@ def likelihood_ratios(sure: Floats, members: Coins) -> Floats:
 
 
 def true_positive_rates(scores: ArrayLike, members: ArrayLike, rates: ArrayLike) -> Floats:
-    """The share of members above the threshold that lets through each share of the others.
+    """True-positive rates at each false-positive rate.
 
     Args:
         scores: larger speaks for membership; any shape.
@@ -141,7 +143,7 @@ def true_positive_rates(scores: ArrayLike, members: ArrayLike, rates: ArrayLike)
 
 
 def table() -> str:
-    """One line a network."""
+    """Table with one row per network."""
     lines = []
     for part, one in entries("membership").items():
         found = one["results"]
@@ -152,7 +154,7 @@ def table() -> str:
 
 
 def figure() -> Figure:
-    """The curves of all parts, on white so that both themes show them."""
+    """Figure of the curves of all parts, on white for both themes."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(6.5, 4), layout="constrained", facecolor="white")

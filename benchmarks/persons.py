@@ -50,7 +50,7 @@ _CLASSES = 10
 
 
 def noisy_knn(sigma: float, most: int = 1) -> Labeler:
-    """Private-kNN; ``most`` times as many neighbours."""
+    """Private-kNN with ``most`` times as many neighbours."""
     return PrivateKNN(100 * most, 0.15, noise=Gaussian(sigma))
 
 
@@ -60,7 +60,7 @@ def noisy_pate(sigma: float, most: int = 1) -> Labeler:
 
 
 def _voting(made: Callable[[float, int], Labeler], epsilon: float, delta: float, most: int) -> Labeler:
-    """With the noise that QUERIES answers need."""
+    """Labeler with the noise that QUERIES answers need."""
     return made(noise_for(functools.partial(made, most=most), epsilon, delta, QUERIES, _CLASSES), most)
 
 
@@ -96,7 +96,7 @@ TEACHERS: dict[str, Callable[[float, float, int], Labeler]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -104,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part a teacher and ε."""
+    """Measurements of each teacher and ε."""
     torch.set_num_threads(1)
     tables = _features(options.root)
     for epsilon in options.epsilons:
@@ -139,7 +139,7 @@ def _features(root: str) -> dict[str, Tensor]:
 
 
 def owners_of(count: int, unequal: bool, seed: int) -> Tensor:
-    """Who owns each of ``count`` records: five each, or unequally many, at least one."""
+    """Owners of ``count`` records: five records each, or unequal numbers, at least one."""
     generator = torch.Generator().manual_seed(seed)
     shares = torch.arange(1, PERSONS + 1).double().pow(-1.0) if unequal else torch.ones(PERSONS)
     more = (shares / shares.sum() * (count - PERSONS)).floor().long()
@@ -149,7 +149,7 @@ def owners_of(count: int, unequal: bool, seed: int) -> Tensor:
 
 
 def _ways(tables: dict[str, Tensor], name: str, epsilon: float, seed: int) -> Iterator[tuple[str, float]]:
-    """Accuracy of each way to ε for a person."""
+    """Accuracy of each way to protect persons."""
     features, labels = tables["private"], tables["labels"]
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed + 100))[:PERSONS]
     yield "record", _accuracy(tables, TEACHERS[name](epsilon, DELTA, 1), features[rows], labels[rows])
@@ -168,7 +168,7 @@ def _ways(tables: dict[str, Tensor], name: str, epsilon: float, seed: int) -> It
 
 
 def _accuracy(tables: dict[str, Tensor], teacher: Labeler, features: Tensor, labels: Tensor) -> float:
-    """Share of right labels of public images, each of the query nearest to it where these are few."""
+    """Accuracy of labels of public images, each from the nearest query where queries are few."""
     public, truth = tables["public"], tables["truth"]
     reverse, queries = isinstance(teacher, RecordVotes), public[:QUERIES]
     if isinstance(teacher, UsesPublicFeatures):
@@ -182,7 +182,7 @@ def _accuracy(tables: dict[str, Tensor], teacher: Labeler, features: Tensor, lab
 
 
 def table() -> str:
-    """What the documentation shows."""
+    """Table for the documentation."""
     ways = {
         "a record a person": "record",
         "five each": "person, five each",

@@ -1,4 +1,4 @@
-"""A network from pixels by PrivateTraining on Fashion-MNIST, and the leaderboard: ours beside published accuracies.
+"""PrivateTraining from pixels on Fashion-MNIST, and the leaderboard with published accuracies.
 
 The module is one as anyone would write it: convolutions with standardised weights and group normalisation, of which
 the first ones are levelled patches of public images; large batches, and the moving average of the weights. Settings
@@ -35,7 +35,7 @@ SETTINGS = {**PRIVATE, "epochs": 20, "lr": 8.0, "momentum": 0.9, "averaging": 0.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """Run what is missing, seed by seed."""
+    """Missing measurements, seed by seed."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
@@ -59,7 +59,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 class Lit(pl.LightningModule):
-    """A classifier as anyone would write it."""
+    """Plain classifier without any code for privacy."""
 
     def __init__(self, net: nn.Module, lr: float, momentum: float) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def _run(settings: dict[str, Any], epsilon: float, seed: int, data: FashionMNIST
 
 
 def network(images: Tensor) -> nn.Module:
-    """Two convolutions of stride 2 and a linear layer, which begins at 0; levels are those of public images."""
+    """Network of two convolutions of stride 2 and a zero-initialised linear layer, normalised by public images."""
     from timm.layers import StdConv2d
 
     layers: list[Any] = []
@@ -119,7 +119,7 @@ def network(images: Tensor) -> nn.Module:
 
 
 class Levelled(nn.Module):
-    """Images by the mean and deviation of public ones."""
+    """Normalisation of images by mean and deviation of public ones."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ TRAINED = {
 
 
 class Row(NamedTuple):
-    """A method: its accuracies at each ε, the other cells, and how far each ε holds."""
+    """Row of a method: its accuracies at each ε, the other cells, and the guarantee of each ε."""
 
     accuracies: dict[float, tuple[float, str]]
     cells: tuple[object, ...]
@@ -177,7 +177,7 @@ class Row(NamedTuple):
 
 
 def table() -> str:
-    """All methods, the one with the most accurate row first."""
+    """Table of all methods, the most accurate first."""
     found: dict[tuple[str, str, str], dict[float, list[dict[str, Any]]]] = {}
     for entry in entries("compare_fashion_mnist").values():
         one = entry["results"]

@@ -1,4 +1,4 @@
-"""The recommendation beside every teacher tuned by hand, over data sets, numbers of records and ε.
+"""Recommended runs compared with manually tuned teachers, over data sets, numbers of records and ε.
 
 Of each data set, number of private records and ε: test accuracy of the run that ``pl_privknn.recommend`` gives
 without any public label (system noise), of each teacher with the best of several settings (chosen by test accuracy,
@@ -70,7 +70,7 @@ _CLUSTERS = (20, 50, 100, 200)
 
 @dataclasses.dataclass
 class Records:
-    """A data set: records in a fixed order, of which the first are public, the next test and the rest private."""
+    """Data set with records in a fixed order: first public, then test, then private ones."""
 
     images: Tensor
     labels: Tensor
@@ -81,7 +81,7 @@ class Records:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("--root", default="data", help="where Fashion-MNIST is looked for")
     parser.add_argument("--only", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part a data set."""
+    """Measurements of each data set."""
     torch.set_num_threads(options.threads)
     for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.accelerators.cuda"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -147,7 +147,7 @@ def _remembering() -> Iterator[None]:
 
 
 def _features(data: Records) -> list[Tensor]:
-    """Features as the recommendation has them for votes, and those for gradients."""
+    """Features of the recommendation, for votes and for gradients."""
     found = []
     for teacher in TEACHERS:
         extractor = extractor_of(Setting(teacher, max(_WIDTHS)), has_pretrained())
@@ -236,7 +236,7 @@ def _keep(tuned: dict[str, float], name: str, accuracy: float) -> None:
 
 
 def _run(data: Records, private: Tensor, epsilon: float, seed: int) -> dict[str, Any]:
-    """The recommended run itself, through ``trainer.fit``, with the operating system's noise."""
+    """Accuracy of the recommended run by ``trainer.fit``, with the operating system's noise."""
     first = data.public + data.test
     parts = {
         "private": private,
@@ -265,7 +265,7 @@ def _run(data: Records, private: Tensor, epsilon: float, seed: int) -> dict[str,
 def run_of(
     found: Recommendation, data: PrivatePublicDataModule, seed: int
 ) -> tuple[PrivateLabeler, dict[str, Any]]:
-    """Train and test what was recommended, and return its callback and summary; nothing of it stays on disk."""
+    """Train and test a recommendation; returns its callback and summary, and keeps no files."""
     pl.seed_everything(seed, verbose=False)
     student, labeling = found.build(data)
     labeling.options = dataclasses.replace(labeling.options, progress=False)
@@ -319,7 +319,7 @@ def _mnist(root: str) -> Records:
 
 
 def _uneven(root: str) -> Records:
-    """Of MNIST, public images too: each digit is two thirds as frequent as the one before it."""
+    """MNIST with uneven classes, public ones too: each digit is two thirds as frequent as the previous one."""
     data = _numbered(MNISTDataModule, root, (1000, 3000))
     kept = torch.rand(len(data.labels), generator=torch.Generator().manual_seed(0)) < (2 / 3) ** data.labels
     public, test = int(kept[:1000].sum()), int(kept[1000:3500].sum())
@@ -327,7 +327,7 @@ def _uneven(root: str) -> Records:
 
 
 def _elsewhere(root: str) -> Records:
-    """Private and test images of MNIST, public ones of scikit-learn's digits, from other people, at 8 x 8 pixels."""
+    """MNIST with public images of another source: scikit-learn's digits of 8 x 8 pixels."""
     data, others = _numbered(MNISTDataModule, root, (1000, 3000)), _digits(root)
     public = torch.nn.functional.interpolate(others.images[:1000], (28, 28), mode="bilinear")
     images = torch.cat([public, data.images[1000:]])
@@ -364,7 +364,7 @@ def _smaller(images: Tensor) -> Tensor:
 
 
 def _cells(root: str) -> Records:
-    """Photographs of solar cells (``elpv-dataset``), whole or defective: large ones that no rule was chosen on."""
+    """Photographs of solar cells (``elpv-dataset``), whole or defective, which had no part in the choice of rules."""
     folder = Path(str(find_spec("elpv_dataset").origin)).parent / "data"  # type: ignore[union-attr]
     lines = [line.split() for line in (folder / "labels.csv").read_text(encoding="utf-8").splitlines()]
     order = np.random.default_rng(0).permutation(len(lines))
@@ -375,7 +375,7 @@ def _cells(root: str) -> Records:
 
 
 def _shirts(root: str) -> Records:
-    """T-shirts and shirts, two to one: photographs of two classes that are hard to tell apart."""
+    """T-shirts and shirts, two to one: photographs of two similar classes."""
     data = FashionMNISTDataModule(root=root).load_private()
     rows = torch.cat([torch.nonzero(data.labels == 0)[:2200, 0], torch.nonzero(data.labels == 6)[:1100, 0]])
     return _shuffled(data.images(rows), (data.labels[rows] == 6).long(), 400, 1000, (300, 1900))
@@ -457,13 +457,13 @@ def rows() -> list[tuple[str, int, float, dict[str, float]]]:
 
 
 def regret(means: dict[str, float]) -> float | None:
-    """The best private teacher's accuracy less the recommended run's; None where none was tuned by hand."""
+    """Regret: the best private teacher's accuracy minus that of the recommended run; None without tuned teachers."""
     by_hand = [value for name, value in means.items() if name not in ("recommended", "none")]
     return max(by_hand) - means["recommended"] if by_hand else None
 
 
 def table() -> str:
-    """Accuracy and regret of the recommendation at each ε, a line for each data set and number of records."""
+    """Accuracy and regret of the recommendation at each ε, one row per data set and number of records."""
     cells = {(name, count, epsilon): means for name, count, epsilon, means in rows()}
     new = {part: entry["settings"].get("measured", []) for part, entry in entries("recipes").items()}
     epsilons = sorted({epsilon for *_, epsilon in cells})
@@ -491,7 +491,7 @@ def table() -> str:
 
 
 def figure() -> Any:
-    """The regret of each row against n ε / C."""
+    """Figure of the regret of each row against n ε / C."""
     from matplotlib import pyplot
 
     drawn, axis = pyplot.subplots(figsize=(9, 3.6), layout="constrained")

@@ -1,4 +1,4 @@
-"""Stored results: one file a benchmark in ``results/``, with one entry a measurement; and how tables show them.
+"""Stored results: one file per benchmark in ``results/``, with one entry per measurement, and their tables.
 
 An entry names what made it, so that an old figure is not taken for one of today's code::
 
@@ -57,7 +57,7 @@ class Measured(NamedTuple):
 
 
 def entries(name: str) -> dict[str, dict[str, Any]]:
-    """Stored measurements of one benchmark by part; none where there is no file."""
+    """Stored measurements of one benchmark by part; empty without a file."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return {}
@@ -69,7 +69,7 @@ def entries(name: str) -> dict[str, dict[str, Any]]:
 
 
 def results(name: str, part: str = "all") -> Any:
-    """The figures of one stored measurement."""
+    """Figures of one stored measurement."""
     return entries(name)[part]["results"]
 
 
@@ -88,7 +88,7 @@ def runs() -> dict[str, list[dict[str, Any]]]:
 
 
 def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
-    """A table of Markdown."""
+    """Markdown table."""
     titles = list(header)
     rows = [titles, ["---"] * len(titles), *lines]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in rows)
@@ -100,12 +100,12 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 def listed(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """A table of Markdown, one line a row; the cells of a column are its format string, filled in."""
+    """Markdown table of rows; the cells of a column are its format string, filled in."""
     return markdown(columns, ([cell.format_map(row) for cell in columns.values()] for row in rows))
 
 
 def explained(table: str, named: Iterable[tuple[str, Guarantee]]) -> str:
-    """A table, and what the marks in it mean; that of seeds in short, since privacy.md says what it means."""
+    """Table with explanations of its marks; short for seeded noise, which privacy.md explains."""
     short = "none, since noise came from a seed"
     # By its start, since stored results keep the wording of their time.
     notes = (re.sub("none – the noise came from a seed[^;.]*", short, note) for note in footnotes(named))
@@ -123,13 +123,13 @@ def spread(values: Iterable[float | None]) -> str:
 
 
 def epsilon_of(summaries: list[dict[str, Any]]) -> str:
-    """The largest ε of the seeds, marked by the weakest guarantee."""
+    """Largest ε of the seeds, marked by the weakest guarantee."""
     epsilons = [summary["epsilon"] for summary in summaries]
     return "none" if epsilons[0] is None else f"{max(epsilons):.3g}{mark(guarantee(summaries))}"
 
 
 def guarantee(summaries: list[dict[str, Any]]) -> Guarantee:
-    """The weakest guarantee of the seeds; unconditional where no private record was used, so there is no ε."""
+    """Weakest guarantee of the seeds; unconditional where no private record was used, so there is no ε."""
     return weakest(guarantee_of(summary) for summary in summaries if summary["epsilon"] is not None)
 
 
@@ -178,7 +178,7 @@ def write(name: str, measurements: list[dict[str, Any]]) -> None:
 
 
 def commit() -> dict[str, Any] | None:
-    """The code that measures; None outside a repository."""
+    """Commit of the measuring code; None outside a repository."""
     head = _git("rev-parse", "HEAD")
     if head is None:
         return None
@@ -187,7 +187,7 @@ def commit() -> dict[str, Any] | None:
 
 
 def machine() -> dict[str, Any]:
-    """The kind of machine: what makes figures of speed comparable, and nothing that names it."""
+    """Kind of machine, for comparable speed, without identifying it."""
     import torch
 
     return {
@@ -200,7 +200,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python, and what is installed of the packages that figures depend on."""
+    """Versions of Python and the installed packages that figures depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

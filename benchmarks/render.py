@@ -62,12 +62,12 @@ TITLES = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`render`."""
+    """Add the options of :func:`render`."""
     parser.add_argument("--check", action="store_true", help="change nothing; 1 where a page or plot is old")
 
 
 def render(options: argparse.Namespace) -> int:
-    """Render all pages and plots, or name those that differ from what is stored."""
+    """Render all pages and plots, or list those that differ from stored results."""
     old = update(fresh(), write=not options.check)
     if options.check:
         old += [f"docs/guides/{plot}" for plot in old_plots()]
@@ -82,7 +82,7 @@ def render(options: argparse.Namespace) -> int:
 
 
 def fresh(pages: Iterable[str] | None = None) -> dict[Path, str]:
-    """Pages, by default all, as the stored results say."""
+    """Pages, by default all, rendered from stored results."""
     found = {}
     for page in dict.fromkeys(where for where, _, _ in TABLES) if pages is None else pages:
         text = (ROOT / page).read_text(encoding="utf-8")
@@ -93,16 +93,16 @@ def fresh(pages: Iterable[str] | None = None) -> dict[Path, str]:
 
 
 def with_table(text: str, name: str, table: str, page: str) -> str:
-    """A page's text with one table replaced."""
+    """Text of a page with one table replaced."""
     start, end = f"<!-- {name}: rendered by benchmarks/render.py -->", f"<!-- end of {name} -->"
     if text.count(start) != 1 or text.count(end) != 1:
-        raise SystemExit(f"{page}: want one line {start!r} and one line {end!r} after it")
+        raise SystemExit(f"{page}: expected one line {start!r} and one line {end!r} after it")
     before, rest = text.split(start)
     return f"{before}{start}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def update(pages: dict[Path, str], write: bool) -> list[str]:
-    """Pages that differ from what they should say, brought up to date if so wanted."""
+    """Outdated pages; updates them if requested."""
     old = [page for page, text in pages.items() if page.read_text(encoding="utf-8") != text]
     for page in old if write else []:
         page.write_text(pages[page], encoding="utf-8")
@@ -120,7 +120,7 @@ def _save(figure: Figure, place: Path) -> None:
 
 
 def comparison(name: str) -> list[Result]:
-    """The runs of a stored comparison."""
+    """Runs of a stored comparison."""
     found = []
     for part, entry in entries(name).items():
         values = {**entry["results"], **entry["settings"], "versions": entry["versions"]}
@@ -129,7 +129,7 @@ def comparison(name: str) -> list[Result]:
 
 
 def comparisons() -> dict[str, list[Result]]:
-    """The comparisons that docs/guides/comparison.md shows, by name."""
+    """Comparisons shown in docs/guides/comparison.md, by name."""
     return {name: comparison(name) for name in names() if name.startswith("compare_")}
 
 
@@ -147,7 +147,7 @@ def compared() -> str:
 
 
 def old_plots() -> list[str]:
-    """Plots of comparisons that don't show the stored results."""
+    """Outdated plots of comparisons."""
     shown = {plot.stem: plot.read_text(encoding="utf-8") for plot in PLOTS.glob("compare_*.svg")}
     digests = {name: digest_of(found) for name, found in comparisons().items()}
     return [f"{name}.svg" for name, digest in digests.items() if digest not in shown.get(name, "")]
@@ -163,7 +163,7 @@ _SAME_QUERIES = (
 
 
 def run_table(columns: list[str], chosen: Iterable[str] = ()) -> str:
-    """Some runs, those of reverse kNN with a curator by default: some columns, accuracies and seeds."""
+    """Table of runs, by default of reverse kNN with a curator: given columns, accuracies and seeds."""
     found, columns = runs(), [*columns, "label accuracy", "student's test accuracy", "seeds"]
     shown = list(chosen) or [name for name in found if name.startswith("fashion_mnist_reverse_knn_eps")]
     lines = []
@@ -191,7 +191,7 @@ PAPERS = ("Private-kNN", "Reverse kNN", "Ind-KNN", "Guided PATE")
 
 @cache
 def printed_rows() -> list[dict[str, Any]]:
-    """The rows of ``papers.yaml`` with the reports of their releases; equal releases are accounted once."""
+    """Rows of ``papers.yaml`` with the reports of their releases; equal releases are accounted once."""
     document = yaml.safe_load((ROOT / "benchmarks" / "papers.yaml").read_text(encoding="utf-8"))
     reports: dict[str, Any] = {}
     for row in document:
@@ -204,7 +204,7 @@ def printed_rows() -> list[dict[str, Any]]:
 
 
 def measured(row: dict[str, Any]) -> tuple[str, Guarantee]:
-    """Our nearest run: mean accuracy over seeds, its spread and its ε; and how far that ε holds."""
+    """Most similar run of this package: mean accuracy over seeds, spread, ε and its guarantee."""
     name = row["measured"]
     if name is None:
         return "–", UNCONDITIONAL
@@ -226,7 +226,7 @@ def measured(row: dict[str, Any]) -> tuple[str, Guarantee]:
 
 
 def paper(name: str) -> str:
-    """The table of one paper, with our nearest run beside each row."""
+    """Table of one paper, with the most similar run of this package in each row."""
     lines, named = [], []
     for row in printed_rows():
         if row["paper"].startswith(name):
@@ -272,7 +272,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/scale.md", "speed", speed.table),
     *(("docs/reference/papers.md", name, partial(paper, name)) for name in PAPERS),
 ]  # fmt: skip
-#: Plots beside those of comparisons.
+#: Plots other than those of comparisons.
 FIGURES: dict[str, Callable[[], Figure]] = {
     "guides/membership.svg": membership.figure,
     "guides/recipes.svg": recipes.figure,

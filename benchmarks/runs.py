@@ -1,4 +1,4 @@
-"""Run one configuration over several seeds, or a comparison of methods, and store what each run gave.
+"""Run one configuration over several seeds, or a comparison of methods, and store the results.
 
 A file with ``methods`` is a comparison: further words are handed to ``privknn compare``, and its folder is
 ``runs/compare/NAME`` or ``--output``; runs that are done there, by the same code, are not repeated. Any other file is
@@ -26,7 +26,7 @@ TAKES_WORDS = True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("config", help="YAML of a run, or of a comparison")
     parser.add_argument("--name", help="file under benchmarks/results/, of one configuration")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One entry a run."""
+    """Measurements of each run."""
     if "methods" in read_document(Path(options.config)):
         yield from _comparison(options)
         return
@@ -50,7 +50,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def _run(config: str, seed: int, words: list[str], seeded: bool) -> dict[str, Any]:
-    """One run in a folder of its own; returns its summary."""
+    """Execute one run in a separate folder; returns its summary."""
     noise = "--labeling.labeler.init_args.noise_source"
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--config", config, "--run_dir", folder, "--seed_everything", str(seed)]
@@ -65,7 +65,7 @@ def _run(config: str, seed: int, words: list[str], seeded: bool) -> dict[str, An
 
 
 def _comparison(options: argparse.Namespace) -> Iterator[Measured]:
-    """Entries that say the same already stay as they are, with their commit."""
+    """Entries of a comparison; unchanged ones keep their commit."""
     name = read_comparison(Path(options.config)).name
     folder = options.output or Path("runs") / "compare" / name
     begin(folder)
@@ -87,7 +87,7 @@ def _comparison(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def begin(folder: Path) -> None:
-    """Let nobody go on with a folder that other code began: its runs would be stored under this commit."""
+    """Reject a folder started by other code, whose runs would be stored under this commit."""
     begun, now = folder / "measured_by.json", commit()
     if begun.exists():
         if json.loads(begun.read_text(encoding="utf-8")) != now:

@@ -1,4 +1,4 @@
-"""Cost of a labelling round at scale: seconds and bytes of a process with a shard, memory beside a large table.
+"""Cost of a labelling round at scale: time and traffic of a process with a shard, and memory with a large table.
 
 A round of one process is measured at two sizes of its shard, in processor seconds of one thread; a straight line
 through them gives seconds a round and seconds a record, for 10⁹ records. Bytes are counted at the collectives of two
@@ -98,7 +98,7 @@ TEACHERS = {
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One measurement a teacher, and those of memory."""
+    """Measurements of each teacher, and of memory."""
     torch.set_num_threads(1)
     features, queries = (
         torch.randn(count, options.dimensions, generator=torch.Generator().manual_seed(seed))
@@ -138,7 +138,7 @@ def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namesp
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     names = [*TEACHERS, MEMORY]
     parser.add_argument("--records", type=int, nargs=2, default=[10_000, 40_000], help="of a process")
     parser.add_argument("--dimensions", type=int, default=1296)
@@ -156,7 +156,7 @@ def _spent(work: Callable[[], object]) -> float:
 
 
 def table() -> str:
-    """A round at 10⁹ records in many processes; an extrapolation."""
+    """Table of a round at 10⁹ records in many processes, by extrapolation."""
     stored = entries("scale")
     d, share = next(iter(stored.values()))["settings"]["dimensions"], RECORDS // PROCESSES
     lines = []
@@ -183,7 +183,7 @@ def _round(teacher: Labeler, features: Tensor, queries: Tensor) -> None:
 
 
 def memory(options: argparse.Namespace) -> Iterator[Measured]:
-    """One measurement a teacher, of 1,000,000 records and 200 queries."""
+    """Memory of each teacher with 1,000,000 records and 200 queries."""
     folder = Path(tempfile.mkdtemp(prefix="privknn-", dir=options.folder))
     sizes = {"records": options.table_records, "dimensions": options.dimensions, "queries": 200}
     teachers: dict[str, Labeler] = {
@@ -216,7 +216,7 @@ def write(folder: Path, records: int, dimensions: int, public: int = 400) -> Non
 
 
 def peak_of_labelling(run: Path, folder: Path, teacher: Labeler, queries: int) -> int:
-    """Bytes of its own that a fit takes at its peak, of ``private.npy`` and ``public.npy`` in the folder."""
+    """Peak anonymous memory of a fit with ``private.npy`` and ``public.npy`` in the folder, bytes."""
     least = peak = _anonymous_bytes()
     done = threading.Event()
 
@@ -249,13 +249,13 @@ def peak_of_labelling(run: Path, folder: Path, teacher: Labeler, queries: int) -
 
 
 def _anonymous_bytes() -> int:
-    """Memory of this process that no file backs; Linux tells."""
+    """Anonymous memory of this process, on Linux."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * int(status.partition("RssAnon:")[2].split()[0])
 
 
 def memory_table() -> str:
-    """Memory of a labelling round, beside the table of features."""
+    """Table of the memory of a labelling round, in addition to the features."""
     columns = {
         "teacher": "`{part}`",
         "private features": "{records:,} x {dimensions:,}",

@@ -48,13 +48,13 @@ _ANSWERS = {"sigma": 20.0, "l2_sensitivity": math.sqrt(2), "sampling_rate": 0.2}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of :func:`measure`."""
+    """Add the options of :func:`measure`."""
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
-    """One part a row, each with the threads that it names or one."""
+    """Measurements of each row, with its number of threads or one."""
     for name in options.only:
         torch.set_num_threads(1)
         _, _, _, work, *settled = ROWS[name]
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def _turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int) -> list[tuple[Any, Any]]:
-    """Measure both in turns; the first turn of each does not count."""
+    """Measure both alternately; the first turn of each does not count."""
     return [(ours(), bare()) for _ in range(repeat + 1)][1:]
 
 
@@ -94,7 +94,7 @@ def _taken(work: Callable[[], Any]) -> tuple[float, float]:
 def _in_turns(
     ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, whose: int = resource.RUSAGE_SELF
 ) -> dict[str, Any]:
-    """Ratio of processor seconds, ours over bare."""
+    """Ratio of processor seconds, this package over the baseline."""
     pairs = _turns(lambda: _spent(ours, whose), lambda: _spent(bare, whose), repeat)
     return {
         **_summary([one / other for one, other in pairs]),
@@ -104,7 +104,7 @@ def _in_turns(
 
 
 def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """All between features and answers over the product: search, order, coins and votes twice, and noise."""
+    """Time from features to answers, relative to the matrix product: search, order, coins, votes and noise."""
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     centres = torch.rand((CLASSES, _DIMENSIONS), generator=generator) * 0.2
@@ -150,7 +150,7 @@ def _hog(options: argparse.Namespace, channels: int, side: int) -> dict[str, Any
 
 
 def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, Any]:
-    """Vectors of a frozen network with random weights, by our extractor and by its module in torch."""
+    """Vectors of a frozen network with random weights, by the extractor and by its module in torch."""
     import timm
 
     images = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0))
@@ -240,7 +240,7 @@ def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent)
 
 
 def _python(options: argparse.Namespace, *words: str) -> dict[str, Any]:
-    """A program beside ``import torch``. Compiled files are kept, as on a user's machine."""
+    """Time of a program relative to ``import torch``, with compiled files kept as on a user's machine."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def run(*words: str) -> None:
@@ -406,14 +406,14 @@ def _embeddings(folder: Path) -> int:
 
 
 def table() -> str:
-    """Stored figures beside their baselines."""
+    """Table of stored figures and their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
     lines = [[*row[:3], _ratio(found[name])] for name, row in ROWS.items() if name in found]
     return markdown(["measurement", "baseline", "target", "ratio of processor seconds"], lines)
 
 
 def _ratio(found: dict[str, Any]) -> str:
-    """A ratio with its range, and the seconds and memory of a command."""
+    """Text of a ratio with its range, and the seconds and memory of a command."""
     if "ratio" not in found:
         return f"{found['peak_gb']:.2f} GB; {found['seconds']:.0f} s"
     between = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""

@@ -1,4 +1,4 @@
-"""Shards of a table in one process: a thread in the place of each process."""
+"""Shards of a table in one process, with a thread in place of each process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Threads:
         self.groups = [ThreadGroup(rank, self) for rank in range(size)]
 
     def run(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Results of ``works``, each called in a thread; what fails first is raised."""
+        """Results of ``works``, each called in a thread; raises the first error."""
         failed: list[BaseException] = []
 
         def guarded(work: Callable[[], Any]) -> Any:
@@ -49,7 +49,7 @@ class Threads:
 
 
 class ThreadGroup(ProcessGroup):
-    """One thread's end; see :class:`~pl_privknn.neighbors.processes.ProcessGroup`."""
+    """Process group of one thread; see :class:`~pl_privknn.neighbors.processes.ProcessGroup`."""
 
     def __init__(self, rank: int, threads: Threads) -> None:
         super().__init__(rank)

@@ -436,7 +436,7 @@ class LabelRun(Run):
             return
         raise LabelStoreError(
             f"{what}; no label is left to train on. Start a new run, in another folder, with ledger_path="
-            f"{str(self.ledger.path)!r}, so that both runs are counted: asking anew costs anew"
+            f"{str(self.ledger.path)!r}, so that both runs are counted: repeated queries are charged again"
         )
 
     def metrics(

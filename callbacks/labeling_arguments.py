@@ -62,7 +62,7 @@ class LabelingOptions(LedgerFiles):
             run's folder.
         ledger_head_path: see :class:`~pl_privknn.privacy.settings.LedgerFiles`.
         retrain: start the student afresh at each later round, as in the paper; False continues it.
-        class_prior: shares of the classes where the model is used, one a class, a public constant: probabilities of
+        class_prior: shares of the classes where the model is used, one per class, a public constant: probabilities of
             labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
             as the releases have them. For teachers that release probabilities.
         memory: how large a table of private features may get in memory.
@@ -169,7 +169,7 @@ def check_fits(
         and (len(set(asking)) > 1 or (learns and len(asking) > 1))
     ):
         raise ValueError(
-            f"features: rounds ask about different ones, and {name} releases once, about one kind; name one "
+            f"features: rounds use different ones, but {name} releases once, about one kind; name one "
             "extractor for all rounds, or ask in the first round alone"
         )
 
@@ -199,7 +199,9 @@ def check_prior(class_prior: Sequence[float]) -> None:
     """
     shares = [check_positive("class_prior", share) for share in class_prior]
     if len(shares) < 2 or abs(sum(shares) - 1) > 1e-3:
-        raise ValueError(f"class_prior={list(class_prior)!r}: want a share above 0 for each class, 1 in sum")
+        raise ValueError(
+            f"class_prior={list(class_prior)!r}: expected a share above 0 for each class, 1 in sum"
+        )
 
 
 def check_device(device: str) -> None:

@@ -250,7 +250,7 @@ class LabelingRound:
                     "its own cluster's answer. Use selection='clusters', or a teacher such as ReverseKNN"
                 )
             done += len(positions)
-            progress("asking the private teacher", done, len(examples))
+            progress("querying the private teacher", done, len(examples))
 
     def _open(
         self, index: int, data: PrivatePublicDataModule, store: LabelStore | None, ledger: LedgerRun | None
@@ -303,7 +303,7 @@ class LabelingRound:
         wanted = self.labeler.processes.from_first(lambda: own)
         if own.shape != wanted.shape or bool((own - wanted).norm() > _SAME * wanted.norm()):
             raise RuntimeError(
-                "features: this process makes others of the same public example than global rank 0; start all "
+                "features: this process computes others of a public example than global rank 0; start all "
                 "processes with the same configuration, data and library versions"
             )
 
@@ -382,9 +382,9 @@ class LabelingRound:
             # Features are extracted as the teacher looks at them, and held no longer than that.
             labeler.fit_blocks(functools.partial(self._blocks, data), data.num_classes)
             return
-        progress("features of private images", 0, None)
+        progress("features of private records", 0, None)
         table, labels = self._table(data, folder)
-        progress("features of private images", 1, None)
+        progress("features of private records", 1, None)
         progress("fitting the private teacher", 0, None)
         try:
             if isinstance(labeler, RecognisesRecords):
@@ -445,7 +445,7 @@ class LabelingRound:
 
 
 def _finite(features: Tensor) -> Tensor:
-    """Features ``(b, d)``; a record without finite ones gets zeros: a run that ended there would tell of it."""
+    """Features ``(b, d)``; zeros for a record without finite ones, since an error would reveal it."""
     return torch.where(features.isfinite().all(dim=1, keepdim=True), features, 0.0)
 
 
@@ -553,7 +553,7 @@ class ReleasedHead(nn.Module):
             self._extractor = copy.deepcopy(extractor)
             self._extractor.load_state_dict(state["extractor"])
         if not isinstance(labeler, MakesModel):
-            raise TypeError(f"labeler={type(labeler).__name__} makes no model of its releases")
+            raise TypeError(f"labeler={type(labeler).__name__} releases no model")
         self._predict, self._shift = labeler.head(state["head"]), state.get("shift", {}).get("prior")
 
     def has_features_of(self, module: nn.Module) -> bool:
@@ -682,7 +682,7 @@ def check_whole_persons(owners: torch.Tensor, group: ProcessGroup) -> None:
     persons = persons[persons >= 0]
     if int(group.sum(torch.tensor([len(persons) - len(persons.unique())]))[0]):
         raise ValueError(
-            "private_groups: a person has records in several shards, where each would count by itself; put all "
+            "private_groups: a person has records in several shards, where they would be counted separately; put all "
             "records of a person into one process's file"
         )
 

@@ -27,7 +27,7 @@ from pl_privknn.privacy.redaction import check_declared
 PICTURES = "pictures.npz"
 #: Pictures that are kept at most, and the length of their longer side.
 MOST_PICTURES, LONGEST_SIDE = 240, 96
-# A stranger's file says itself how large it unpacks; truth of public images is the largest part of ours.
+# An untrusted file states its own unpacked size; in files of this package the truth of public examples is largest.
 _MOST_PICTURE_BYTES = 1 << 27
 
 
@@ -72,7 +72,7 @@ class PublicPictures:
             words = {name: tuple(map(str, parts[name])) for name in ("texts", "class_names")}
             return cls(**{**parts, **words})
         except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(f"{path} can't be read as a run's pictures ({error}); take it away") from error
+            raise ValueError(f"{path} can't be read as a run's pictures ({error}); remove it") from error
 
     def write(self, folder: Path) -> None:
         """Write the pictures to a run's folder."""

@@ -153,7 +153,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.evaluate = PaidEvaluation.of(evaluate)
         if self.evaluate is not None and self.options.ledger_path is not None:
             raise ValueError(
-                "evaluate: the hold-out pays in parallel with one run; leave options.ledger_path out, or "
+                "evaluate: the hold-out is charged in parallel with one run; leave options.ledger_path out, or "
                 "evaluate=None"
             )
         #: Accuracy on the hold-out, its deviation and its ε, once released.
@@ -226,7 +226,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if prior is not None and len(prior) != data.num_classes:
             raise ValueError(f"class_prior: {len(prior)} shares, the data has {data.num_classes} classes")
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            rank_zero_info("fast_dev_run: no query is made; public images get placeholder labels")
+            rank_zero_info("fast_dev_run: no query is made; public examples get placeholder labels")
             data.public.set_labels(slice(None), placeholders(data.public.labels, data.num_classes))
             return
         self._group = ProcessGroup.of(trainer)
@@ -494,12 +494,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             if soft is not None and is_first:
                 shares = " ".join(f"{share:.2g}" for share in soft.double().mean(dim=0)[:10].tolist())
                 rank_zero_info(
-                    f"answers assume the private table's shares of classes, about {shares}; see options.class_prior"
+                    f"class shares estimated from the noisy answers: {shares}; set options.class_prior if yours "
+                    "differ"
                 )
             return labels, soft
         if soft is None:
             raise ValueError(
-                f"class_prior: {type(self.labeler).__name__} releases no probabilities to move; leave class_prior "
+                f"class_prior: {type(self.labeler).__name__} releases no probabilities to adjust; leave class_prior "
                 "out, or take ReverseKNN or PreconditionedGradients"
             )
         soft = shifted(soft, prior_shift(soft, self.options.class_prior))

@@ -132,7 +132,7 @@ def usable_checkpoint(checkpoint: Path) -> Path | None:
         return kept
     if checkpoint.exists():
         rank_zero_warn(
-            f"{checkpoint} is damaged and there is none before it: training starts again, on the labels that are kept"
+            f"{checkpoint} is damaged and no earlier one exists: training restarts from the stored labels"
         )
     return None
 

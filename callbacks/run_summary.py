@@ -131,7 +131,7 @@ class RunReport(pl.Callback):
         self.show = check_switch("show", show)
         self.summary: dict[str, Any] = {}
         self._started = _public_seconds()
-        self._judged: TestedModels | None = None
+        self._tested: TestedModels | None = None
         self._advice = ""
         self._settings: dict[str, Any] = {}
         self._ledger: Ledger | None = None
@@ -202,12 +202,12 @@ class RunReport(pl.Callback):
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load a head to test with the student; not in several processes, none of which sees all test images."""
-        self._judged = None
+        self._tested = None
         if not self.summary or trainer.world_size > 1:
             return
         labeling = labeling_of(trainer)
         head = None if labeling is None or labeling.folder is None else labeling.load_head(labeling.folder)
-        self._judged = TestedModels(pl_module, head, trainer.datamodule)  # type: ignore[attr-defined]
+        self._tested = TestedModels(pl_module, head, trainer.datamodule)  # type: ignore[attr-defined]
 
     def on_test_batch_end(
         self,
@@ -219,8 +219,8 @@ class RunReport(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Count correct predictions of the student and the head on a batch."""
-        if self._judged is not None:
-            self._judged.add(batch[0], batch[1])
+        if self._tested is not None:
+            self._tested.add(batch[0], batch[1])
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the accuracy on the test set, if a training of this process came before.
@@ -232,8 +232,8 @@ class RunReport(pl.Callback):
             return
         self.summary["test_accuracy"] = _metric(trainer, "test/accuracy")
         labeling = labeling_of(trainer)
-        if self._judged is not None and self._judged.head is not None and labeling is not None:
-            accuracies = self._judged.accuracies(self.summary["test_accuracy"])
+        if self._tested is not None and self._tested.head is not None and labeling is not None:
+            accuracies = self._tested.accuracies(self.summary["test_accuracy"])
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
         self._advice = advice_for(trainer, labeling, self.summary["test_accuracy"])
@@ -273,9 +273,9 @@ class RunReport(pl.Callback):
     def _keep_pictures(self, trainer: pl.Trainer) -> None:
         """Keep public pictures for the report; after a test with the student's confusion matrix."""
         counts = None
-        if self._judged is not None:
-            self._judged.close()
-            counts, self._judged = self._judged.confusion, None
+        if self._tested is not None:
+            self._tested.close()
+            counts, self._tested = self._tested.confusion, None
         data, labeling = trainer.datamodule, labeling_of(trainer)  # type: ignore[attr-defined]
         if isinstance(data, PrivatePublicDataModule) and self.run_dir is not None:
             data.setup("validate")  # the public part, where a test alone did not load it
@@ -294,28 +294,28 @@ class RunReport(pl.Callback):
                 why = "because" if summary["guarantee"] == "none" else "holds only if"
                 rows.append((why, summary["reason"]))
             if "advantage" in summary:
-                rows.append(("best attack, at most", attack_in_words(summary)))
-            rows.append(("spent in fact", f"ε = {at_most(summary['epsilon_spent'])}"))
+                rows.append(("strongest attack", attack_in_words(summary, summary["unit"])))
+            rows.append(("ε spent", at_most(summary["epsilon_spent"])))
             if "queried" in summary:
-                rows.append(("answered", f"{summary['answered']} of {summary['queried']} queries"))
+                rows.append(("queries answered", f"{summary['answered']} of {summary['queried']}"))
             else:
                 rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
             if "remark" in summary:
-                rows.append(("what was found", summary["remark"]))
+                rows.append(("finding", summary["remark"]))
         if summary.get("holdout_accuracy") is not None:
             accuracy = f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"
             cost = f"released at ε {at_most(summary['holdout_epsilon'])}"
-            rows.append(("accuracy of the hold-out", f"{accuracy}, {cost}"))
+            rows.append(("hold-out accuracy", f"{accuracy}, {cost}"))
         names = {"label accuracy": "label_accuracy", "test accuracy": "test_accuracy"}
         for title, name in {
             **names,
-            **{f"… of {model}": f"{model}_test_accuracy" for model in MODELS},
+            **{f"test accuracy, {model}": f"{model}_test_accuracy" for model in MODELS},
         }.items():
             if summary.get(name) is not None:
                 rows.append((title, f"{summary[name]:.3f}"))
-        rows.append(("seconds", f"{summary['seconds']:.1f}"))
+        rows.append(("time", f"{summary['seconds']:.1f} s, work on private records excluded"))
         if self._advice:
-            rows.append(("poor, so try", self._advice))
+            rows.append(("low accuracy", self._advice))
         return rows
 
     def print_table(self) -> None:
@@ -375,17 +375,17 @@ def advice_for(trainer: pl.Trainer, labeling: Any, accuracy: float | None) -> st
     constant = float(torch.bincount(data.test.labels).max()) / len(data.test)
     if constant == 1 or (accuracy - constant) / (1 - constant) >= _POOR:
         return ""
-    said = f"a constant answer gets {constant:.3f}. "
+    said = f"always predicting the most frequent class gets {constant:.3f}. "
     first = labeling.features[0]
     parts = first if isinstance(first, list | tuple) else [first]
     within = str([as_section(part) for part in parts if isinstance(part, Extractor)])
     if "PublicFeatures" not in within and data.image_shape[1:] != (1, 1):
         named = ", ".join(sorted(part if isinstance(part, str) else type(part).__name__ for part in parts))
-        return f"{said}features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
+        return f"{said}Features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
     known = labeling.metrics.get("labels/accuracy")
     if known is not None and known > accuracy + 0.1:
-        return f"{said}labels are better than the student: more public examples, or released: head"
-    return f"{said}more records, a larger ε or fewer classes; privknn init names the teacher that suits these"
+        return f"{said}The labels are better than the student: try more public examples, or released: head"
+    return f"{said}Try more records, a larger ε or fewer classes; privknn init recommends a teacher for them"
 
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
@@ -421,7 +421,7 @@ def _versions(trainer: pl.Trainer) -> dict[str, str]:
 def source_commit() -> str | None:
     """The checkout's commit, with ``-dirty`` behind it where files differ; None for an installed package."""
     root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists():  # a repository around an installation is somebody else's
+    if not (root / ".git").exists():  # a repository around an installation is another project's
         return None
     try:
         found = subprocess.run(

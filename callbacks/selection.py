@@ -47,7 +47,7 @@ def class_posterior(scores: Tensor, deviation: Tensor | float) -> Tensor:
     """
     if scores.ndim != 2 or not scores.is_floating_point() or not bool(torch.isfinite(scores).all()):
         raise ValueError(
-            f"scores: shape {tuple(scores.shape)}, {scores.dtype}; want finite floats of shape (m, c)"
+            f"scores: shape {tuple(scores.shape)}, {scores.dtype}; expected finite floats of shape (m, c)"
         )
     spread = torch.as_tensor(deviation, dtype=torch.float64).expand(len(scores))
     if not bool(((spread > 0) & torch.isfinite(spread)).all()):
@@ -119,7 +119,7 @@ class Spread:
                 "must both have shape (n, m)"
             )
         if not bool(torch.isfinite(self.weights).all()) or bool((self.weights < 0).any()):
-            raise ValueError("weights: some are negative or not finite; want numbers of at least 0")
+            raise ValueError("weights: some are negative or not finite; expected numbers of at least 0")
 
     def to_bytes(self) -> bytes:
         """The spread as a small file; see :meth:`from_bytes`."""
@@ -181,7 +181,7 @@ def kernel_spread(
     neighbors = min(check_int("neighbors", neighbors), len(centres))
     if examples.ndim != 2 or centres.ndim != 2 or examples.shape[1] != centres.shape[1] or not len(centres):
         raise ValueError(
-            f"examples of shape {tuple(examples.shape)} and centres of shape {tuple(centres.shape)}; want (n, d) "
+            f"examples of shape {tuple(examples.shape)} and centres of shape {tuple(centres.shape)}; expected (n, d) "
             "and (s, d) with the same d and at least one centre"
         )
     nearest = [

@@ -65,7 +65,7 @@ class _TablesDataModule(PrivatePublicDataModule):
         if self._has("private_groups"):
             groups = self._numbers("private_groups")
             if len(groups) != count:
-                raise ValueError("private_groups: want int64, one number for each private record")
+                raise ValueError("private_groups: expected int64, one number for each private record")
             self.private_groups = groups[rows] if groups.is_floating_point() else groups[rows].long()
         return found
 
@@ -176,12 +176,12 @@ class ArraysDataModule(_TablesDataModule):
     Args:
         private_images: images of the sensitive records.
         private_labels: their classes.
-        public_images: images that may be seen by anybody; none with ``public="none"``.
+        public_images: images that are public; none with ``public="none"``.
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_images: images for the final accuracy; none by default.
         test_labels: their classes.
-        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth
-            tell, or, where there are none, the private labels, which is a condition of the guarantee.
+        num_classes: number of classes, a public constant; None: from the test labels and public truth, or,
+            without these, from the private labels, which makes the guarantee conditional.
         val_images: a validation set, instead of public images with known truth.
         val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``.
@@ -234,7 +234,7 @@ class ArraysDataModule(_TablesDataModule):
         finite = torch.ones(len(array), dtype=torch.bool)
         if array.dtype != torch.uint8 and not array.is_floating_point():
             raise ValueError(
-                f"{name}: dtype {array.dtype}; want uint8 with values 0 … 255 (.astype('uint8')) or float "
+                f"{name}: dtype {array.dtype}; expected uint8 with values 0 … 255 (.astype('uint8')) or float "
                 "with values 0 … 1"
             )
         if array.is_floating_point():
@@ -277,12 +277,12 @@ class EmbeddingsDataModule(_TablesDataModule):
         private_embeddings: of the sensitive records, float, shape ``(n, d)``.
         private_labels: their classes, whole numbers, shape ``(n,)``; with ``task="multilabel"`` rows of 0 and 1,
             ``(n, num_classes)``, from ``.npy`` or ``.npz`` files.
-        public_embeddings: of records that may be seen by anybody; none with ``public="none"``.
+        public_embeddings: of public records; none with ``public="none"``.
         public_truth: their classes where known, else -1; for evaluation only, never for training.
         test_embeddings: for the final accuracy; none by default.
         test_labels: their classes.
-        num_classes: number of classes, a public constant; None: as many as the test labels and the public truth
-            tell, or, where there are none, the private labels, which is a condition of the guarantee.
+        num_classes: number of classes, a public constant; None: from the test labels and public truth, or,
+            without these, from the private labels, which makes the guarantee conditional.
         val_embeddings: a validation set, instead of public records with known truth.
         val_labels: their classes.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``; a column of a table as
@@ -345,7 +345,7 @@ class EmbeddingsDataModule(_TablesDataModule):
         if not len(found):
             raise ValueError(
                 f"private_embeddings={self._sources['private_embeddings']!r}: the shard is empty; start fewer "
-                "processes, or spread the records anew"
+                "processes, or redistribute the records"
             )
         return found
 
@@ -487,7 +487,7 @@ def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | N
             else ""
         )
         raise ValueError(
-            f"{name}: shape {shape_text(shape)}; want (n, h, w), (n, c, h, w) or (n, h, w, c){table}"
+            f"{name}: shape {shape_text(shape)}; expected (n, h, w), (n, c, h, w) or (n, h, w, c){table}"
         )
     if channels_last is not None:
         return channels_last

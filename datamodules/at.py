@@ -54,7 +54,7 @@ def data_at(
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"--data {path}: there is no such file or folder, seen from {Path.cwd()}")
+        raise FileNotFoundError(f"--data {path}: no such file or folder (working directory: {Path.cwd()})")
     if path.suffix.lower() in TABLES or files_in(path):
         given = {"public": public, "test": test} | {"root": str(path), **(columns or {}), **arguments}
         made = TextDataModule(**given)
@@ -62,7 +62,7 @@ def data_at(
         return made if made.holds_vectors else TextDataModule(**given, features=WordLlamaFeatures())
     if columns:
         raise ValueError(
-            f"--data {path}: there are no tables for --{next(iter(columns))}; want one table, or a folder with "
+            f"--data {path}: there are no tables for --{next(iter(columns))}; expected one table, or a folder with "
             f"private, public and test, each with one of {', '.join(TABLES)}"
         )
     files: dict[str, Any] = dict(_arrays(path))
@@ -73,7 +73,7 @@ def data_at(
             files |= {file.replace("private", name): found for file, found in _arrays(Path(place)).items()}
     if "private_labels" not in files or len(files) < 2:
         raise FileNotFoundError(
-            f"--data {path}: there is no table, no folder of images by class and no array in it; want a "
+            f"--data {path}: there is no table, no folder of images by class and no array in it; expected a "
             f"{'/'.join(TABLES)} file, <class>/*.png, private/<class>/, public/ and test/<class>/ with images, or "
             "images (or embeddings) and labels, or private_images, private_labels, public_images and so on as .npy "
             "files or in one .npz"
@@ -92,7 +92,9 @@ def _arrays(path: Path) -> dict[str, str]:
             with np.load(path) as archive:
                 found = {name: f"{path}:{name}" for name in archive.files}
         except Exception as error:  # of a damaged header numpy raises whatever its tokenizer does
-            raise ValueError(f"--data {path} can't be read ({type(error).__name__}); write it anew") from None
+            raise ValueError(
+                f"--data {path} can't be read ({type(error).__name__}); write it again"
+            ) from None
     else:
         files = [file for file in sorted(path.glob("*")) if file.suffix.lower() == ".npy"]
         found = {file.stem: str(file) for file in files}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_choice, check_int
+from pl_privknn._checks import check_choice, check_int, counted
 from pl_privknn.config import HasInitArguments
 from pl_privknn.datamodules.datasets import (
     TASKS,
@@ -45,9 +45,7 @@ _EVALUATED_AT_ONCE = 256  # images in a batch of validation, test and prediction
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
 _OVERLAP: tuple[Overlap, ...] = ("leave_out", "error", "warn", "ignore")
 #: The condition of a run whose classes no public data, and no argument, name.
-CLASSES_ARE_PUBLIC = (
-    "the names of the classes, which are those of the private records, may be known to anybody"
-)
+CLASSES_ARE_PUBLIC = "the names of the classes, which are those of the private records, may become public"
 _UNUSABLE: tuple[Unusable, ...] = ("leave_out", "error")
 
 
@@ -98,7 +96,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     Attributes:
         num_classes: as given.
         image_shape: as given, a tuple.
-        class_names: tuple of names, one a class.
+        class_names: tuple of names, one per class.
         task: as given.
         private_groups: the person (or other unit) that each private record belongs to, int64 ``(n_private,)``,
             or None where every record is its own person; a subclass sets it in :meth:`load_private`. Private.
@@ -146,7 +144,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         names = tuple(class_names) if class_names is not None else tuple(map(str, range(self.num_classes)))
         if len(names) != self.num_classes or len(set(names)) != self.num_classes:
             raise ValueError(
-                f"class_names: {len(set(names))} different names for num_classes={num_classes}; want one a class"
+                f"class_names: {len(set(names))} different names for num_classes={num_classes}; expected one per "
+                "class"
             )
         self.class_names = names
         self.task = check_choice("task", task, TASKS)
@@ -163,7 +162,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                 'train_on_truth=True, and public="none" leaves nothing to train on; drop one of them'
             )
         if name is not None and not (isinstance(name, str) and name.strip()):
-            raise ValueError(f"name={name!r}: want a text, or leave it out")
+            raise ValueError(f"name={name!r}: expected a text, or leave it out")
         self.name = name
         self.train_on_truth = train_on_truth
         self.overlap = check_choice("overlap", overlap, _OVERLAP)
@@ -230,14 +229,12 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                 if numbers is not None and (
                     numbers.shape != (len(self._private),) or numbers.dtype != torch.int64
                 ):
-                    raise ValueError(f"private_{name}: want int64, one number for each private record")
+                    raise ValueError(f"private_{name}: expected int64, one number for each private record")
         if stage in ("fit", "validate", None) and self._public is None:
             self._public = self._checked("public", self.load_public() if self.has_public else self._blank())
             if self.train_on_truth:
                 if self._public.truth is None:
-                    raise ValueError(
-                        "train_on_truth=True, but the truth of the public images isn't known; leave it out"
-                    )
+                    raise ValueError("train_on_truth=True, but public examples have no labels; leave it out")
                 self._public.set_labels(slice(None), self._public.truth)
             validation = self._without_private("load_validation")
             self._validation = None if validation is None else self._checked("validation", validation)
@@ -261,7 +258,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         stays, held = torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
         whole = self.private
         if self.needs_private and len(stays) == 0:
-            raise ValueError("evaluate: no private record is left to learn from; hold a smaller share out")
+            raise ValueError("evaluate: no private record is left to learn from; hold out a smaller share")
         self._private, out = whole.chosen(stays), whole.chosen(held)
         self.private_groups, self.private_ids = (None if of is None else of[stays] for of in kept[1:])
 
@@ -290,8 +287,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
         def refuse(*args: Any) -> Any:
             raise ValueError(
-                f"{name}: returns private records, and figures of them are not paid for; return public ones, or "
-                "leave it out (validation runs on public images whose truth is known)"
+                f"{name}: returns private records, and their figures are not covered by ε; return public ones, or "
+                "leave it out (validation runs on labelled public examples)"
             )
 
         kept, self._private = self._private, None
@@ -327,19 +324,19 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         if ignored or not (common := common_images(public.store, test.store)):
             return public
         message = (
-            f"{len(common)} public examples are test examples too (public example {common[0][0]} is test example "
-            f"{common[0][1]}), and accuracy on them says nothing about unseen examples"
+            f"overlap: {counted(len(common), 'public example')} in the test part (public example {common[0][0]} is "
+            f"test example {common[0][1]}), where accuracy says nothing about unseen examples"
         )
         if self.overlap == "leave_out":
             rows = torch.ones(len(public), dtype=torch.bool)
             rows[[place for place, _ in common]] = False
             if not bool(rows.any()):
                 raise ValueError(f"{message}; no other public example is left")
-            warnings.warn(f"{message}: they are left out of the public part", stacklevel=3)
+            warnings.warn(f"{message}; left out of the public part", stacklevel=3)
             return public.chosen(torch.nonzero(rows).flatten())
         if self.overlap == "error":
             raise ValueError(
-                f'{message}. Take them out of one of the two, or set overlap="leave_out" or overlap="ignore"'
+                f'{message}. Remove them from one of the two parts, or set overlap="leave_out" or overlap="ignore"'
             )
         warnings.warn(message, stacklevel=3)
         return public
@@ -363,7 +360,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         # Predictions are in the order of the records, so that none may be missing.
         if found and (self.unusable == "error" or part == "predict"):
             raise ValueError(
-                f"{part}: some records cannot be used: {', '.join(found)}; mend them, or remove them"
+                f"{part}: some records cannot be used: {', '.join(found)}; correct or remove them"
             )
         if found and part != "private":
             warnings.warn(f"{part}: records are left out: {', '.join(found)}", stacklevel=4)

@@ -61,7 +61,7 @@ class TensorImages(ImageStore):
     def __init__(self, images: Tensor) -> None:
         if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
             raise ValueError(
-                f"images: shape {shape_text(images.shape)}, {images.dtype}; want uint8 or float of shape "
+                f"images: shape {shape_text(images.shape)}, {images.dtype}; expected uint8 or float of shape "
                 "(n, channels, height, width)"
             )
         self._images = images
@@ -214,7 +214,7 @@ class JoinedImages(ImageStore):
         shapes = {store.shape for store in stores}
         if len(shapes) != 1:
             raise ValueError(
-                f"stores: images of shapes {sorted(shapes)}; want one or more stores of one shape"
+                f"stores: images of shapes {sorted(shapes)}; expected one or more stores of one shape"
             )
         self.stores, (self.shape,) = list(stores), shapes
         self._ends = torch.tensor([len(store) for store in stores]).cumsum(0)
@@ -253,8 +253,8 @@ def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Te
         if rows.ndim == 1:
             return rows
     raise IndexError(
-        "indices: some are no positions of images; want whole numbers of shape (n,) below the number of images, or a "
-        "mask with one value an image"
+        "indices: some are not positions of examples; expected whole numbers of shape (n,) below the number of "
+        "examples, or a mask with one value per example"
     )
 
 
@@ -354,10 +354,11 @@ def check_targets(
             f"(n, {num_classes}), a row of attributes (0 or 1)" if multilabel else "(n,), one class index"
         )
         raise ValueError(
-            f"{name}: shape {shape_text(labels.shape)}, {labels.dtype}; want whole numbers of shape {wanted} an image"
+            f"{name}: shape {shape_text(labels.shape)}, {labels.dtype}; expected whole numbers of shape {wanted} "
+            "an image"
         )
     if len(labels) != count:
-        raise ValueError(f"{name}: not as many labels as images; want one label an image")
+        raise ValueError(f"{name}: not as many labels as examples; expected one label per example")
     labels = labels.to(torch.int64)
     if bool(
         ((labels < (-1 if unknown_allowed else 0)) | (labels >= (2 if multilabel else num_classes))).any()
@@ -377,18 +378,18 @@ def _check_soft(soft: Tensor, known: Tensor, num_classes: int, task: str) -> Ten
     """Return probabilities as float32 on the CPU; ``ValueError`` for another shape, or known rows that are none."""
     if soft.shape != (len(known), num_classes) or not soft.is_floating_point():
         raise ValueError(
-            f"soft: shape {shape_text(soft.shape)}, {soft.dtype}; want float of shape (n, {num_classes}), "
-            "a row an image"
+            f"soft: shape {shape_text(soft.shape)}, {soft.dtype}; expected float of shape (n, {num_classes}), "
+            "one row per example"
         )
     soft = soft.detach().to("cpu", torch.float32)
     answered = soft[known]
     if not bool(((answered >= 0) & (answered <= (1 if task == "multilabel" else torch.inf))).all()):
         raise ValueError(
-            "soft: rows of labelled images must be probabilities (finite, at least 0); normalise them"
+            "soft: rows of labelled examples must be probabilities (finite, at least 0); normalise them"
         )
     # Three decimals: probabilities may come from half precision.
     if task == "multiclass" and not bool(((answered.sum(1) - 1).abs() < 1e-3).all()):
-        raise ValueError("soft: rows of labelled images must be probabilities of sum 1; normalise them")
+        raise ValueError("soft: rows of labelled examples must be probabilities of sum 1; normalise them")
     return soft
 
 
@@ -531,7 +532,7 @@ class LabelTable(Dataset[Tensor]):
         labels = self.labels[indices]
         if not bool(known_rows(labels).all()):
             raise RuntimeError(
-                "a labelled batch was asked for public images without a label; leave the samplers of "
+                "a labelled batch was requested for public examples without a label; leave the samplers of "
                 "train_dataloader() as they are (Trainer(overfit_batches=…) replaces them: use "
                 "limit_train_batches instead) and change labels between epochs only"
             )
@@ -690,7 +691,7 @@ def as_part(part: Any, name: str, public: bool, image_shape: ImageShape, num_cla
         found += [label] if (label := np.asarray(label)).dtype.kind in "buif" else []
     if len({label.shape for label in found}) > 1 or (len(found) != len(part) and (found or not public)):
         raise ValueError(
-            f"the {name} set has items that are no (x, y); want a label y, a number or a row of attributes, with "
+            f"the {name} set has items that are no (x, y); expected a label y, a number or a row of attributes, with "
             f"each image x ({store._fields[1]!r} of mappings)"
         )
     labels = torch.from_numpy(np.stack(found)) if found else None

@@ -31,7 +31,10 @@ from pl_privknn.datamodules.datasets import (
 from pl_privknn.privacy.redaction import redacted
 
 _PARTS = ("private", "public", "test", "val", "predict")
-_LAYOUT = "want <class>/*.png or private/<class>/*.png, public/*.png (or public/<class>/*.png) and test/<class>/*.png"
+_LAYOUT = (
+    "expected <class>/*.png or private/<class>/*.png, public/*.png (or public/<class>/*.png) and "
+    "test/<class>/*.png"
+)
 # What operating systems, file servers and archives leave in folders, besides names that begin with a dot.
 _SYSTEM = {"__macosx", "@eadir", "desktop.ini", "thumbs.db", "$recycle.bin", "system volume information"}
 _THREADS = 4  # decode images at once, each of which may be large
@@ -157,7 +160,7 @@ class FileImages(ImageStore):
             hidden = f"a file of {self._folder}"
             # "from None": Pillow's own message has the path in it.
             raise ValueError(
-                f"{self._paths[index] if self._folder is None else hidden} is not a readable image; take it away, or "
+                f"{self._paths[index] if self._folder is None else hidden} is not a readable image; remove it, or "
                 "convert it"
             ) from None
         if self._cache is not None:
@@ -302,7 +305,7 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         known = self._known_folders()
         names = sorted(known or self._folders("private"))
         if len(names) < 2:
-            raise ValueError(f"{self.root} has {len(names)} class folders, want 2 or more; {_LAYOUT}")
+            raise ValueError(f"{self.root} has {len(names)} class folders, expected 2 or more; {_LAYOUT}")
         return check_unlike(names, "class_names", bool(known))
 
     def _labeled(self, part: str) -> LabeledImages:
@@ -322,7 +325,7 @@ class ImageFolderDataModule(PrivatePublicDataModule):
             passed = Counter(path.suffix.lower() or "without suffix" for path in files)
             if others := [f"{count} {name}" for name, count in passed.items() if name not in suffixes()]:
                 warnings.warn(
-                    f"{folder}: files that are no images are passed over: {', '.join(others)}", stacklevel=4
+                    f"{folder}: skipped files that are not images: {', '.join(others)}", stacklevel=4
                 )
             places = {path.parent for path in paths} | {path for path in paths if path.is_symlink()}
             if any(private in (place.resolve(), *place.resolve().parents) for place in places):

@@ -135,7 +135,7 @@ class LabeledSampler(_EpochSampler):
         labeled = torch.nonzero(self.table.labeled).flatten()
         if len(labeled) == 0:
             raise NoLabeledExamplesError(
-                "no public image has a label at the start of this epoch, so there is nothing to train on. If "
+                "no public example has a label at the start of this epoch, so there is nothing to train on. If "
                 "a private labeler refused every query, lower its threshold or its noise, or ask more "
                 "queries; without one, call datamodule.public.set_labels(indices, labels) before the epoch"
             )

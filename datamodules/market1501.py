@@ -142,13 +142,13 @@ class Market1501DataModule(PublishedDataModule):
             paths = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".jpg")
         if any(_NAME.fullmatch(path.name) is None for path in paths):
             raise DamagedFileError(
-                f"{folder}: some images aren't named as in 0002_c1s1_000451_03.jpg; take them away"
+                f"{folder}: some images aren't named as in 0002_c1s1_000451_03.jpg; remove them"
             )
         people = torch.tensor([int(path.name.partition("_")[0]) for path in paths], dtype=torch.int64)
         found = len(paths), len(self._attributes(part))
         if self.verify and found != _PUBLISHED[part]:
             raise DamagedFileError(
-                f"{folder}: {found[0]} images and {found[1]} people in the table, want {_PUBLISHED[part]}; it "
+                f"{folder}: {found[0]} images and {found[1]} people in the table, expected {_PUBLISHED[part]}; it "
                 " was unpacked in part or altered. Unpack it again, or pass verify=False for data of your own in "
                 "this format"
             )

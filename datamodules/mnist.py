@@ -65,8 +65,8 @@ class IDXDataModule(PublishedDataModule):
             if images.shape[1:] != (_SIDE, _SIDE) or len(images) != len(labels) or len(images) < 2:
                 raise ValueError(
                     f"{folder}: the {file} files have {len(images)} images of {tuple(images.shape[1:])} and "
-                    f"{len(labels)} labels; want 2 or more of {(_SIDE, _SIDE)} and as many labels. Get both files "
-                    "from one source, or use ArraysDataModule"
+                    f"{len(labels)} labels; expected 2 or more of {(_SIDE, _SIDE)} and as many labels. Get both "
+                    "files from one source, or use ArraysDataModule"
                 )
             self._files[file] = images[:, None], labels
         return self._files[file]
@@ -84,7 +84,7 @@ class IDXDataModule(PublishedDataModule):
             data = paths[0].read_bytes()
             data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
             if data[:4] != bytes([0, 0, 8, dimensions]):
-                raise ValueError(f"it doesn't begin as an IDX file of {dimensions} dimensions does")
+                raise ValueError(f"it is not an IDX file of {dimensions} dimensions")
             shape = np.frombuffer(data, ">i4", dimensions, offset=4)
             values = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
             return torch.from_numpy(values.copy())  # torch wants memory that may be written to

@@ -61,9 +61,9 @@ class Table:
         file, member = split_member(source)
         self.path, self.member = Path(file), member or name
         if self.path.suffix.lower() not in _KINDS:
-            raise ValueError(f"{self.named}: want a .npy, .npz, .parquet or .faiss file")
+            raise ValueError(f"{self.named}: expected a .npy, .npz, .parquet or .faiss file")
         if not self.path.is_file():
-            raise FileNotFoundError(f"{self.named}: there is no such file, seen from {Path.cwd()}")
+            raise FileNotFoundError(f"{self.named}: no such file (working directory: {Path.cwd()})")
         if self._is_parquet and self.member not in (known := self.parquet(lambda f: f.schema_arrow.names)):
             raise ValueError(
                 f"{self.named}: it holds {', '.join(known)} and no column {self.member!r}; name one as in "
@@ -121,7 +121,7 @@ class Table:
         if self._is_parquet:
             values = self.parquet(lambda file: file.read([self.member]))[self.member].combine_chunks()
             if hasattr(values.type, "value_type") and not hasattr(values, "dictionary"):
-                raise ValueError(f"{self.named}: want one value in each row of {self.member!r}")
+                raise ValueError(f"{self.named}: expected one value in each row of {self.member!r}")
             return values.to_numpy(zero_copy_only=False)  # null is NaN, or None among texts
         if self.path.suffix.lower() == ".faiss":
             return self._flat_index()
@@ -143,7 +143,7 @@ class Table:
             raise ValueError(f"{self.named} can't be read as a FAISS index; use faiss.write_index") from None
         if not isinstance(index, faiss.IndexFlat):
             raise ValueError(
-                f"{self.named}: {type(index).__name__} does not hold the vectors as they are; want a flat index"
+                f"{self.named}: {type(index).__name__} does not hold the vectors as they are; expected a flat index"
             )
         return index.reconstruct_n(0, index.ntotal)
 
@@ -158,7 +158,7 @@ class Table:
         table = self.numbers()
         if table.ndim != 2 or not table.is_floating_point():
             raise ValueError(
-                f"{self.named}: shape {shape_text(table.shape)}, {table.dtype}; want float of shape (n, d)"
+                f"{self.named}: shape {shape_text(table.shape)}, {table.dtype}; expected float of shape (n, d)"
             )
         return table
 
@@ -197,15 +197,17 @@ class Table:
         if values.null_count:
             raise ValueError(f"{self.named}: some rows of {self.member!r} are empty; leave those records out")
         if not hasattr(values.type, "value_type"):
-            raise ValueError(f"{self.named}: {self.member!r} holds {values.type}; want lists of floats")
+            raise ValueError(f"{self.named}: {self.member!r} holds {values.type}; expected lists of floats")
         lengths = {getattr(values.type, "list_size", None)} - {None} or set(
             values.value_lengths().to_pylist()
         )
         if len(lengths) != 1 or lengths == {0}:
-            raise ValueError(f"{self.named}: the lists of {self.member!r} differ in length; want one length")
+            raise ValueError(
+                f"{self.named}: the lists of {self.member!r} differ in length; expected one length"
+            )
         table = self._tensor(values.flatten().to_numpy(zero_copy_only=False))
         if not table.is_floating_point():
-            raise ValueError(f"{self.named}: {self.member!r} holds {table.dtype}; want lists of floats")
+            raise ValueError(f"{self.named}: {self.member!r} holds {table.dtype}; expected lists of floats")
         return table.view(len(values), -1)
 
     def _tensor(self, values: Any) -> Tensor:
@@ -214,7 +216,7 @@ class Table:
             return values.to(torch.int64) if values.dtype in _UNSIGNED else values
         array = np.asarray(values)
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise ValueError(f"{self.named}: dtype {array.dtype}; want numbers of at most 64 bits")
+            raise ValueError(f"{self.named}: dtype {array.dtype}; expected numbers of at most 64 bits")
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch computes little with them
             return torch.from_numpy(array.astype(np.int64))
         if not array.dtype.isnative or not array.flags.writeable or any(step < 0 for step in array.strides):
@@ -236,7 +238,7 @@ class Table:
             # The texts of others may quote what is in the file.
             reason = f": {error}" if isinstance(error, NoMemberError) else ""
             raise ValueError(
-                f"{self.named} can't be read ({type(error).__name__}{reason}); write it anew, plain numbers only"
+                f"{self.named} can't be read ({type(error).__name__}{reason}); write it again, plain numbers only"
             ) from None
 
 
@@ -270,7 +272,7 @@ class ParquetRows(JoinedImages):
             group = self._table.group(number).to(torch.float32)
             if group.shape[1] != self.shape[0]:
                 raise ValueError(
-                    f"{self._table.named}: the lists of {self._table.member!r} differ in length; want one length"
+                    f"{self._table.named}: the lists of {self._table.member!r} differ in length; expected one length"
                 )
             while self._kept and sum(g.nbytes for g in self._kept.values()) + group.nbytes > _KEPT_BYTES:
                 self._kept.popitem(last=False)
@@ -306,7 +308,7 @@ def tables_of(name: str, source: Any) -> list[Table]:
     kinds = {path.suffix.lower() for path in files}
     if len(kinds) != 1:
         raise ValueError(
-            f"{name}={str(source)!r}: want a folder of .npy files, or one of .parquet files; it holds "
+            f"{name}={str(source)!r}: expected a folder of .npy files, or one of .parquet files; it holds "
             f"{'both' if kinds else 'none'}"
         )
     return [Table(name, f"{path}:{column}" if column and kinds == {".parquet"} else path) for path in files]
@@ -318,12 +320,12 @@ def dimension_of(name: str, source: Any) -> int:
     for table in tables_of(name, source):
         shape = table.shape()
         if len(shape) != 2 or shape[1] < 1:
-            raise ValueError(f"{table.named}: shape {shape_text(shape)}; want (n, d), one row a record")
+            raise ValueError(f"{table.named}: shape {shape_text(shape)}; expected (n, d), one row a record")
         lengths.add(shape[1])
     if len(lengths) > 1:
         raise ValueError(
-            f"{name}={str(source)!r}: its files have rows of {', '.join(map(str, sorted(lengths)))} numbers; want "
-            "one length"
+            f"{name}={str(source)!r}: its files have rows of {', '.join(map(str, sorted(lengths)))} numbers; "
+            "expected one length"
         )
     return lengths.pop()
 
@@ -364,7 +366,7 @@ def labels_of(name: str, source: Any, width: int | None = None) -> Tensor | list
     if labels.is_floating_point():
         missing = labels.isnan()
         if bool((labels[~missing] != labels[~missing].floor()).any() | labels.isinf().any()):
-            raise ValueError(f"{name}: shape {shape_text(labels.shape)}, fractions; want whole numbers")
+            raise ValueError(f"{name}: shape {shape_text(labels.shape)}, fractions; expected whole numbers")
         labels = labels.nan_to_num(nan=-1.0)
     labels = labels.to(torch.int64)
     if (
@@ -388,7 +390,7 @@ def word_of(value: Any) -> str:
 
 def _joined(name: str, source: Any, parts: list[Tensor]) -> Tensor:
     if len({part.shape[1:] for part in parts}) > 1:
-        raise ValueError(f"{name}={str(source)!r}: want files of one number a row, or of as many in each")
+        raise ValueError(f"{name}={str(source)!r}: expected files of one number a row, or of as many in each")
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -403,7 +405,8 @@ def shard_file(name: str, source: str | Path, rank: int = 0) -> str:
         return str(source).format(rank=rank)
     except (LookupError, ValueError):
         raise ValueError(
-            f"{name}={str(source)!r}: want {{rank}} or {{rank:05d}} for the number of a process, and no other braces"
+            f"{name}={str(source)!r}: expected {{rank}} or {{rank:05d}} for the number of a process, and no other "
+            "braces"
         ) from None
 
 
@@ -424,7 +427,7 @@ def own_shard(name: str, source: str | Path, rank: int, size: int, unlike: bool 
     files = [Path(split_member(shard_file(name, source, number))[0]) for number in range(size + 1)]
     own, further = files[rank], files.pop()
     if not own.is_file():
-        raise FileNotFoundError(f"{name}={str(own)!r}: there is no such shard, seen from {Path.cwd()}")
+        raise FileNotFoundError(f"{name}={str(own)!r}: no such shard (working directory: {Path.cwd()})")
     if further.exists():
         raise ValueError(
             f"{name}={str(further)!r}: no process would read this shard; start as many processes as there are shards"

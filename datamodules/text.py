@@ -77,8 +77,8 @@ class TextDataModule(PrivatePublicDataModule):
         text: the column of texts, or of vectors.
         label: the column of labels; in the public part an empty one means "not known".
         person: the column that says whom a private record belongs to, text or whole numbers:
-            :attr:`~pl_privknn.datamodules.base.PrivatePublicDataModule.private_groups`. None: nobody's records are
-            told apart.
+            :attr:`~pl_privknn.datamodules.base.PrivatePublicDataModule.private_groups`. None: records
+            are not assigned to persons.
         id: the column of lasting names of private records, each different: ``private_ids``.
         classes: names of the classes, in the order of their numbers. By default those in the test and public parts,
             sorted.
@@ -140,8 +140,8 @@ class TextDataModule(PrivatePublicDataModule):
         for part in PARTS[: 1 if none or root is None or found.get("private") is root else 2]:
             if part not in self._sources:
                 raise FileNotFoundError(
-                    f"root={None if root is None else str(root)!r}: there is no {part} part; want {part} with one of "
-                    f"{', '.join(TABLES)}, or pass {part}="
+                    f"root={None if root is None else str(root)!r}: there is no {part} part; expected {part} with "
+                    f"one of {', '.join(TABLES)}, or pass {part}="
                 )
         _check_apart(self._sources)
         self._columns = {"text": text, "label": label, "person": person, "id": id}
@@ -318,7 +318,7 @@ class TextDataModule(PrivatePublicDataModule):
             lengths = set(known.value_lengths().to_numpy(zero_copy_only=False).tolist())
         if len(lengths) != 1 or lengths == {0}:
             raise ValueError(
-                f"{part}: want a list of equally many floats in each row of {self._columns['text']!r}"
+                f"{part}: expected a list of equally many floats in each row of {self._columns['text']!r}"
             )
         flat = np.array(known.flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
         rows = torch.full((len(column), lengths.pop()), torch.nan)
@@ -332,7 +332,7 @@ class TextDataModule(PrivatePublicDataModule):
         column, table = self._column(part, "text"), self._table(part)
         if not any(kind in str(column.type) for kind in ("string", "binary")):
             held = "" if part == "private" else f" holds {column.type}"
-            raise ValueError(f"{table.named}: the column {self._columns['text']!r}{held}; want texts")
+            raise ValueError(f"{table.named}: the column {self._columns['text']!r}{held}; expected texts")
         with reading(table.named):
             column = column.cast("large_string")
         rows, empty, digests = torch.zeros(len(column), self.image_shape[0]), [], []
@@ -357,7 +357,7 @@ class TextDataModule(PrivatePublicDataModule):
         vectors = [torch.as_tensor(np.asarray(self._embed(text)), dtype=torch.float32) for text in texts]
         if len({vector.shape for vector in vectors}) != 1 or vectors[0].ndim != 1:
             raise ValueError(
-                "features: want a function that gives one vector, of the same length, for each text"
+                "features: expected a function that gives one vector, of the same length, for each text"
             )
         return torch.stack(vectors)
 
@@ -440,9 +440,9 @@ class Columns:
         else:
             path, self.named = Path(source), f"{part}={str(source)!r}"
             if not path.is_file():
-                raise FileNotFoundError(f"{self.named}: there is no such file, seen from {Path.cwd()}")
+                raise FileNotFoundError(f"{self.named}: no such file (working directory: {Path.cwd()})")
             if path.suffix.lower() not in TABLES:
-                raise ValueError(f"{self.named}: want a file of one of the kinds {', '.join(TABLES)}")
+                raise ValueError(f"{self.named}: expected a file of one of the kinds {', '.join(TABLES)}")
             with reading(self.named, part != "private"):
                 self._table = _READERS[path.suffix.lower()](path, wanted, encoding)
         with reading(self.named):  # names may be no text
@@ -483,8 +483,8 @@ def reading(named: str, public: bool = False) -> Iterator[None]:
         raise ValueError(f"{named} can't be read: {where} {what}; correct it") from None
     except Exception as error:  # of pyarrow, json, or the file system; their texts may quote a row
         raise ValueError(
-            f"{named} can't be read ({type(error).__name__}); write it anew, text in UTF-8, or name another encoding "
-            "by encoding="
+            f"{named} can't be read ({type(error).__name__}); write it again, text in UTF-8, or name another "
+            "encoding by encoding="
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Validators with errors of one line, the limits of arithmetic, rounding of bounds, and compiled loops."""
+"""Validators with one-line errors, numeric limits, rounding of bounds, and compilation by numba."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: Bounds of every number that must be above 0. Beyond them a reciprocal, or a product with another such number's,
-#: leaves the range of float64, and what is computed from it would be 0, infinite or no number.
+#: Bounds of every number that must be above 0. Beyond them reciprocals and products with reciprocals leave the range
+#: of float64, and results would be 0, infinite or NaN.
 MIN_POSITIVE = 1e-300
 MAX_POSITIVE = 1e300
-#: Bounds of the target ε of a whole run: below, noise drowns everything; above, nothing is protected.
+#: Bounds of the target ε of a run: below, nothing but noise remains; above, there is no protection.
 MIN_EPSILON, MAX_EPSILON = 1e-9, 1e6
-#: Bound of every whole number: what a tensor of int64 and a column of SQLite hold.
+#: Bound of every integer: the range of int64 tensors and SQLite columns.
 MAX_INT = 2**63 - 1
 #: Bound of a number of releases. A composition raises Fourier coefficients, which are exact to some 1e-15, to this
 #: power: up to here that is far less than the grids round up, and ε is a close bound. Far beyond, it would be wrong.
@@ -26,11 +26,11 @@ _LONGEST = 80
 
 
 def at_most(bound: float, digits: int = 4) -> str:
-    """An upper bound, such as ε, as text that never states less: rounded up.
+    """Text of an upper bound, such as ε, rounded up.
 
     Args:
         bound: a non-negative number.
-        digits: significant digits; an excess of less than 1e-12 of the bound, which is rounding, does not count.
+        digits: significant digits; an excess below 1e-12 of the bound counts as rounding error.
 
     Example:
         >>> at_most(2.71828, 2), at_most(1.0), at_most(float("inf"))
@@ -40,7 +40,7 @@ def at_most(bound: float, digits: int = 4) -> str:
 
 
 def at_least(bound: float, digits: int = 4) -> str:
-    """A lower bound as text that never states more: rounded down.
+    """Text of a lower bound, rounded down.
 
     Example:
         >>> at_least(0.88967, 3)
@@ -62,6 +62,16 @@ def check_installed(what: str, extra: str, *packages: str) -> None:
         raise ImportError(f"{what} needs {' and '.join(lacking)}; pip install 'pl-privknn[{extra}]'")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the singular or plural.
+
+    Example:
+        >>> counted(1, "public example"), counted(1000, "record")
+        ('1 public example', '1,000 records')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def check_positive(name: str, value: Any) -> float:
     """Return ``value`` as float, or raise ``ValueError`` unless it is a finite number above zero.
 
@@ -72,7 +82,7 @@ def check_positive(name: str, value: Any) -> float:
         raise ValueError(f"{name}={shown(value)} must be a finite number above 0")
     if not MIN_POSITIVE <= number <= MAX_POSITIVE:
         raise ValueError(
-            f"{name}={shown(value)} is beyond what arithmetic carries; it must lie between {MIN_POSITIVE:g} and "
+            f"{name}={shown(value)} is outside the numeric range; it must lie between {MIN_POSITIVE:g} and "
             f"{MAX_POSITIVE:g}"
         )
     return number
@@ -107,7 +117,7 @@ def check_finite(name: str, value: Any) -> float:
 def check_rate(name: str, value: Any, zero: bool = False) -> float:
     """Return ``value`` as float, or raise ``ValueError`` unless it lies in (0, 1]; see :data:`MIN_POSITIVE`.
 
-    With ``zero`` 0 is a rate too: of a release in which no record takes part.
+    With ``zero`` 0 is allowed too: the rate of a release in which no record takes part.
     """
     rate = _number(name, value, "a rate in (0, 1]")
     if not MIN_POSITIVE <= rate <= 1 and not (zero and rate == 0):
@@ -151,42 +161,42 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape for messages, its first size as n: how many records there are may be private."""
+    """Text of a shape for messages, with n for the first size, since the number of records may be private."""
     return f"({', '.join(['n', *map(str, shape[1:])])}{',' if len(shape) == 1 else ''})" if shape else "()"
 
 
 def check_switch(name: str, value: Any) -> bool:
-    """Return ``value`` where it is a plain true or false."""
+    """Return ``value``, or raise ``ValueError`` unless it is a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}={shown(value)} must be true or false")
     return value
 
 
 def shown(value: Any) -> str:
-    """``repr`` of a value for a message of one line: cut where it is long."""
+    """``repr`` of a value for a one-line message, shortened if long."""
     try:
         text = repr(value)
-    except ValueError:  # a whole number of more digits than Python writes out
+    except ValueError:  # an integer with more digits than Python converts to text
         return f"a {type(value).__name__} of thousands of digits"
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]}…{text[-19:]}"
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``numba.njit`` that keeps the machine code on disk where it can and holds no lock while it runs."""
-    import numba  # takes a third of a second, and many who check compile nothing
+    """``numba.njit`` that releases the GIL and caches machine code on disk where possible."""
+    import numba  # takes a third of a second, and most callers compile nothing
 
     def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return numba.njit(nogil=True, cache=True, **options)(function)
-        except RuntimeError:  # no folder to keep it in: every process compiles anew
+        except RuntimeError:  # no writable cache folder: every process compiles again
             return numba.njit(nogil=True, **options)(function)
 
     return compile_
 
 
 def printable(text: str) -> str:
-    """Text of a stranger's file for a screen or a page: control characters and directions are written out."""
+    """Text from an untrusted file for display, with control characters and text directions escaped."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 

@@ -1,20 +1,20 @@
-"""Lightning under both of its names: ``pytorch_lightning``, and ``lightning.pytorch`` where it is installed.
+"""Support of both Lightning packages: ``pytorch_lightning``, and ``lightning.pytorch`` where it is installed.
 
-The two packages hold the same code as two class hierarchies, and a Trainer refuses, or takes for something else, a
-module, data module or callback of the other one. Every file of this package takes Lightning's classes from here, as
-``from pl_privknn import _lightning as pl``. They derive from the classes of both packages, so that an object of ours
-is an instance of both, whichever package is imported, when, and whose Trainer comes.
+The two packages hold the same code as two class hierarchies, and a Trainer rejects or misinterprets a module, data
+module or callback of the other one. Every file of this package takes Lightning's classes from here, as ``from
+pl_privknn import _lightning as pl``. They derive from the classes of both packages, so that objects of this package
+are instances of both, regardless of which package is imported, when, and whose Trainer is used.
 
 Deriving is not enough: Trainers recognise an overridden hook by comparing its code with that of their own class,
 and 20 methods of LightningModule differ there in 2.6.6 (83 between 2.6.6 and 2.5.0), ``configure_sharded_model`` and
 the loaders among them. A method that both packages define therefore runs as the package of the attached Trainer
 defines it, which also keeps the versions of Trainer and method together.
 
-Other ways fail: the package that happens to be imported says nothing of the one that comes later; a class that
-changes where a Trainer attaches is refused before that; an entry of ``sys.modules`` changes the user's own imports.
+Alternatives fail: the other package may be imported later; a class that changes when a Trainer attaches is rejected
+before that; an entry of ``sys.modules`` changes the user's own imports.
 The second package takes about half a second to import. Messages stay with the package that the user imported.
 
-Also here: warnings on which no user can act, and the options of a trainer without output.
+This module also lists warnings that users cannot act on, and options of a trainer without output.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _packages() -> tuple[Any, ...]:
-    """The packages that can be imported; ``pytorch_lightning``, a dependency, is first."""
+    """Importable Lightning packages; ``pytorch_lightning``, a dependency, is first."""
     imported = any(name in sys.modules for name in _NAMES)
-    # Each package, when it is imported, takes these for itself.
+    # Each package overwrites these when it is imported.
     before = {name: getattr(rank_zero, name) for name in ("log", "rank_zero_deprecation_category")}
     found = []
     with contextlib.suppress(Exception):  # absent, or one that cannot be used with this torch
@@ -59,7 +59,7 @@ _PACKAGES = _packages()
 
 
 def both(path: str) -> tuple[Any, ...]:
-    """The class at a path of each package, such as ``"strategies.DDPStrategy"``, for ``isinstance``."""
+    """Classes at a path in both packages, such as ``"strategies.DDPStrategy"``, for ``isinstance``."""
     return tuple(pkgutil.resolve_name(f"{package.__name__}.{path}") for package in _PACKAGES)
 
 
@@ -67,9 +67,9 @@ _KINDS = tuple(map(both, ("Trainer", "LightningModule", "LightningDataModule", "
 
 
 def package_of(*parts: Any) -> Any:
-    """The package of Lightning objects (a Trainer, modules, data modules, callbacks, loggers).
+    """Lightning package of objects (a Trainer, modules, data modules, callbacks, loggers).
 
-    Those of this package belong to either, and other objects to none: ``pytorch_lightning`` where nothing decides.
+    Objects of this package belong to both, and other objects to none: ``pytorch_lightning`` in case of doubt.
     """
     deciding = [part for part in parts if isinstance(part, _KINDS)]
     for package, *kinds in zip(_PACKAGES, *_KINDS, strict=True):
@@ -79,12 +79,12 @@ def package_of(*parts: Any) -> Any:
 
 
 class _Method:
-    """A method that runs as the package of the attached Trainer defines it."""
+    """Descriptor of a method that runs as defined by the package of the attached Trainer."""
 
     def __init__(self, first: types.FunctionType, second: types.FunctionType) -> None:
         self.first, self.second = first, second
 
-    @torch.compiler.disable  # its guards look methods up, which would be compiled in turn, without end
+    @torch.compiler.disable  # its guards look up methods, which would be compiled in turn, without end
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.first
@@ -94,7 +94,7 @@ class _Method:
 
 
 def _joined(path: str) -> Any:
-    """A class that derives from that of each package."""
+    """Class that derives from the classes at a path in both packages."""
     parents = both(path)
     if len(parents) == 1:
         return parents[0]
@@ -116,14 +116,14 @@ if not TYPE_CHECKING:
     CombinedLoader = _joined("utilities.CombinedLoader")
 
 
-#: Beginnings of warnings on which no user can act.
+#: Patterns of warnings that users cannot act on.
 MESSAGES = (
     r".*isinstance\(treespec, LeafSpec\)` is deprecated",
     # Students log once an epoch, whatever the interval of steps is.
     r"The number of training batches .* is smaller than the logging interval",
 )
 
-#: Options of a trainer that trains and leaves nothing: no log, checkpoint, output or evaluation.
+#: Options of a trainer without logs, checkpoints, output or evaluation.
 TRAINS_ALONE: dict[str, Any] = {
     "logger": False,
     "enable_checkpointing": False,
@@ -135,6 +135,6 @@ TRAINS_ALONE: dict[str, Any] = {
 
 
 def quiet_lightning() -> None:
-    """Drop :data:`MESSAGES` from here on."""
+    """Ignore warnings that match :data:`MESSAGES`."""
     for message in MESSAGES:
         warnings.filterwarnings("ignore", message=message)

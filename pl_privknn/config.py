@@ -1,7 +1,7 @@
-"""Configuration: files of plain data, what they say by dotted paths, and the objects that jsonargparse makes of it.
+"""Configuration: files of plain data, access by dotted paths, and instantiation by jsonargparse.
 
 Small frozen dataclasses group the arguments of constructors. jsonargparse reads them as sections of YAML; in Python a
-mapping may take their place (:func:`as_group`).
+mapping may replace them (:func:`as_group`).
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 #: Largest file that is read: lists of records and exported ledgers are far smaller.
 MAX_JSON_BYTES = 1 << 24
-#: YAML is written by people, and read a hundred times more slowly.
+#: Largest YAML file: parsing is a hundred times slower than that of JSON.
 MAX_YAML_BYTES = 1 << 18
-#: Most values of a YAML document with its aliases written out; a file of this size has fewer without them.
+#: Largest number of values of a YAML document with aliases expanded; files of this size have fewer without aliases.
 MAX_VALUES = 1 << 18
-#: Rooms whose classes YAML may name, bare or by their path.
+#: Subpackages whose classes YAML may name, bare or by their path.
 ROOMS = (
     "callbacks.selection", "datamodules", "features", "labelers", "privacy.mechanisms", "privacy.noise",
     "students", "training",
 )  # fmt: skip
 
-_TOO_DEEP = "too many lists and mappings within each other; write it flatter"
-_MOST_ITEMS = 100  # of a list that is written into a configuration: longer ones are data
+_TOO_DEEP = "lists and mappings are nested too deep; flatten them"
+_MOST_ITEMS = 100  # of a list in a written configuration; longer lists count as data
 _MOST_NAMES = 12
 
 
 class ConfigurationError(ValueError):
-    """Configuration that can't be used; the message is one line with the argument, its value and what is wanted."""
+    """Invalid configuration; the message is one line with the argument, its value and the remedy."""
 
 
 # ---------------------------------------------------------------------- files
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Plain types, with 1e-5 a number (YAML 1.1 wants a dot, people don't write one) and dates as text."""
+    """YAML loader of plain types, with 1e-5 as a number (YAML 1.1 requires a dot) and dates as text."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":float", ":timestamp"))]
@@ -65,12 +65,12 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         self._flat: set[int] = set()
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse a key that one mapping has twice, of which YAML would take the last; then merge ``<<``."""
+        """Reject duplicate keys, of which YAML would take the last; then merge ``<<``."""
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if id(node) not in self._flat and (twice := next((n for n in names if names.count(n) > 1), None)):
             line = node.start_mark.line + 1
-            raise ConfigurationError(f"line {line}: {shown(twice)} is twice in one mapping; leave one out")
-        self._flat.add(id(node))  # which has inherited keys from now on, too
+            raise ConfigurationError(f"line {line}: {shown(twice)} occurs twice in one mapping; remove one")
+        self._flat.add(id(node))  # it contains merged keys from here on
         super().flatten_mapping(node)
 
 
@@ -79,7 +79,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-for _side in (_Loader, _Dumper):  # what is read as a number is quoted where it is a word
+for _side in (_Loader, _Dumper):  # strings that read as numbers are quoted
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
@@ -88,14 +88,14 @@ for _side in (_Loader, _Dumper):  # what is read as a number is quoted where it 
 
 
 def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None) -> Any:
-    """The content of a JSON or YAML file as plain Python types.
+    """Read a JSON or YAML file as plain Python types.
 
     Args:
         path: the file.
         definitions: see :func:`read_yaml`.
 
     Raises:
-        ConfigurationError: if it is neither, or larger or deeper than what :func:`read_yaml` reads.
+        ConfigurationError: if it is neither, or larger or deeper than :func:`read_yaml` allows.
         OSError: if it can't be read.
     """
     path = Path(path)
@@ -111,30 +111,30 @@ def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None
             not_json = f"neither JSON ({error}) nor"
         if len(data) > MAX_YAML_BYTES:
             raise ConfigurationError(
-                f"{not_json} YAML, for which more than {MAX_YAML_BYTES >> 10} KiB are too large"
+                f"{not_json} YAML of at most {MAX_YAML_BYTES >> 10} KiB; make the file smaller"
             )
         document = read_yaml(text, definitions)
         if not isinstance(document, list | dict):
             raise ConfigurationError(f"{not_json} a YAML list or mapping")
     except RecursionError:
         raise ConfigurationError(f"{path}: {_TOO_DEEP}") from None
-    except ValueError as error:  # also of bytes that are no text, and of numbers of thousands of digits
+    except ValueError as error:  # also for bytes that are not UTF-8, and numbers with thousands of digits
         raise ConfigurationError(f"{path}: {error}") from None
     return document
 
 
 def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
-    r"""One YAML document as plain Python types.
+    r"""Parse one YAML document into plain Python types.
 
-    Aliases are written out. A section ``definitions`` at the top is a place for anchors, and left out.
+    Aliases are expanded. A section ``definitions`` at the top holds anchors and is removed.
 
     Args:
         text: the document.
-        definitions: other values of those in the section, by their names.
+        definitions: replacements for values of the section, by name.
 
     Raises:
-        ConfigurationError: for anything but one document, or one with a tag, a key that is twice in a mapping, too
-            many levels, or more than :data:`MAX_VALUES` values; for a definition that it does not have.
+        ConfigurationError: for anything but one document, for tags, duplicate keys, too many levels or more than
+            :data:`MAX_VALUES` values, and for a replaced definition that does not exist.
 
     Example:
         >>> from pl_privknn.config import read_yaml
@@ -150,7 +150,7 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
         document = _written_out(None if root is None else loader.construct_document(root), [0])
     except ConfigurationError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: of thousands of digits
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: numbers with thousands of digits
         raise ConfigurationError(f"not readable as YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigurationError(_TOO_DEEP) from None
@@ -160,21 +160,21 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
 
 
 def _written_out(value: Any, count: list[int]) -> Any:
-    """A copy in which no two places share a list or a mapping; refused above :data:`MAX_VALUES` values."""
+    """Copy without shared lists or mappings; rejects more than :data:`MAX_VALUES` values."""
     count[0] += 1
     if count[0] > MAX_VALUES:
-        raise ConfigurationError(f"aliases make more than {MAX_VALUES} values; write less")
+        raise ConfigurationError(f"aliases expand to more than {MAX_VALUES} values; use fewer")
     if isinstance(value, list):
         return [_written_out(item, count) for item in value]
     if isinstance(value, dict):
         return {key: _written_out(item, count) for key, item in value.items()}
     if not isinstance(value, str | int | float | None):
-        raise ConfigurationError(f"a {type(value).__name__} is not plain data; leave tags out")
+        raise ConfigurationError(f"a {type(value).__name__} is not plain data; remove YAML tags")
     return value
 
 
 def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> str:
-    """Plain types as YAML that :func:`read_yaml` reads: in their order, and written out where a part comes twice."""
+    """YAML of plain types, readable by :func:`read_yaml`, in their order and without aliases."""
     text: str = yaml.dump(
         data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow_style, width=width
     )
@@ -187,7 +187,7 @@ def _node(root: yaml.Node | None, *path: str) -> yaml.Node:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         node = next((value for key, value in pairs if key.value == name), None)
     if node is None:
-        raise ConfigurationError(f"{'.'.join(path)} is not in the file; name one of its definitions")
+        raise ConfigurationError(f"{'.'.join(path)} is not in the file; name an existing definition")
     return node
 
 
@@ -196,7 +196,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigurationError(f"{shown(twice)} is twice in one object; leave one of them out")
+        raise ConfigurationError(f"{shown(twice)} occurs twice in one object; remove one")
     return found
 
 
@@ -204,10 +204,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any] | None, over: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``base`` with the values of ``over``, section by section.
+    """Recursive merge of ``over`` into ``base``.
 
-    A section that names another ``class_path`` replaces the earlier one as a whole: arguments of one class mean
-    nothing to another.
+    A section with another ``class_path`` replaces the earlier one entirely, since its arguments belong to another
+    class.
     """
     result = copy.deepcopy(dict(base or {}))
     for name, value in (over or {}).items():
@@ -221,12 +221,12 @@ def merged(base: Mapping[str, Any] | None, over: Mapping[str, Any] | None) -> di
 
 
 def put(document: Any, path: str, value: Any) -> None:
-    """Set the value at a dotted path in place, making sections on the way.
+    """Set the value at a dotted path in place, creating missing sections.
 
-    An item of a list is named by its number or by its ``name``.
+    An item of a list is addressed by its number or by its ``name``.
 
     Raises:
-        ValueError: for a path through something that is neither a section nor a list.
+        ValueError: if the path passes through a value that is neither a section nor a list.
     """
     *sections, last = path.split(".")
     here = document
@@ -241,7 +241,7 @@ def put(document: Any, path: str, value: Any) -> None:
 
 
 def get(document: Any, path: str) -> Any:
-    """The value at a dotted path, or None where there is none."""
+    """Value at a dotted path, or None where there is none."""
     here = document
     for name in path.split("."):
         try:
@@ -263,7 +263,7 @@ def _key(here: Any, name: str, path: str) -> Any:
 
 
 def differences(then: Any, now: Any, path: str = "") -> list[str]:
-    """Differences, one text for each dotted path: ``path: … then, … now``."""
+    """Texts of the differences, one for each dotted path: ``path: … then, … now``."""
     before, after = (dict(enumerate(part)) if isinstance(part, list) else part for part in (then, now))
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         old, new = ("nothing" if part is _NOTHING else repr(part) for part in (then, now))
@@ -285,15 +285,15 @@ _Group = TypeVar("_Group")
 
 
 def as_group(name: str, given: Any, default: _Group) -> _Group:
-    """A group of arguments as its dataclass.
+    """Convert a group of arguments to its dataclass.
 
     Args:
-        name: of the argument, for messages.
-        given: the dataclass, or a mapping that changes some of the defaults, or None.
-        default: the group of the defaults.
+        name: name of the argument, for messages.
+        given: the dataclass, a mapping of values that differ from the defaults, or None.
+        default: the group with the default values.
 
     Raises:
-        ValueError: for a group that is neither, or has an argument that is not among its own.
+        ValueError: for another type, or for an unknown argument.
     """
     if isinstance(given, type(default)):
         return given
@@ -310,32 +310,32 @@ def as_group(name: str, given: Any, default: _Group) -> _Group:
 
 
 def is_group(value: Any) -> bool:
-    """Whether a value is a group of arguments: jsonargparse reads dataclasses without other bases as sections."""
+    """Whether a value is a group of arguments, that is, a dataclass whose bases are dataclasses."""
     parents = inspect.getmro(type(value))[:-1]
     return bool(parents) and all(map(dataclasses.is_dataclass, parents))
 
 
 @functools.cache
 def argument_names(owner: type) -> list[str]:
-    """Arguments that a constructor takes by name, as jsonargparse finds them; those in groups as ``group.name``."""
+    """Argument names of a constructor, as jsonargparse resolves them; in groups as ``group.name``."""
     names = (action.dest for action in _parser_of((("it", owner),))._actions)
     return [name[3:] for name in names if name.startswith("it.") and not name.endswith(".help")]
 
 
 class HasInitArguments:
-    """Base of what a run from Python writes into its ``config.yaml``: remembers what a configuration can say of it.
+    """Base class that records its constructor's arguments for the ``config.yaml`` of runs from Python.
 
-    Of arrays, modules and other objects it keeps the argument's name alone, so that no data is held, and none is
-    written. What may be data too is not kept: lists of a user's own class, all arguments of a user's own data module,
-    and what one named ``private…`` holds besides a path; ``private_records`` is a stated number.
+    Of arrays, modules and other objects only the argument's name is kept, so no data is held or written. Values that
+    may be data are not kept either: lists of a user's own class, all arguments of a user's own data module, and
+    arguments named ``private…`` except paths; ``private_records`` is a public number.
     """
 
-    #: Whether arguments that this package does not know may be, or choose, private data.
+    #: Whether arguments unknown to this package may contain or select private data.
     _holds_data: ClassVar[bool] = False
     _made_with: tuple[dict[str, Any], list[str]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Note the arguments, which ``__init__`` takes next."""
+        """Record the arguments, before ``__init__`` is called."""
         if cls.__init__ is object.__init__ and (args or kwargs):
             raise TypeError(f"{cls.__name__}() takes no arguments")
         made = super().__new__(cls)
@@ -343,16 +343,16 @@ class HasInitArguments:
         return made
 
     def __repr__(self) -> str:
-        """The class and its arguments that differ from the defaults, of which data are not shown."""
+        """Class name and arguments that differ from the defaults; data are not shown."""
         arguments, left_out = self._made_with
         return _call(type(self), arguments, [f"{name}=…" for name in left_out if name.isidentifier()])
 
 
 def as_section(made: HasInitArguments) -> tuple[dict[str, Any], list[str]]:
-    """An object as the section of a configuration.
+    """Section of a configuration that describes an object.
 
     Returns:
-        ``class_path`` and ``init_args`` of what was given, and the names of the arguments that they leave out.
+        ``class_path`` and ``init_args``, and the names of arguments that they leave out.
     """
     arguments, left_out = made._made_with
     section: dict[str, Any] = {"class_path": f"{type(made).__module__}.{type(made).__qualname__}"}
@@ -365,20 +365,21 @@ def _call(cls: type, arguments: Mapping[str, Any], hidden: Iterable[str] = ()) -
         parameters = inspect.signature(vars(parent).get("__init__", object.__init__)).parameters
         defaults |= {name: each.default for name, each in parameters.items()}
     differ = {name: value for name, value in arguments.items() if value not in (defaults.get(name), {})}
-    return f"{cls.__name__}({', '.join([*(f'{name}={_said(value)}' for name, value in differ.items()), *hidden])})"
+    shown_arguments = (f"{name}={_expression(value)}" for name, value in differ.items())
+    return f"{cls.__name__}({', '.join([*shown_arguments, *hidden])})"
 
 
-def _said(value: Any) -> str:
-    """A plain value as Python writes it; a section as the call that makes it."""
+def _expression(value: Any) -> str:
+    """Python expression of a plain value; a section becomes a constructor call."""
     if isinstance(value, dict) and "class_path" in value:
         module, _, name = value["class_path"].rpartition(".")
         found = getattr(sys.modules.get(module), name, type(name, (), {}))
         return _call(found, value.get("init_args", {}))
-    return f"[{', '.join(map(_said, value))}]" if isinstance(value, list) else repr(value)
+    return f"[{', '.join(map(_expression, value))}]" if isinstance(value, list) else repr(value)
 
 
 class _NotPlain(Exception):
-    """A value that a configuration can't say."""
+    """Raised for a value that a configuration can't express."""
 
 
 def _noted(
@@ -389,8 +390,8 @@ def _noted(
     arguments: dict[str, Any] = {}
     left_out: list[str] = []
     for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
-        # Of this package's own classes, lists are settings.
-        ours = any(
+        # Lists are settings of classes of this package.
+        built_in = any(
             parent.__module__.startswith("pl_privknn.")
             and "__init__" in vars(parent)
             and name in inspect.signature(vars(parent)["__init__"]).parameters
@@ -399,11 +400,11 @@ def _noted(
         named = name.startswith("private") and name != "private_records"
         data = named and not isinstance(value, str | Path)
         if isinstance(value, Mapping) and name in parameters and is_group(parameters[name].default):
-            value = as_group(name, value, parameters[name].default)  # which says what of it is data
+            value = as_group(name, value, parameters[name].default)  # its fields state which of them are data
         try:
-            if data or (cls._holds_data and not ours):
+            if data or (cls._holds_data and not built_in):
                 raise _NotPlain
-            arguments[name] = _plain(value, name, left_out, ours)
+            arguments[name] = _plain(value, name, left_out, built_in)
         except _NotPlain:
             left_out.append(name)
     return arguments, left_out
@@ -428,7 +429,7 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
             inner = getattr(value, field.name)
             if not field.init or field.name in getattr(
                 value, "_unstated", ()
-            ):  # of noise: the labeler's to say
+            ):  # of noise: set by the labeler
                 continue
             if not (field.repr or inner is None or isinstance(inner, str | Path)):  # without repr: data
                 raise _NotPlain
@@ -454,10 +455,10 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
 
 @functools.cache
 def known_classes() -> dict[str, type]:
-    """The project's classes by every name that YAML may use: bare, and by the paths that lead to them.
+    """Classes of this package by every name that YAML may use: bare, and by import path.
 
-    The rooms are imported, which makes the bare names known to every parser of jsonargparse. Those read YAML as
-    :func:`read_yaml` does from then on, and write it as :func:`write_yaml` does.
+    Imports the subpackages, which makes the bare names known to every parser of jsonargparse, and sets its reader and
+    writer of YAML to :func:`read_yaml` and :func:`write_yaml`.
     """
     from jsonargparse import set_dumper, set_loader
 
@@ -466,7 +467,7 @@ def known_classes() -> dict[str, type]:
     known: dict[str, type] = {}
     for room in ROOMS:
         module = importlib.import_module(f"pl_privknn.{room}")
-        for name in dir(module):  # some rooms load their names at this moment
+        for name in dir(module):  # some subpackages load their names lazily
             found = getattr(module, name)
             if isinstance(found, type) and _in_rooms(found.__module__) and not name.startswith("_"):
                 paths = (name, f"{module.__name__}.{name}", f"pl_privknn.{name}")
@@ -476,7 +477,7 @@ def known_classes() -> dict[str, type]:
 
 
 def class_named(class_path: str) -> type | None:
-    """The class that YAML names: the project's, or another's by its path, which is imported; None for neither."""
+    """Class named in YAML: of this package, or imported by its path; None if not found."""
     if (known := known_classes().get(class_path)) is not None:
         return known
     module, _, name = class_path.rpartition(".")
@@ -490,12 +491,12 @@ def class_named(class_path: str) -> type | None:
 def instantiate(
     sections: Mapping[str, Any], classes: Mapping[str, type], own_classes: bool = False
 ) -> Namespace:
-    """Make one object of each class from its section, with types checked and nested classes made.
+    """Instantiate each class from its section, with type checks and nested classes.
 
     Args:
         sections: arguments of each class.
         classes: the classes, under the names of their sections.
-        own_classes: whether nested classes must be the project's; nothing else is imported then.
+        own_classes: allow only nested classes of this package, and import nothing else.
 
     Raises:
         ConfigurationError: for a section that does not fit its class.
@@ -508,21 +509,21 @@ def instantiate(
     parser = _parser_of(tuple(classes.items()))
     try:
         with own_classes_only() if own_classes else contextlib.nullcontext():
-            return made_by(parser, {name: dict(sections[name]) for name in classes})
+            return parse_objects(parser, {name: dict(sections[name]) for name in classes})
     except (ArgumentError, ArithmeticError, ValueError, TypeError, KeyError) as error:
         names = [f"{name}.{inner}" for name, made in classes.items() for inner in argument_names(made)]
         raise ConfigurationError(one_line(error, names)) from error
 
 
-def made_by(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
-    """Parse plain sections, which stay as they are."""
+def parse_objects(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
+    """Parse and instantiate plain sections, which are not modified."""
     made: Namespace = parser.instantiate(parser.parse_object(copy.deepcopy(sections)))
     return made
 
 
 @contextlib.contextmanager
 def own_classes_only() -> Iterator[None]:
-    """Within: parsers refuse to import anything but the project's classes, whatever text a value is.
+    """Context in which parsers import only classes of this package, for any value.
 
     ``privknn fit`` runs the code that a configuration names; commands that compute its cost do not.
     """
@@ -532,7 +533,7 @@ def own_classes_only() -> Iterator[None]:
     names = [name for name in known_classes() if name.startswith("pl_privknn.")]
     rooms = [
         f"pl_privknn.{room}" for room in (*ROOMS, "neighbors", "networks")
-    ]  # also what those two only serve
+    ]  # also subpackages without classes for YAML
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*names, *rooms])
     try:
         yield
@@ -547,7 +548,7 @@ def _parser_of(classes: tuple[tuple[str, type], ...]) -> ArgumentParser:
     known_classes()
     parser = Parser(exit_on_error=False)
     for name, made in classes:
-        # Arguments without a type are let through; files within files are not read.
+        # Arguments without a type are accepted; files within files are not read.
         parser.add_class_arguments(made, name, fail_untyped=False)
     return parser
 
@@ -560,7 +561,7 @@ def _in_rooms(module: str) -> bool:
 
 
 def did_you_mean(name: str, candidates: Iterable[str], what: str = "known are") -> str:
-    """A remedy for a name that is unknown: the one that is most like it, or all of them if they are few."""
+    """Remedy for an unknown name: the most similar candidate, or the list of candidates."""
     names = sorted(set(candidates), key=str.lower)
     by_last = {name.rsplit(".", 1)[-1].lower(): name for name in reversed(names)}
     by_last |= {name.lower(): name for name in names}
@@ -571,17 +572,17 @@ def did_you_mean(name: str, candidates: Iterable[str], what: str = "known are") 
 
 
 def one_line(error: BaseException, options: Collection[str] = ()) -> str:
-    """The message of an error in one line; of a parser's, without the types that a value is not of.
+    """Message of an error in one line; for a parser's error, without the list of rejected types.
 
     Args:
-        error: of a parser, or any other.
-        options: names of the command's options, for a key that is none of them.
+        error: any error, such as a parser's.
+        options: names of the command's options, for suggestions.
     """
     from jsonargparse import ArgumentError
 
     keys: list[str] = []
     names: Collection[str] = options
-    while "\n" in str(error) and error.__cause__ is not None:  # the parser's own, around what is wrong
+    while "\n" in str(error) and error.__cause__ is not None:  # the parser's error, which wraps the cause
         _, *key = str(error).splitlines()[0].split('"')
         keys += [key[0]] if key and key[0] not in keys[-1:] else []
         owner = [

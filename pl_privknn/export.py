@@ -1,4 +1,4 @@
-"""Export of a run's release as one file that needs none of this package, with its privacy card."""
+"""Export of a released model as one file that does not need this package, with its privacy card."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from pl_privknn.students.base import Student
 from pl_privknn.students.losses import TASKS
 
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
-#: How image files become the input, as :class:`~pl_privknn.datamodules.ImageFolderDataModule` reads them.
+#: Conversion of image files to model inputs, as by :class:`~pl_privknn.datamodules.ImageFolderDataModule`.
 RESIZE = (
     "turn upright (EXIF), put on white where transparent, cut 16 bits to 8, convert to grey (1 channel) or RGB (3 "
     "channels), stretch to width and height by Pillow's BILINEAR; divide by 255 for float32"
 )
 _RANGES = {"float32": [0, 1], "uint8": [0, 255]}
-# Largest difference of a probability between the student and the file.
+# Largest difference of a probability between the student and the exported file.
 _TOLERANCE = 1e-4
 
 
@@ -47,18 +47,18 @@ def export_run(
     module: torch.nn.Module | None = None,
     data: PrivatePublicDataModule | None = None,
 ) -> Path:
-    """Audit a run, write the model that it released, check it against the run's own, and write a privacy card.
+    """Audit a run, export its released model, compare the file with the run's model, and write a privacy card.
 
-    Of a network that is no student of this package, such as one of ``PrivateTraining``, the weights are written, or
-    the model where it is given. Nothing that the configuration names is imported, but for classes of this package.
+    For a network that is not a student of this package, such as one of ``PrivateTraining``, the weights are written,
+    or the model where ``module`` is given. Only classes of this package are imported from the configuration.
 
     Args:
         run: folder of a finished run.
         output: folder for the files.
-        kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``; weights have one form.
-        module: the run's network, where it is no student of this package: from images, float32 ``(n, c, h, w)`` in
-            0 … 1, to logits. A copy takes the weights of the run's last checkpoint.
-        data: with ``module``, the data module, which knows the shape of the images and the classes.
+        kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``; weights are always a ``.pt`` file.
+        module: the run's network, where it is not a student of this package: from images, float32 ``(n, c, h, w)`` in
+            0 … 1, to logits. A copy is loaded with the weights of the run's last checkpoint.
+        data: with ``module``, the data module, which states the shape of the images and the classes.
 
     Returns:
         The model's file, which maps its input to probabilities, float ``(n, classes)``. ``model.json``, among the
@@ -67,13 +67,15 @@ def export_run(
 
     Raises:
         FileNotFoundError: where the folder holds no finished run.
-        ValueError: for a student of another package, which its own code has to load, or a run whose audit fails.
+        ValueError: for a student of another package, which must be exported from Python, or a run whose audit fails.
         ImportError: for ``"onnx"`` where a package of that extra is not installed.
-        RuntimeError: where ONNX has not what the model needs, or the file says something else than the model.
+        RuntimeError: where ONNX lacks an operation of the model, or the file's outputs differ from the model's.
     """
     run, output = Path(run), Path(output)
     if (module is None) != (data is None):
-        raise ValueError("module and data belong together; give both, or none for a student of this package")
+        raise ValueError(
+            "module and data must be given together; give both, or neither for a student of this package"
+        )
     if kind == "onnx":
         check_installed("--format onnx", "onnx", *_ONNX)
         if not hasattr(torch.export, "default_decompositions"):
@@ -82,7 +84,7 @@ def export_run(
             )
     if output.resolve() == run.resolve():
         raise ValueError(
-            f"--output {output} is the run's own folder; give another, or leave it out for {EXPORT} in it"
+            f"--output {output} is the run's own folder; name another, or leave it out for its subfolder {EXPORT}"
         )
     with reading(run):
         _checkpoint(run)
@@ -107,19 +109,19 @@ def export_run(
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedModel:
-    """A model that a run released, with what its users have to know.
+    """Released model of a run, with the description its users need.
 
     Attributes:
         model: maps the input to probabilities, float32 ``(n, classes)``. The input is ``(n, c, h, w)`` of images,
-            uint8 or float32 in 0 … 1 (other values are refused: by an error, and by NaN in an ONNX file, which takes
-            float32 alone); float32 ``(n, d)`` of vectors; or token numbers, int64 ``(1, t)``, of texts that
+            uint8 or float32 in 0 … 1 (other values raise an error, or give NaN in an ONNX file, which takes only
+            float32); float32 ``(n, d)`` of vectors; or token numbers, int64 ``(1, t)``, of texts that
             :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration.
         about: ``input`` (``images``, ``vectors`` or ``texts``), ``shape`` of one input, ``batch`` (n: ``any``; 1 with
-            a head or an extractor, whose features count inputs as they go), ``range`` of each type and ``resize`` of
+            a head or an extractor), ``range`` of each type and ``resize`` of
             images, ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities),
             ``epsilon``, ``delta``, ``unit`` and ``guarantee``.
-        tokenizer: the text of ``tokenizer.json``; empty but for texts.
-        inner: the model on the examples of the run's data module, ``(n, c, h, w)``; None of a file.
+        tokenizer: the text of ``tokenizer.json``; empty unless inputs are texts.
+        inner: the model on the examples of the run's data module, ``(n, c, h, w)``; None for a file.
     """
 
     model: Callable[[torch.Tensor], torch.Tensor]
@@ -128,7 +130,7 @@ class ReleasedModel:
     inner: torch.nn.Module | None = None
 
     def files(self) -> dict[str, str]:
-        """Texts that travel in the exported file, by their names."""
+        """Text files embedded in the exported file, by name."""
         files = {"model.json": json.dumps(self.about, ensure_ascii=False)}
         return {**files, "tokenizer.json": self.tokenizer} if self.tokenizer else files
 
@@ -136,7 +138,7 @@ class ReleasedModel:
 def released_model(
     run: Path, own: tuple[torch.nn.Module, PrivatePublicDataModule] | None = None
 ) -> ReleasedModel | None:
-    """The model that a finished run released; None of a network that is no student of this package.
+    """Released model of a finished run; None for a network that is not a student of this package.
 
     Args:
         run: its folder.
@@ -178,7 +180,7 @@ def released_model(
 
 
 def _checkpoint(run: Path) -> Path:
-    """The last checkpoint of a finished run, or its only one."""
+    """Last checkpoint of a finished run, or its only one."""
     for name in ("config.yaml", "summary.json"):
         if not (run / name).is_file():
             raise FileNotFoundError(f"{run}: there is no {name}; give the folder of a finished run")
@@ -189,23 +191,25 @@ def _checkpoint(run: Path) -> Path:
 
 
 def _weights(checkpoint: Path, output: Path) -> Path:
-    """Write the weights of a checkpoint, tensors alone."""
+    """Write the weights of a checkpoint, without other state."""
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
     if not all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()):
-        raise ValueError(f"{checkpoint}: its state_dict holds something else than tensors")
+        raise ValueError(
+            f"{checkpoint}: its state_dict holds values that are not tensors; name the checkpoint of a network"
+        )
     torch.save(dict(state), output / "model.pt")
     return output / "model.pt"
 
 
 def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
-    """The student of a run, from its configuration and last checkpoint; None of a network that is none."""
+    """Student of a run, from its configuration and last checkpoint; None for a network that is not a student."""
     model = settings.get("model") or {}
     found = known_classes().get(str(model.get("class_path")))
     if found is None or not issubclass(found, Student):
         if not has_teacher(run, settings):
             return None
         raise ValueError(
-            f"model.class_path={model.get('class_path')} is none of the project's students; export it from Python: "
+            f"model.class_path={model.get('class_path')} is not a student of this package; export it from Python: "
             "export_run(run, output, module=..., data=...)"
         )
     section = (model.get("init_args") or {}).get("extractor")
@@ -218,7 +222,7 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
 
 
 class _OwnStudent(torch.nn.Module):
-    """A network of the user's own, with the weights of a checkpoint and what an export asks of students."""
+    """User's own network with the weights of a checkpoint, and the attributes that an export needs."""
 
     extractor = None
 
@@ -230,7 +234,7 @@ class _OwnStudent(torch.nn.Module):
             self.module.load_state_dict(state)
         except RuntimeError as error:
             raise ValueError(
-                f"module: its parameters are not those of {checkpoint}; give the run's network"
+                f"module: its parameters do not match {checkpoint}; give the run's network"
             ) from error
         self.outputs, self.task, self.num_classes = TASKS[data.task], data.task, data.num_classes
         self.hparams = {"in_channels": data.image_shape[0], "image_size": data.image_shape[1:]}
@@ -241,15 +245,15 @@ class _OwnStudent(torch.nn.Module):
 
 
 def _head(run: Path, section: dict[str, Any]) -> Any:
-    """The model that a run's releases make, from its configuration and ``head.pt``."""
+    """Teacher's own model of a run, from its configuration and ``head.pt``."""
     labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}, own_classes=True).labeling
     if (head := labeling.load_head(run)) is None:
-        raise FileNotFoundError(f"{run}: the run released its head, and there is no {HEAD}; restore it")
+        raise FileNotFoundError(f"{run}: the run released its head, but {HEAD} is missing; restore it")
     return head.eval()
 
 
 class _Probabilities(torch.nn.Module):
-    """Probabilities of the student, of the head, or their mean."""
+    """Model of the probabilities of student, head, or their mean."""
 
     def __init__(self, student: Any, head: Any, released: str) -> None:
         super().__init__()
@@ -263,7 +267,7 @@ class _Probabilities(torch.nn.Module):
 
 
 def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
-    """Extractor of a run's texts, where it can go into a file."""
+    """Extractor of a run's texts, where it can be exported."""
     section = ((settings.get("data") or {}).get("init_args") or {}).get("features")
     named = section.get("class_path") if isinstance(section, dict) else section
     if known_classes().get(str(named)) is not WordLlamaFeatures:
@@ -272,22 +276,22 @@ def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
 
 
 class _OfImages(torch.nn.Module):
-    """A model of images, uint8 or floats, that refuses floats outside 0 … 1."""
+    """Model of images, uint8 or floats, that rejects floats outside 0 … 1."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        # A traced graph can't ask for the type: 0 - 1 is 255 in uint8, and -1 in floats. float64 is refused by to.
+        # A traced graph can't branch on the type: 0 - 1 is 255 in uint8, and -1 in floats. float64 fails in to().
         images = (images / (images[:1, :1, :1, :1] * 0 - 1).abs()).to(torch.float32)
         inside = ((images >= 0) & (images <= 1)).all()
-        torch._assert_async(inside, "images: want uint8, or floats in 0 … 1; divide 0 … 255 by 255")
+        torch._assert_async(inside, "images: expected uint8, or floats in 0 … 1; divide 0 … 255 by 255")
         return torch.where(inside, self.model(images), torch.nan)  # ONNX has no assertions
 
 
 class _OfVectors(torch.nn.Module):
-    """A model of images of one pixel, for vectors."""
+    """Model of vectors, by a model of images of one pixel."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -299,7 +303,7 @@ class _OfVectors(torch.nn.Module):
 
 
 class _OfTokens(torch.nn.Module):
-    """A model of mean token vectors, for the numbers of a text's tokens."""
+    """Model of token ids, by a model of mean token vectors."""
 
     table: torch.Tensor
 
@@ -315,7 +319,7 @@ class _OfTokens(torch.nn.Module):
 
 
 def _write(released: ReleasedModel, path: Path) -> None:
-    """Write a model into a file, and compare what the file says."""
+    """Export a model to a file, and compare the file's outputs with the model's."""
     generator, about, model = torch.Generator().manual_seed(0), released.about, released.model
     assert isinstance(model, torch.nn.Module)
     sizes: dict[str, Any] | None = None
@@ -333,17 +337,18 @@ def _write(released: ReleasedModel, path: Path) -> None:
         wanted = torch.cat([model(part) for part in parts])
         program = torch.export.export(model, (parts[0],), dynamic_shapes=sizes)
         write = _through_torch if path.suffix == ".pt2" else _through_onnx
-        said = write(program, path, parts, released.files())
-    if not torch.allclose(said, wanted, atol=_TOLERANCE):
+        found = write(program, path, parts, released.files())
+    if not torch.allclose(found, wanted, atol=_TOLERANCE):
         path.unlink()
         raise RuntimeError(
-            f"{path.name} differs from the model by {(said - wanted).abs().max():.2g}; not written"
+            f"{path.name} differs from the model by {(found - wanted).abs().max():.2g} and was not written; use "
+            "another format"
         )
 
 
 def _through_torch(program: Any, path: Path, parts: Sequence[Any], files: dict[str, str]) -> Any:
-    """Write a program; what the file says of batches."""
-    with warnings.catch_warnings():  # of memory that tensors share; a loss would show in what the file says
+    """Write a program with torch.export; returns the file's outputs for batches."""
+    with warnings.catch_warnings():  # about shared memory of tensors; a loss would show in the file's outputs
         warnings.filterwarnings("ignore", message="No complete tensor found in the group")
         torch.export.save(program, path, extra_files=files)
     written = torch.export.load(path).module()
@@ -351,7 +356,7 @@ def _through_torch(program: Any, path: Path, parts: Sequence[Any], files: dict[s
 
 
 def _through_onnx(program: Any, path: Path, parts: Sequence[Any], files: dict[str, str]) -> Any:
-    """Write a program as ONNX; what the file says of batches."""
+    """Write a program as ONNX; returns the file's outputs for batches."""
     import onnx
     import onnxruntime
 
@@ -365,7 +370,7 @@ def _through_onnx(program: Any, path: Path, parts: Sequence[Any], files: dict[st
     except torch.onnx.OnnxExporterError as error:
         found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
         what = found[1] if found else "an operation of this model"
-        raise RuntimeError(f"--format onnx: ONNX has nothing for {what}; use --format torch") from error
+        raise RuntimeError(f"--format onnx: ONNX does not support {what}; use --format torch") from error
     model = onnx.load(path)
     onnx.helper.set_model_props(model, files)
     onnx.save(model, path)

@@ -1,7 +1,7 @@
-"""Plans: what a configuration may release at most, and the value of one of its settings at which that costs ε.
+"""Plans of configurations: the releases they are charged for, and calibration of a setting to a target ε.
 
-The cost of a configuration is what the ``plan`` of its teacher, or of its private training, says; nothing is run, and
-no private record is read.
+The cost of a configuration is the ``plan`` of its teacher or private training; nothing is run, and no private record
+is read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _SECTIONS = ("labeling", "model", "trainer")
 _DIGITS = 6
 _MOST = 10_000_000
-#: Settings that ε grows with, by name: smallest and largest value. Whole limits are those of whole numbers.
+#: Settings that increase ε, by name, with smallest and largest value; integer limits mark integer settings.
 _RISING: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("epsilon", "budget"), (MIN_EPSILON, MAX_EPSILON)),
     "sampling_rate": (1e-6, 1.0),
@@ -58,12 +58,12 @@ _RISING: dict[str, tuple[float, float]] = {
         ("queries_per_round", "max_answers", "rounds", "steps", "max_epochs", "max_steps"), (1, _MOST)
     ),
 }
-#: All others are taken for noise, which ε falls with.
+#: Limits of all other settings, which are assumed to be noise, which lowers ε.
 _NOISE = (1e-2, 1e9)
 
 
 def default_parameter(document: Mapping[str, Any]) -> str:
-    """The dotted path of the setting that the class of a configuration's teacher, or private training, names.
+    """Dotted path of the default setting to calibrate, named by the class of the teacher or private training.
 
     Raises:
         ConfigurationError: where there is none, or its section is not stated.
@@ -77,7 +77,7 @@ def default_parameter(document: Mapping[str, Any]) -> str:
 
 
 def _screenings(document: Mapping[str, Any], parameter: str) -> dict[str, float]:
-    """Place of a screening's noise in a configuration, and its factor to the noise of the answers."""
+    """Path of a screening's noise in a configuration, and its ratio to the noise of the answers."""
     noise = _number(document, parameter)
     sections = parameter.split(".")[:-1]
     places = [".".join([*sections[:end], "screening.sigma"]) for end in range(2, len(sections) + 1)]
@@ -86,7 +86,7 @@ def _screenings(document: Mapping[str, Any], parameter: str) -> dict[str, float]
 
 
 def _number(document: Mapping[str, Any], path: str) -> float | None:
-    """The number above 0 at a dotted path; None where there is none."""
+    """Positive number at a dotted path; None where there is none."""
     stated = get(document, path)
     number = isinstance(stated, int | float) and not isinstance(stated, bool)
     return stated if number and 0 < stated < math.inf else None
@@ -101,7 +101,7 @@ def _named_by(document: Mapping[str, Any], place: str) -> str:
         names = (dataclasses.fields(found)[0].name,)  # type: ignore[arg-type]
     if not names:
         raise ConfigurationError(
-            f"{place}={shown(name)}: its class names no setting to look for; name one (--find PATH)"
+            f"{place}={shown(name)}: its class names no setting to calibrate; name one (--find PATH)"
         )
     arguments = f"{place}.init_args"
     chosen = next((name for name in names if get(document, f"{arguments}.{name}") is not None), names[0])
@@ -119,14 +119,14 @@ def _named_by(document: Mapping[str, Any], place: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A configuration that keeps an ε, by one of its settings.
+    """Configuration with one of its settings calibrated to a target ε.
 
     Attributes:
-        found: dotted path of the setting that was looked for.
-        values: what was set, by dotted paths; the found setting first.
-        target: ε that was asked for.
-        report: what the configuration costs.
-        charges: the most that it may release.
+        found: dotted path of the calibrated setting.
+        values: values set, by dotted paths; the calibrated setting first.
+        target: target ε.
+        report: cost of the configuration.
+        charges: its planned releases.
         document: the configuration with ``values`` in it.
     """
 
@@ -139,7 +139,7 @@ class Plan:
 
     @property
     def epsilon(self) -> float:
-        """The guarantee: the smallest valid total."""
+        """ε of the guarantee: the smallest valid bound."""
         return self.report.epsilon
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,20 +152,19 @@ class Plan:
 def plan_of(
     document: Mapping[str, Any], source: str | Path, num_classes: int | None = None, own_code: bool = False
 ) -> Releases:
-    """The plan that a configuration states before its first query, or its first step.
+    """Planned releases of a configuration, before its first query or step.
 
-    Of the data nothing but the number of classes is asked; where a teacher's cost depends on the number of public
-    examples and all are asked about, also that.
+    The data module is only used for the number of classes and, where a teacher's cost depends on it and all public
+    examples are queried, the number of public examples.
 
     Args:
         document: the configuration, or a fragment of it.
-        source: where it came from, for messages.
+        source: its file, for messages.
         num_classes: number of classes, for a fragment without ``data``.
-        own_code: allow sections to name classes of other packages, whose code then runs; do not for a file that is
-            not your own.
+        own_code: allow classes of other packages, whose code then runs; not for files from an untrusted source.
 
     Raises:
-        ConfigurationError: for sections that don't parse, name classes that may not be named, or say too little.
+        ConfigurationError: for sections that don't parse, name disallowed classes, or are incomplete.
     """
     return _releases(document, source, _Data(document.get("data"), num_classes, own_code))
 
@@ -186,26 +185,26 @@ def solve(
     num_classes: int | None = None,
     own_code: bool = False,
 ) -> Plan:
-    """Find the value of a setting at which a configuration keeps ε.
+    """Calibrate a setting of a configuration to a target ε.
 
     Args:
         document: the configuration.
         path: dotted path of the setting; None for the one that the class of the teacher, or of the training, names.
-            A screening's noise is then tied to that of the answers, as the configuration states both.
+            A screening's noise then keeps its ratio to the noise of the answers.
         epsilon: target ε.
         source: see :func:`plan_of`.
-        low: smallest value allowed; by default what goes with the setting's name, as for ``high``.
+        low: smallest value allowed; the default depends on the setting's name, as for ``high``.
         high: largest value allowed.
         rising: whether ε grows with the setting, for a name that is not known.
-        tied: further settings, each a factor times the found one.
+        tied: further settings, as factors of the calibrated one.
         delta: target δ; the configuration's own by default.
-        adjacency: neighbouring relation; likewise.
-        exact: state the exact worst case and search on it too (slower, a little less noise).
+        adjacency: neighbouring relation; the configuration's own by default.
+        exact: compute and calibrate by the exact worst case too (slower, slightly less noise).
         num_classes: see :func:`plan_of`.
-        own_code: likewise.
+        own_code: see :func:`plan_of`.
 
     Raises:
-        ValueError: as :func:`plan_of`; also for limits that do not fit, and where the target can't be met.
+        ValueError: as :func:`plan_of`; also for invalid limits, and where the target can't be met.
     """
     epsilon = check_positive("epsilon", epsilon)
     name = default_parameter(document) if path is None else path
@@ -250,7 +249,7 @@ def parameter_of(
     rising: bool = False,
     epsilon: float | None = None,
 ) -> Parameter:
-    """What :func:`solve` looks for, from the configuration's own value on, or from the middle of the limits.
+    """Parameter that :func:`solve` calibrates, starting at the configuration's value or the middle of the limits.
 
     Args:
         document: the configuration.
@@ -258,12 +257,12 @@ def parameter_of(
         low: smallest value allowed.
         high: largest value allowed.
         rising: whether ε grows with it.
-        epsilon: target ε, from which the search for a setting of this name starts.
+        epsilon: target ε, the start of the search for a setting of this name.
 
     Raises:
-        ValueError: for limits that do not fit.
+        ValueError: for invalid limits.
     """
-    # Of a list, such as one of a number for each round, the list has the name.
+    # An item of a list, such as a number for each round, has the name of the list.
     name = next((word for word in reversed(path.split(".")) if not word.isdigit()), "")
     lowest, highest = _RISING.get(name, _NOISE)
     whole = isinstance(highest, int)
@@ -273,7 +272,7 @@ def parameter_of(
     if lowest >= highest:
         raise ValueError(f"low={lowest:g} must be below high={highest:g}")
     start = _number(document, path) or math.sqrt(lowest * highest)
-    if epsilon is not None and name == "epsilon":  # a class that finds its noise itself keeps it, as a rule
+    if epsilon is not None and name == "epsilon":  # a class that calibrates its own noise usually keeps it
         start = epsilon
     return Parameter(
         path, min(max(start, lowest), highest), lowest, highest, rising or name in _RISING, whole
@@ -281,7 +280,7 @@ def parameter_of(
 
 
 class _Data:
-    """What a plan asks of a ``data`` section, made when it is asked for."""
+    """Facts about a ``data`` section that a plan needs, computed on demand."""
 
     def __init__(self, section: Any, num_classes: int | None, own_code: bool) -> None:
         self._section, self.own_code = section, own_code
@@ -289,19 +288,19 @@ class _Data:
 
     @functools.cached_property
     def num_classes(self) -> int:
-        """Number of classes: as given, as the data section states it, or as its data module does."""
+        """Number of classes: as given, as stated in the data section, or from its data module."""
         if self._stated is not None:
             return self._stated
         if self._section is None:
             raise ConfigurationError(
-                "num_classes=None: there is no data section that gives it; pass it (--num-classes)"
+                "num_classes=None: there is no data section that states it; pass it (--num-classes)"
             )
         stated = get(self._section, "init_args.num_classes")
         return int(self._made.num_classes) if stated is None else check_int("data.num_classes", stated, 2)
 
     @functools.cached_property
     def public_examples(self) -> int:
-        """Size of the public set, which is read for it."""
+        """Number of public examples; reads the public set."""
         return len(self._made.load_public())
 
     @functools.cached_property
@@ -318,7 +317,7 @@ def _releases(document: Mapping[str, Any], source: str | Path, data: _Data) -> R
             if made.labeler is not None:
                 if places:
                     raise ConfigurationError(
-                        f"{places[0]} trains on the private records and asks no teacher; leave labeling.labeler out"
+                        f"{places[0]} trains on the private records and uses no teacher; leave out labeling.labeler"
                     )
                 charges = labeling_plan(made, data.num_classes, lambda: data.public_examples)
                 return Releases(tuple(charges), made.delta, made.adjacency, made.unit)
@@ -337,7 +336,7 @@ def _class(name: Any, own_code: bool) -> type | None:
 
 
 def _made(document: Mapping[str, Any], place: str, own_code: bool) -> Any:
-    """The object of a section, without what has no part in a plan."""
+    """Object of a section, without parts that do not affect the plan."""
     from pl_privknn.callbacks import PrivateLabeler
 
     section = plan_section(get(document, place))
@@ -355,7 +354,7 @@ def _made(document: Mapping[str, Any], place: str, own_code: bool) -> Any:
 def labeling_plan(
     labeling: PrivateLabeler, num_classes: int, public_examples: int | Callable[[], int]
 ) -> list[Charge]:
-    """The most that a labeling section can cost.
+    """Planned releases of a labeling section.
 
     Args:
         labeling: the section's callback.
@@ -382,7 +381,7 @@ def _charges(labeling: PrivateLabeler, queries: int, num_classes: int, rounds: i
 
 
 def planned_steps(trainer: Mapping[str, Any], steps_per_epoch: int) -> int:
-    """Steps that a trainer takes, by its section of a configuration.
+    """Number of steps of a trainer, from its section of a configuration.
 
     Args:
         trainer: the section; 20 epochs are the command's own default.
@@ -392,7 +391,9 @@ def planned_steps(trainer: Mapping[str, Any], steps_per_epoch: int) -> int:
         ConfigurationError: for a number of steps that is not known beforehand.
     """
     if not isinstance(trainer, Mapping):
-        raise ConfigurationError(f"trainer={shown(trainer)}: want a section of settings, such as max_epochs")
+        raise ConfigurationError(
+            f"trainer={shown(trainer)}: expected a section of settings, such as max_epochs"
+        )
     limit = trainer.get("limit_train_batches")
     if isinstance(limit, float) and not (limit > 1 and limit.is_integer()):  # as Lightning reads it
         steps_per_epoch = int(check_rate("trainer.limit_train_batches", limit) * steps_per_epoch)
@@ -414,5 +415,5 @@ def planned_steps(trainer: Mapping[str, Any], steps_per_epoch: int) -> int:
 
 _NOTHING = (
     "there is no labeler in labeling, no NoisySGD as model and no PrivateTraining among trainer.callbacks, so there "
-    "is no cost to state"
+    "is no privacy cost"
 )

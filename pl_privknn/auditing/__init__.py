@@ -1,4 +1,4 @@
-"""Audits: lower bounds on ε that are measured, and compared with the stated one."""
+"""Empirical audits: measured lower bounds on ε, compared with the stated ε."""
 
 from pl_privknn.auditing.bounds import Audit, epsilon_of_guesses, gaussian_mu_of_guesses
 from pl_privknn.auditing.labelers import Target, attack_labeler, small_target

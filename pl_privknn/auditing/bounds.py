@@ -1,12 +1,12 @@
-"""Lower bounds on ε from what an attacker saw, and tests of a stated guarantee.
+"""Lower bounds on ε from an attacker's observations, and tests of a stated guarantee.
 
-*One run.* Each of m canaries is in the table by a fair coin of its own. The attacker guesses about those it is surest
-of. If the release is (ε, δ)-DP, the number of right guesses is hardly more than that of randomised response (Steinke,
-Nasr, Jagielski 2023); if it is f-DP, it obeys a recursion in f (Mahloujifar, Melis, Chaudhuri 2024), which is tighter
-for Gaussian releases. Canaries of runs with fresh coins may be pooled.
+*One run.* Each of m canaries is included in the table by an independent fair coin. The attacker guesses the coins of
+which it is most confident. If the release is (ε, δ)-DP, the number of correct guesses hardly exceeds that of
+randomised response (Steinke, Nasr, Jagielski 2023); if it is f-DP, it obeys a recursion in f (Mahloujifar, Melis,
+Chaudhuri 2024), which is tighter for Gaussian releases. Canaries of runs with fresh coins may be pooled.
 
-*Independent pairs.* A release with a record and one without it must not be told apart better than the claim's
-trade-off between both error rates allows, for any event. Some of the releases choose the event, a threshold on a
+*Independent pairs.* No test may distinguish releases with a record from releases without it better than the claim's
+trade-off between both error rates allows. Some of the releases choose the event, a threshold on a
 score; the others test it, so that the choice does not bias the test. Probabilities are bounded by Clopper and Pearson
 (1934).
 """
@@ -29,30 +29,30 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 #: Smallest false-positive rate of a test with a given true-positive rate.
 Inverse = Callable[[float], float]
-#: Lower bounds of P(E) and upper ones of Q(E) to what is to be large.
+#: Maps lower bounds of P(E) and upper bounds of Q(E) to the quantity to be maximised.
 Bound = Callable[[Floats, Floats], Floats]
 
 #: Confidence of lower bounds by default, and that of every verdict.
 CONFIDENCE, VERDICT = 0.95, 0.999
-#: Shares of canaries that are guessed about; the error is shared among them.
+#: Shares of canaries that are guessed; the error probability is split among them.
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)
-# Share of independent scores that choose the event, thresholds to choose from, and scores that are too few.
+# Share of independent scores that select the event, number of candidate thresholds, and minimum number of scores.
 _CHOOSING, _THRESHOLDS, _FEWEST = 0.35, 400, 10
 _LARGEST = 64.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Knowledge of an attacker about canaries; all arrays have shape ``(m,)``.
+    """Scores of canaries by an attacker; all arrays have shape ``(m,)``.
 
     Attributes:
-        released: what the scores are made of.
-        present: whether the canary was there.
-        scores: larger speaks for presence. Made of what was released alone.
-        contrasts: further scores. Scores without the part common to all queries reveal reused noise.
+        released: what the scores are computed from.
+        present: whether the canary was in the table.
+        scores: larger values indicate presence. Computed from released values alone.
+        contrasts: further scores, with the part common to all queries subtracted, which reveal reused noise.
         labels: scores from labels alone; None where there are none.
-        independent: scores of honest releases are independent: each canary has a run of its own, or shares neither
-            queries nor noise with others. Verdict and estimate rest on it, the lower bound does not.
+        independent: scores of honest releases are independent: canaries are in separate runs, or share neither
+            queries nor noise. Verdict and estimate assume it; the lower bound does not.
     """
 
     released: str
@@ -70,10 +70,10 @@ class Audit:
     Attributes:
         subject: what was audited.
         released: what the attacker saw.
-        epsilon: the stated one.
-        delta: δ of all ε.
+        epsilon: the stated ε.
+        delta: δ of all values of ε.
         adjacency: neighbouring relation.
-        epsilon_lower: measured lower bound, valid with ``confidence`` whatever the mechanism is.
+        epsilon_lower: measured lower bound, valid with ``confidence`` for any mechanism.
         epsilon_estimate: lower bound under the assumption that the releases' trade-off is a Gaussian one; a bound
             where ``gaussian`` is true, else an estimate. None where the releases are of another kind altogether.
         gaussian: whether the stated releases are exactly Gaussian.
@@ -81,8 +81,8 @@ class Audit:
         confidence: of the lower bounds, each by itself.
         violated: whether the stated guarantee is refuted.
         verdict_confidence: a true guarantee is refuted with probability at most 1 − this.
-        canaries: in all runs together.
-        runs: runs with fresh coins, whose canaries are pooled.
+        canaries: number of canaries in all runs.
+        runs: number of runs with fresh coins, whose canaries are pooled.
     """
 
     subject: str
@@ -110,7 +110,7 @@ class Audit:
         return {**dataclasses.asdict(self), "verdict": self.verdict}
 
 
-def judge(
+def audit_scores(
     subject: str,
     seen: Scores,
     charges: Sequence[Charge],
@@ -121,7 +121,7 @@ def judge(
     verdict: float = VERDICT,
     runs: int = 1,
 ) -> Audit:
-    """Hold what was seen against what was stated.
+    """Audit result of an attacker's scores against the stated releases.
 
     Args:
         subject: what was audited.
@@ -184,7 +184,7 @@ def _sides(scores: Floats, present: Bools) -> tuple[Floats, Floats]:
 def _inverse(claim: TradeOff) -> Inverse:
     if claim.gaussian is not None:
         return gaussian_inverse(claim.gaussian)
-    # The larger of both ways to ask, whose inverse is its own mirror image; on a grid, each rate rounded down.
+    # The larger of both directions, whose inverse is its mirror image; on a grid, with each rate rounded down.
     rates = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 4000)])
     false = 1.0 - claim.true_positive_rate(1.0 - rates)
     return lambda rate: float(false[max(int(np.searchsorted(rates, rate, side="right")) - 1, 0)])
@@ -198,9 +198,9 @@ class Guesses:
     """Guesses about canaries.
 
     Attributes:
-        canaries: how many there were.
-        made: how many were guessed about, for each of :data:`SHARES`.
-        right: how many of these guesses were right.
+        canaries: number of canaries.
+        made: number of guesses, for each of :data:`SHARES`.
+        right: number of correct guesses among them.
     """
 
     canaries: int
@@ -209,11 +209,11 @@ class Guesses:
 
     @classmethod
     def of(cls, scores: Floats, present: Bools) -> Guesses:
-        """Guess "there" for the largest scores and "not there" for the smallest, as many of either.
+        """Guess "present" for the largest scores and "absent" for equally many of the smallest.
 
         Args:
-            scores: shape ``(m,)``; larger speaks for presence.
-            present: what the coins said, shape ``(m,)``.
+            scores: shape ``(m,)``; larger values indicate presence.
+            present: the coins, shape ``(m,)``.
         """
         # Ties are broken by chance: the order of the canaries may depend on their coins.
         order = np.lexsort((np.random.default_rng(0).permutation(len(scores)), scores))
@@ -224,7 +224,7 @@ class Guesses:
 
 
 def epsilon_of_guesses(guesses: Guesses, *, delta: float, confidence: float) -> float:
-    """Lower bound on ε at ``delta`` (Steinke, Nasr, Jagielski 2023, Theorem 5.2); 0 where nothing was seen.
+    """Lower bound on ε at ``delta`` (Steinke, Nasr, Jagielski 2023, Theorem 5.2); 0 if nothing is refuted.
 
     Args:
         guesses: of one run, or of several with fresh coins.
@@ -240,12 +240,12 @@ def epsilon_of_guesses(guesses: Guesses, *, delta: float, confidence: float) -> 
 
 
 def gaussian_mu_of_guesses(guesses: Guesses, *, confidence: float) -> float:
-    """Lower bound on μ, for releases of which it is known that they are Gaussian-DP; 0 where nothing was seen."""
+    """Lower bound on μ for releases known to be Gaussian-DP; 0 if nothing is refuted."""
     return _largest(lambda mu: refutes_trade_off(guesses, gaussian_inverse(mu), confidence))
 
 
 def refutes_epsilon(guesses: Guesses, epsilon: float, delta: float, confidence: float) -> bool:
-    """Whether so many right guesses are too rare for an (ε, δ)-DP release."""
+    """Whether this number of correct guesses refutes an (ε, δ)-DP claim."""
     error = (1 - confidence) / len(guesses.made)
     return any(
         rarity(guesses.canaries, made, right, epsilon, delta, error) < error
@@ -256,7 +256,7 @@ def refutes_epsilon(guesses: Guesses, epsilon: float, delta: float, confidence: 
 def rarity(
     canaries: int, made: int, right: int, epsilon: float, delta: float, enough: float = math.inf
 ) -> float:
-    """Bound on the probability of ``right`` right guesses or more; where it is ``enough``, perhaps a smaller one."""
+    """Upper bound on the probability of ``right`` or more correct guesses; not refined once it reaches ``enough``."""
     from scipy.special import bdtr, bdtrc
 
     likely = 1 / (1 + math.exp(-epsilon))
@@ -270,7 +270,7 @@ def rarity(
 
 
 def refutes_trade_off(guesses: Guesses, inverse: Inverse, confidence: float) -> bool:
-    """Whether so many right guesses are too rare for an f-DP release (Mahloujifar et al. 2024).
+    """Whether this number of correct guesses refutes an f-DP claim (Mahloujifar et al. 2024).
 
     Args:
         guesses: see :class:`Guesses`.
@@ -285,7 +285,7 @@ def refutes_trade_off(guesses: Guesses, inverse: Inverse, confidence: float) -> 
 
 
 def _contradiction(canaries: int, made: int, right: int, inverse: Inverse, error: float) -> bool:
-    """Whether "``right`` or more with probability ``error``" needs more than all probability there is.
+    """Whether ``right`` or more correct guesses with probability ``error`` imply a total probability above 1.
 
     Going down from ``right``: the mass of right guesses on outcomes with more than i right ones bounds the mass of
     wrong guesses on outcomes with i or more from below, by f; both add up to the number of guesses.
@@ -304,14 +304,14 @@ def _contradiction(canaries: int, made: int, right: int, inverse: Inverse, error
 
 
 def gaussian_inverse(mu: float) -> Inverse:
-    """Of one Gaussian release."""
+    """Smallest false-positive rate at a true-positive rate, for one Gaussian release."""
     from scipy.special import ndtr, ndtri
 
     return lambda rate: float(ndtr(ndtri(min(max(rate, 0.0), 1.0)) - mu))
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """The largest value that is refuted, to 1e-3, from below."""
+    """Largest refuted value, by bisection to 1e-3, rounded down."""
     low, high = 0.0, 0.25
     if not refuted(0.0):
         return 0.0
@@ -366,7 +366,7 @@ def upper_probability(hits: ArrayLike, trials: int, error: float) -> Floats:
 def refutes_pairs(
     scores_with: ArrayLike, scores_without: ArrayLike, claim: TradeOff, *, confidence: float
 ) -> bool:
-    """Whether an event is too likely with the record, for how likely it is without.
+    """Hypothesis test of a trade-off from independent releases with and without the record.
 
     Args:
         scores_with: see :func:`gaussian_mu_of_pairs`.
@@ -384,18 +384,18 @@ def refutes_pairs(
 def _chosen_and_tested(
     scores_with: ArrayLike, scores_without: ArrayLike, bound: Bound, confidence: float
 ) -> float:
-    """The bound on most of the scores, of the event with the largest one on the others."""
+    """Bound on held-out scores for the event that maximises it on the other scores."""
     sides = [np.asarray(scores, dtype=np.float64) for scores in (scores_with, scores_without)]
     for name, scores in zip(("scores_with", "scores_without"), sides, strict=True):
         if scores.ndim != 1 or np.isnan(scores).any():
-            raise ValueError(f"{name}: shape {scores.shape}; want one score a release, none of them NaN")
+            raise ValueError(f"{name}: shape {scores.shape}; expected one score a release, none of them NaN")
     if min(map(len, sides)) < _FEWEST:
         return 0.0
     cuts = [round(len(scores) * _CHOOSING) for scores in sides]
     first = [scores[:cut] for scores, cut in zip(sides, cuts, strict=True)]
     second = [scores[cut:] for scores, cut in zip(sides, cuts, strict=True)]
     levels = np.quantile(np.concatenate(first), np.linspace(0, 1, _THRESHOLDS), method="nearest")
-    # The far ends decide where δ is small.
+    # The tails decide where δ is small.
     levels = np.unique(np.concatenate([levels, np.sort(first[0])[-30:], np.sort(first[1])[:30]]))
     error = (1 - confidence) / 2
     found = [(_bounded(first, above, levels, bound, error), above) for above in (True, False)]
@@ -404,7 +404,7 @@ def _chosen_and_tested(
 
 
 def _bounded(half: Sequence[Floats], above: bool, at: Floats, bound: Bound, error: float) -> Floats:
-    """Bounds for the events of scores above each level, or below it where the claim is about absence."""
+    """Bounds for the events that a score exceeds each level, or falls below it when absence is tested."""
     counts = []
     for scores in half if above else half[::-1]:
         below = np.searchsorted(np.sort(scores), at, side="left" if above else "right")

@@ -1,4 +1,4 @@
-"""Records with which an attack finds out whether a labeler keeps its promise, and what they show in released sums.
+"""Canaries for attacks on labelers, and their scores in released sums.
 
 :func:`canaries_of` and :func:`true_votes` dispatch on the labeler's class; ``register`` adds a class to them.
 """
@@ -23,12 +23,12 @@ from pl_privknn.labelers.voting import NeighborVoting, VotingLabeler
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 
-# Canaries of one run of a model, more of which are in each other's way, and their lengths over a public example's.
+# Most canaries of one run of a model, since more would interfere, and their norm relative to public examples.
 _MOST, _LENGTH = 500, 100.0
-# Neighbours that say how close public examples lie, examples looked at, and how often is asked far away.
+# Neighbours that measure the density of public examples, examples compared, and the period of distant queries.
 _NEAR, _MOST_COMPARED, AWAY = 20, 2000, 10
 #: What an adversary controls. ``worst``: the record and all queries; see :func:`canaries_of`. ``natural``: all
-#: queries, about a record of the private table that nobody chose. ``poisoned_private``: the record, all queries, and
+#: queries, about a random record of the private table. ``poisoned_private``: the record, all queries, and
 #: further records at its place; see :func:`poison`. ``poisoned_public``: the record, and one public example in ten.
 #: ``no_control``: the record alone; queries are those of the run.
 Adversary = Literal["worst", "natural", "poisoned_private", "poisoned_public", "no_control"]
@@ -41,7 +41,7 @@ _SAMPLES = 200
 
 @dataclasses.dataclass(frozen=True)
 class Canaries:
-    """Records that are easy to find in what a labeler releases. A run holds each by a coin of its own.
+    """Records that are easy to detect in a labeler's releases; each is included by an independent coin.
 
     Attributes:
         features: float32, shape ``(m, d)``.
@@ -49,10 +49,10 @@ class Canaries:
         others: int64, shape ``(m,)``; under ``replace_one`` the label that a canary has where its coin falls the
             other way.
         queries: float32, shape ``(q, d)``; what the attacker asks.
-        about: int64, shape ``(m,)``; the query whose answer tells most of each canary; 0 where that is none.
+        about: int64, shape ``(m,)``; the most informative query about each canary; 0 if there is none.
         apart: canaries share neither queries nor noise; see :class:`~pl_privknn.auditing.bounds.Scores`.
         alone: the table holds no other records.
-        fixed: a single canary keeps its label; else it gets the class with the fewest votes at its place.
+        fixed: a single canary keeps its label; otherwise it gets the class with the fewest votes at its place.
 
     Example:
         >>> import torch
@@ -72,13 +72,13 @@ class Canaries:
     fixed: bool = False
 
     def chosen(self, rows: Tensor) -> Canaries:
-        """Some of the canaries, and all queries."""
+        """Subset of the canaries, with all queries."""
         kept = {name: getattr(self, name)[rows] for name in ("features", "labels", "others", "about")}
         return dataclasses.replace(self, **kept)
 
 
 def one_in_each_cell(public: Tensor, num_classes: int) -> Canaries:
-    """One canary for each query and class, at the query itself: it is the nearest record of its own cell alone."""
+    """One canary for each query and class, placed at the query, so that it votes in that cell only."""
     about = torch.arange(len(public)).repeat_interleave(num_classes)
     labels = torch.arange(num_classes).repeat(len(public))
     return Canaries(public[about], labels, (labels + 1) % num_classes, public, about)
@@ -91,16 +91,16 @@ def in_directions(
     origin: Tensor | float = 0.0,
     each_class: bool = True,
 ) -> Canaries:
-    """One canary for each direction and class, so that the gradients of a linear model are almost at right angles.
+    """One canary for each direction and class, with nearly orthogonal gradients in a linear model.
 
-    They are much longer than a public example, so that what is not clipped shows.
+    Their norm is far above that of public examples, which reveals missing clipping.
 
     Args:
         public: float32 ``(m, d)``.
         num_classes: c.
-        directions: at right angles, ``(r, d)``; as many are taken as make 500 canaries.
-        origin: where they start, ``(d,)``.
-        each_class: False takes one class for each direction, so that they are at right angles, but fewer.
+        directions: orthogonal, ``(r, d)``; used up to a total of 500 canaries.
+        origin: added to each direction, ``(d,)``.
+        each_class: False takes one class for each direction: exactly orthogonal, but fewer.
     """
     each = num_classes if each_class else 1
     rows = functional.normalize(directions[: max(1, _MOST // each)], dim=1).float()
@@ -112,10 +112,10 @@ def in_directions(
 
 
 def at_one_place(public: Tensor, num_classes: int) -> Canaries:
-    """One record at the public example with the closest neighbours, about which the attacker asks again and again.
+    """One record at the public example with the closest neighbours, and repeated queries about it.
 
-    There the votes hardly depend on who is drawn, so that the record shows most. Every tenth question is about the
-    public example that is farthest away, where the record changes nothing: noise that questions share shows so.
+    There the votes depend least on the sample, so the record is most visible. Every tenth query is the most distant
+    public example, where the record has no effect; this reveals noise shared between queries.
     """
     some = public[:_MOST_COMPARED]
     distances = torch.cdist(some, some)
@@ -128,17 +128,17 @@ def at_one_place(public: Tensor, num_classes: int) -> Canaries:
 
 
 def poison(labeler: Labeler, canary: Canaries, features: Tensor, labels: Tensor) -> tuple[Canaries, Tensor]:
-    """Records that an adversary adds at a canary's place, so that the canary decides between two classes there.
+    """Records that an adversary adds next to a canary, so that the canary decides between two classes.
 
     Args:
-        labeler: half of its neighbors or teachers are won over; of other teachers' tables, and at most, 5 %.
+        labeler: half of its neighbors or teachers are poisoned; for other teachers, and at most, 5 % of the table.
         canary: a single one.
         features: of the private table, ``(n, d)``.
         labels: int64 ``(n,)``.
 
     Returns:
-        The canary with the class that is rarest among its neighbors, and the features ``(p, d)`` of what is added,
-        which has the same class.
+        The canary with the class that is rarest among its neighbors, and the features ``(p, d)`` of the added
+        records, which have the same class.
     """
     most = int(_POISONED * len(labels))
     if isinstance(labeler, PrivateKNN):
@@ -154,7 +154,7 @@ def poison(labeler: Labeler, canary: Canaries, features: Tensor, labels: Tensor)
 
 
 def far_apart(public: Tensor, num_classes: int) -> Canaries:
-    """Records along axes of their own, none near another one; each is alone in its place.
+    """Isolated records along separate axes.
 
     Args:
         public: float32 ``(m, d)``.
@@ -163,7 +163,7 @@ def far_apart(public: Tensor, num_classes: int) -> Canaries:
     axes = torch.eye(public.shape[1])[:_MOST]
     features = torch.where(public.mean(dim=0)[: len(axes)] > 0, -1.0, 1.0)[:, None] * axes
     about = torch.arange(len(features))
-    # All of one class: noise that queries share is then the same for all of them.
+    # A single class, so that noise shared between queries is equal for all of them.
     labels = torch.full_like(about, num_classes - 1)
     return Canaries(features, labels, labels - 1, features, about, apart=True, alone=True)
 
@@ -173,7 +173,7 @@ def far_apart(public: Tensor, num_classes: int) -> Canaries:
 
 @functools.singledispatch
 def canaries_of(labeler: Labeler, public: Tensor, num_classes: int) -> Canaries:
-    """Canaries that suit a labeler; by default one record that reaches every query: the mean of the public features.
+    """Canaries for a labeler; by default one record that affects every query: the mean of the public features.
 
     Args:
         labeler: with its settings; decides by its class.
@@ -207,12 +207,12 @@ def _of_clients(labeler: ClientReverseKNN, public: Tensor, num_classes: int) -> 
     cells = one_in_each_cell(public, num_classes)
     if labeler.trust == "local":
         return cells
-    # Shares make the noise of each cell by itself; single messages leave out one cell for another.
+    # With shares, the noise of cells is independent; a single message replaces one cell by another.
     return dataclasses.replace(_exchanged(cells, num_classes), apart=labeler.randomizer == "shares")
 
 
 def _exchanged(cells: Canaries, num_classes: int) -> Canaries:
-    """Cells of which no two have a cell in common once labels are exchanged."""
+    """Canaries that share no cell after labels are exchanged."""
     return cells.chosen((cells.labels % 2 == 0) & (cells.labels + 1 < num_classes))
 
 
@@ -221,7 +221,7 @@ def _of_ind_knn(labeler: IndKNN, public: Tensor, num_classes: int) -> Canaries:
     placed = far_apart(public, num_classes)
     if labeler.parameters.similarity(labeler.parameters.threshold) > 0:
         return placed
-    # Records at right angles are neighbours under such a kernel: one alone, and its query again and again.
+    # Orthogonal records are neighbours under such a kernel: use a single one, and repeat its query.
     return dataclasses.replace(placed.chosen(torch.tensor([0])), queries=placed.queries[:1])
 
 
@@ -244,12 +244,12 @@ def _of_noisy_sgd(labeler: NoisySGDTeacher, public: Tensor, num_classes: int) ->
 
 @functools.singledispatch
 def true_votes(labeler: Labeler, queries: Tensor, noise: NoiseSource) -> Tensor | None:
-    """**Private.** What noise is added to, ``(m, c)``, for an attacker who knows the table; None where unknown.
+    """**Private.** Votes before noise, ``(m, c)``, for an attacker who knows the table; None if unknown.
 
     Args:
         labeler: fitted.
         queries: float32 ``(m, d)``.
-        noise: of samples, where records take part by chance; their mean is returned then.
+        noise: of sampling, where records are sampled; the mean over samples is returned.
     """
     return None
 
@@ -282,11 +282,11 @@ def _counts(labeler: RecordVotes, queries: Tensor, noise: NoiseSource) -> Tensor
 
 
 class Evidence:
-    """Scores of each canary in released sums, where an attacker knows all that the other records add to them.
+    """Scores of canaries in released sums, for an attacker who knows the contributions of all other records.
 
-    A sum is Σ pᵢ gᵢ + noise, less what is known: gᵢ what canary i adds, pᵢ its coin. Sums may come one after another;
-    of all together the coins are estimated by least squares, with the coins' own variance ¼ as a penalty, so canaries
-    whose directions are not at right angles do not stand in each other's way more than they must.
+    A sum, with the known contributions subtracted, is Σ pᵢ gᵢ + noise: gᵢ is the contribution of canary i, pᵢ its
+    coin. Sums may be added one by one; the coins are estimated from all sums by least squares, with their variance ¼
+    as a penalty, which handles canaries whose directions are not orthogonal.
 
     Example:
         >>> import torch
@@ -302,22 +302,22 @@ class Evidence:
         self._matches = torch.zeros(count, dtype=torch.float64)
 
     def add(self, rest: Tensor, each: Tensor, deviation: float) -> None:
-        """Take a sum, ``(d,)`` less what is known, what each canary adds, ``(m, d)``, and the noise's deviation."""
+        """Add a sum ``(d,)`` minus known contributions, the canaries' contributions ``(m, d)`` and the noise's σ."""
         unknown = rest.double() - each.double().sum(dim=0) / 2
-        # Who is drawn adds noise as well, much of it where gradients are not clipped; the sum itself shows how much.
+        # Sampling adds noise as well, much of it where gradients are not clipped; the sum itself shows how much.
         spread = max(deviation, float(unknown.square().mean().sqrt()))
         rows = each.double() / spread
         self._products += rows @ rows.T
         self._matches += rows @ (unknown / spread)
 
     def scores(self) -> Tensor:
-        """Estimates of all coins less ½, float64 ``(m,)``."""
+        """Estimates of all coins minus ½, float64 ``(m,)``."""
         penalty = 4 * torch.eye(len(self._matches), dtype=torch.float64)
         return torch.linalg.solve(self._products + penalty, self._matches)
 
 
 class StepEvidence:
-    """Scores of canaries in noisy steps that draw records by chance, where canaries' directions are at right angles.
+    """Scores of canaries with orthogonal directions in noisy steps that sample records.
 
     Args:
         count: number of canaries m.
@@ -336,12 +336,12 @@ class StepEvidence:
     def __init__(self, count: int, mechanism: Gaussian) -> None:
         self.mechanism, self._steps = mechanism, 0
         #: Log-likelihood ratios Σ log(1 − q + q·exp((l·x − l²/2) / σ²)), float64 ``(m,)``. A canary is in few of the
-        #: steps, so that a sum of x would show it less.
+        #: steps, so that a sum of x would be less sensitive.
         self.scores = torch.zeros(count, dtype=torch.float64)
         self._sum, self._squares = torch.zeros(2, count, dtype=torch.float64)
 
     def add(self, along: Tensor, lengths: Tensor) -> None:
-        """Take a sum less what others add, along each direction, and lengths of the gradients, both ``(m,)``."""
+        """Add a sum minus other records' contributions, along each direction, and gradient norms, both ``(m,)``."""
         x, length, rate = along.double(), lengths.double(), self.mechanism.sampling_rate
         fits = (length * x - length.square() / 2) / self.mechanism.sigma**2
         away = torch.full_like(fits, math.log1p(-rate) if rate < 1 else -math.inf)
@@ -349,5 +349,5 @@ class StepEvidence:
         self._sum, self._squares, self._steps = self._sum + x, self._squares + x.square(), self._steps + 1
 
     def contrast(self) -> Tensor:
-        """Squared differences of x between steps, float64 ``(m,)``: noise that steps share cancels in them."""
+        """Squared differences of x between steps, float64 ``(m,)``, in which noise shared between steps cancels."""
         return self._squares - self._sum.square() / max(self._steps, 1)

@@ -1,4 +1,4 @@
-"""Attacks on whole labelers: canaries in the private table, each by its own coin, and guesses about the coins."""
+"""Attacks on labelers end to end: canaries in the private table, and guesses which of them were included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Floats, Scores, judge
+from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Floats, Scores, audit_scores
 from pl_privknn.auditing.canaries import (
     ADVERSARIES,
     AWAY,
@@ -50,7 +50,8 @@ from pl_privknn.testing import FreeLedger
 CANARIES = 3000
 # Records of a person, where persons are the unit.
 _RECORDS_OF_A_PERSON = 5
-# Queries of Ind-KNN in budgets of a record, and in one budget; a budget that is spent twice shows from twice as many.
+# Queries of Ind-KNN in units of a record's budget, and most queries of one budget; twice as many reveal a budget
+# that is spent twice.
 _BUDGETS, _MOST_ASKED = (1, 2, 4), 100
 # Images of one batch.
 _BATCH = 1024
@@ -58,21 +59,21 @@ _BATCH = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A labeler as a run would use it.
+    """Labeler under attack, with its data and plan as in a run.
 
     Attributes:
-        labeler: with its settings; never fitted itself, copies are.
+        labeler: with its settings; only copies of it are fitted.
         features: of the private table, float32 ``(n, d)``.
         labels: int64 ``(n,)``.
         public: features of all public examples, float32 ``(p, d)``.
-        queries: features of what the run asks about, float32 ``(m, d)``.
+        queries: features of the run's queries, float32 ``(m, d)``.
         num_classes: number of classes.
-        rounds: rounds that ask something; they ask the same queries again, unless answers come one by one.
-        max_answers: the most answers; None for all.
-        plan: what the run states and pays for.
+        rounds: number of rounds with queries; they repeat the same queries, unless queries are answered one by one.
+        max_answers: largest number of answers; None for all.
+        plan: planned releases of the run.
         delta: δ of the guarantee.
         adjacency: neighbouring relation of the guarantee.
-        unit: where it is a person, each record of the table, and each canary, is a person with several like it.
+        unit: with ``person``, each record of the table, and each canary, becomes a person with several equal records.
     """
 
     labeler: Labeler
@@ -90,31 +91,31 @@ class Target:
 
     @property
     def swaps(self) -> bool:
-        """Whether neighbouring tables have a record exchanged."""
+        """Whether neighbouring tables differ by the exchange of a record."""
         return self.adjacency == "replace_one"
 
     def records(self, rows: Tensor) -> Tensor:
-        """Rows of a table, each as often as a unit of privacy has records."""
+        """Rows of a table, repeated for each record of a unit of privacy."""
         return rows.repeat_interleave(_RECORDS_OF_A_PERSON, dim=0) if self.unit == "person" else rows
 
     def fitted(self, noise: NoiseSource, features: Tensor, labels: Tensor) -> Labeler:
-        """A copy of the labeler with another table, which releases all that it pays for."""
+        """Copy of the labeler fitted to another table, which releases everything that it charges."""
         made = copy.deepcopy(self.labeler)
         made.noise_source = noise
-        expose(made)
+        enable_all_releases(made)
         if isinstance(made, ProtectsPersons):
             owners = self.records(torch.arange(len(labels)))
             made.private_owners = owners if self.unit == "person" else None
             features, labels = self.records(features), self.records(labels)
         if isinstance(made, RecognisesRecords):
-            made.private_ids = torch.arange(len(labels))  # spares the work of telling records apart
+            made.private_ids = torch.arange(len(labels))  # saves the identification of records
         if isinstance(made, UsesPublicFeatures):
             made.fit_public(self.public)
         made.fit(features, labels, self.num_classes)
         return made
 
     def with_canaries(self, noise: NoiseSource, placed: Canaries, present: Tensor) -> Labeler:
-        """:meth:`fitted` to the table and the canaries whose coins say so, bool ``(m,)``; see :class:`Canaries`."""
+        """:meth:`fitted` to the table and the canaries that are ``present``, bool ``(m,)``; see :class:`Canaries`."""
         taken = torch.ones_like(present) if self.swaps else present
         labels = torch.where(present, placed.labels, placed.others) if self.swaps else placed.labels
         rest = slice(0, 0) if placed.alone else slice(None)
@@ -126,11 +127,11 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class AttackerKnowledge:
     """Knowledge of an attacker who knows all other records. Private.
 
     Attributes:
-        labeler: with the table of these.
+        labeler: fitted to the table of these.
         votes: its votes, float64 ``(q, c)``; 0 where they are unknown.
         moves: difference that the only canary makes in them, float64 ``(q, c)``; None where there are several.
     """
@@ -153,11 +154,11 @@ def attack_labeler(
 
     Args:
         target: what is attacked.
-        canaries: at least; runs with fresh coins are added until there are so many.
+        canaries: minimum number; runs with fresh coins are added until it is reached.
         confidence: of the lower bounds.
         noise: of labelers and coins; the operating system's generator by default.
-        subject: what is audited, for the result; the labeler's class by default.
-        adversary: of weaker ones than the worst there are lower bounds for teachers whose votes are asked for, query
+        subject: name in the result; the labeler's class by default.
+        adversary: what the attacker controls; adversaries weaker than ``worst`` exist for teachers that answer query
             by query: Private-kNN, PATE and Ind-KNN.
 
     Raises:
@@ -169,7 +170,7 @@ def attack_labeler(
         target, canaries, noise if noise is not None else default_noise(), adversary=adversary
     )
     named = subject or type(target.labeler).__name__
-    return judge(
+    return audit_scores(
         named if adversary == "worst" else f"{named}, adversary {adversary}", seen, target.plan,
         delta=target.delta, adjacency=target.adjacency, confidence=confidence, runs=runs,
     )  # fmt: skip
@@ -178,7 +179,7 @@ def attack_labeler(
 def score_labeler(
     target: Target, canaries: int, noise: NoiseSource, *, adversary: Adversary = "worst"
 ) -> tuple[Scores, int]:
-    """Run the labeler until it had ``canaries`` canaries, with fresh coins in each run; score every canary.
+    """Scores of at least ``canaries`` canaries over runs with fresh coins.
 
     Returns:
         The scores, and the number of runs.
@@ -212,12 +213,12 @@ def score_labeler(
 
 
 def _prepared(target: Target, adversary: Adversary, noise: NoiseSource) -> tuple[Target, Canaries]:
-    """The table and the queries as an adversary leaves them, and its single canary."""
+    """Target as modified by an adversary, and its single canary."""
     labeler = target.labeler
     if not isinstance(labeler, VotingLabeler | IndKNN) or getattr(labeler, "attributes", None) is not None:
         raise ValueError(
-            f"adversary={adversary!r}: {type(labeler).__name__} is no teacher of classes that answers query by query "
-            "(Private-kNN, PATE, Ind-KNN); leave it out"
+            f"adversary={adversary!r}: {type(labeler).__name__} is not a teacher of classes that answers query by "
+            "query (Private-kNN, PATE, Ind-KNN); leave it out"
         )
     features, labels, asked, classes = target.features, target.labels, target.queries, target.num_classes
     placed = at_one_place(asked, classes)
@@ -240,8 +241,8 @@ def _prepared(target: Target, adversary: Adversary, noise: NoiseSource) -> tuple
     return target, placed
 
 
-def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canaries, Known]:
-    """Knowledge of the attacker; a single canary gets the class with the fewest votes at its place."""
+def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canaries, AttackerKnowledge]:
+    """Attacker's knowledge; assigns a single canary the class with the fewest votes at its place."""
     here = torch.ones(len(placed.labels), dtype=torch.bool)
     labeler = target.with_canaries(noise.stream("without"), placed, ~here)
     votes = true_votes(labeler, placed.queries, noise.stream("samples"))
@@ -256,12 +257,12 @@ def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canari
             moves = moves.expand(len(placed.queries), -1)
         else:
             moves = moved - votes
-    return placed, Known(labeler, torch.zeros(()) if votes is None else votes, moves)
+    return placed, AttackerKnowledge(labeler, torch.zeros(()) if votes is None else votes, moves)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class GivenParts(Partitioner):
-    """Parts that were dealt out before; the last records, if there are more, join the first part."""
+class FixedPartition(Partitioner):
+    """Fixed partition; records beyond its length join the first part."""
 
     takes_groups: ClassVar[bool] = True
     parts: Tensor
@@ -273,12 +274,12 @@ class GivenParts(Partitioner):
 
 
 def _with_parts(target: Target, noise: NoiseSource) -> Target:
-    """PATE with all other records' parts held: what one record more does to theirs has tests of its own."""
+    """PATE with the parts of all other records fixed; the effect of one record on these is tested separately."""
     made = copy.deepcopy(target.labeler)
     assert isinstance(made, PATE)
     settings: dict[str, Any] = {"num_classes": target.num_classes, "num_parts": made.num_teachers}
     parts = made.partitioner.assign(target.features, target.labels, noise=noise, **settings)
-    made.partitioner = GivenParts(parts)
+    made.partitioner = FixedPartition(parts)
     return dataclasses.replace(target, labeler=made)
 
 
@@ -286,43 +287,45 @@ def _with_parts(target: Target, noise: NoiseSource) -> Target:
 
 
 @functools.singledispatch
-def expose(labeler: Labeler) -> None:
-    """Let a copy release all that it pays for, and forget what it remembers of other tables. By default nothing."""
+def enable_all_releases(labeler: Labeler) -> None:
+    """Make a copy release everything that it charges, and drop its state from other tables; by default a no-op."""
 
 
-@expose.register
+@enable_all_releases.register
 def _voting(labeler: VotingLabeler) -> None:
     labeler.release_counts = isinstance(labeler.noise, AdditiveNoise)
     if isinstance(labeler, PATE):
         labeler.progress = False
 
 
-@expose.register
+@enable_all_releases.register
 def _reverse_knn(labeler: RecordVotes) -> None:
     labeler.soft = True
 
 
-@expose.register
+@enable_all_releases.register
 def _ind_knn(labeler: IndKNN) -> None:
     labeler.soft = labeler.release_counts = True
     labeler.state_dir = labeler.ids = None
     # Earlier answers take part again: the attacker has them, and would only have to subtract them.
     labeler.switches = dataclasses.replace(labeler.switches, reuse=False)
-    labeler.groups = None  # canaries have no owners who chose less than the ε that the ledger promises
+    labeler.groups = None  # canaries have no owners who chose less than the ε of the ledger
 
 
 @functools.singledispatch
-def observe(labeler: Labeler, target: Target, placed: Canaries, known: Known) -> tuple[str, list[Tensor]]:
-    """Ask a fitted labeler all rounds' queries and score the canaries by what it releases.
+def observe(
+    labeler: Labeler, target: Target, placed: Canaries, known: AttackerKnowledge
+) -> tuple[str, list[Tensor]]:
+    """Query a fitted labeler as all rounds do, and score the canaries by its releases.
 
     Args:
-        labeler: has a table with some of the canaries.
-        target: how it is asked.
+        labeler: fitted to a table with some of the canaries.
+        target: states rounds and answers.
         placed: the canaries.
-        known: by the attacker.
+        known: the attacker's knowledge.
 
     Returns:
-        A word for what was released, and scores of shape ``(m,)``: of all of it, of labels alone, and further ones.
+        The kind of release, and scores of shape ``(m,)``: from all of it, from labels alone, and further ones.
     """
     paying, single, total = FreeLedger(), labeler.asks_in_batches, list(torch.zeros(4, len(placed.labels)))
     once = single or (isinstance(labeler, MakesModel) and labeler.releases_once)
@@ -330,16 +333,20 @@ def observe(labeler: Labeler, target: Target, placed: Canaries, known: Known) ->
     for _ in range(1 if once else target.rounds):
         release = labeler.label(placed.queries, paying, target.max_answers if single else None)
         rest = values_of(release, target.num_classes) - known.votes
-        told = labels_of(release, target.num_classes)
+        indicators = labels_of(release, target.num_classes)
         name = "labels" if release.soft is None else "probabilities"
         name = name if release.scores is None else "counts"
         if (moves := known.moves) is None:
-            found = [rest, told, rest - rest.nanmean(dim=0)]
+            found = [rest, indicators, rest - rest.nanmean(dim=0)]
             scores = [_about(each, placed, target.swaps) for each in found]
         else:
             seen = release.answered[:, None]
             common = rest.nan_to_num(0.0).sum(dim=0) / seen.sum().clamp(min=1)
-            weighed = [(rest, moves), (told, moves), ((rest - common) * seen, moves - moves.mean(dim=0))]
+            weighed = [
+                (rest, moves),
+                (indicators, moves),
+                ((rest - common) * seen, moves - moves.mean(dim=0)),
+            ]
             scores = [(part.nan_to_num(0.0) * by).sum()[None] for part, by in weighed]
             # Refusals: a record that adds to the largest vote makes them fewer.
             largest = (known.votes + moves).amax(dim=1) - known.votes.expand_as(moves).amax(dim=1)
@@ -350,20 +357,20 @@ def observe(labeler: Labeler, target: Target, placed: Canaries, known: Known) ->
 
 @observe.register
 def _messages(
-    labeler: LocalReverseKNN, target: Target, placed: Canaries, known: Known
+    labeler: LocalReverseKNN, target: Target, placed: Canaries, known: AttackerKnowledge
 ) -> tuple[str, list[Tensor]]:
-    """Messages of all clients without a curator, one each; the last ones are the canaries'."""
+    """Scores from one message of each client, without a curator; the canaries' messages are last."""
     if known.moves is not None:
         return observe.dispatch(object)(labeler, target, placed, known)
-    told = messages_of(labeler, placed.queries, target.num_classes)[-len(placed.labels) :]
+    counts = messages_of(labeler, placed.queries, target.num_classes)[-len(placed.labels) :]
     places = torch.arange(len(placed.labels)), placed.about
-    own = (told[(*places, placed.labels)] - told[(*places, placed.others)]).double()
+    own = (counts[(*places, placed.labels)] - counts[(*places, placed.others)]).double()
     seen = labels_of(labeler.label(placed.queries, FreeLedger()), target.num_classes)
     return "messages", [own, _about(seen, placed, target.swaps)]
 
 
 def messages_of(labeler: LocalReverseKNN, queries: Tensor, num_classes: int) -> Tensor:
-    """Counts that each client's message states, float64 ``(n, s, c)``: the view of a server without a curator."""
+    """Counts in each client's message, float64 ``(n, s, c)``: the view of a server without a curator."""
     nearest, labels = labeler.votes(queries)
     protocol = labeler.protocol(len(queries), num_classes)
     noise = labeler.charge_and_draw(FreeLedger(), protocol.mechanism, 1, "messages")
@@ -372,32 +379,35 @@ def messages_of(labeler: LocalReverseKNN, queries: Tensor, num_classes: int) -> 
 
 
 @observe.register
-def _budgets(labeler: IndKNN, target: Target, placed: Canaries, known: Known) -> tuple[str, list[Tensor]]:
-    """Ask until the canaries' budgets are spent, and on until four of them would be."""
+def _budgets(
+    labeler: IndKNN, target: Target, placed: Canaries, known: AttackerKnowledge
+) -> tuple[str, list[Tensor]]:
+    """Scores from queries that would spend a canary's budget up to four times."""
     if not placed.apart:  # the queries are the adversary's, or the run's
         return observe.dispatch(object)(labeler, target, placed, known)
     settings = labeler.parameters
-    # At its own place κ = 1; it pays for its part in the count and in the votes of as few as there may be.
+    # At its own place κ = 1; it pays for the count and for the votes among the smallest possible number of
+    # neighbours.
     cost = settings.count_cost + 1 / (2 * settings.sigma2**2 * settings.min_count)
     times = min(_MOST_ASKED, max(1, int(settings.budget / cost)))
     release = labeler.label(placed.queries.repeat(max(_BUDGETS) * times, 1), FreeLedger())
     shape = (max(_BUDGETS), times, len(placed.queries), target.num_classes)
     values = values_of(release, target.num_classes).nan_to_num(0.0).view(shape).sum(dim=1).cumsum(dim=0)
-    told = labels_of(release, target.num_classes).view(shape)[0].sum(dim=0)
+    indicators = labels_of(release, target.num_classes).view(shape)[0].sum(dim=0)
     first, *further = (values[times - 1] for times in _BUDGETS)
-    own = [_about(each, placed, False) for each in (first, told, *further)]
+    own = [_about(each, placed, False) for each in (first, indicators, *further)]
     if known.moves is not None:
         return "counts", own
-    # Less the mean of the run: noise that queries share is in all of them.
+    # Subtract the mean of the run, which contains noise shared between queries.
     return "counts", [each - each.mean() for each in own]
 
 
 @observe.register
 def _statistics(
-    labeler: StatisticsTeacher, target: Target, placed: Canaries, known: Known
+    labeler: StatisticsTeacher, target: Target, placed: Canaries, known: AttackerKnowledge
 ) -> tuple[str, list[Tensor]]:
-    """By all released sums."""
-    told = labels_of(labeler.label(placed.queries, FreeLedger()), target.num_classes)
+    """Scores from all released sums."""
+    indicators = labels_of(labeler.label(placed.queries, FreeLedger()), target.num_classes)
     table, evidence = known.labeler, Evidence(len(placed.labels))
     assert isinstance(table, StatisticsTeacher)
     table.centre = labeler.centre
@@ -413,14 +423,14 @@ def _statistics(
         each = sums(placed.labels) - (sums(placed.others) if target.swaps else 0.0)
         rest = taken.noisy - table.exact_sum(number, taken.weights)
         evidence.add(rest.flatten(), each, labeler.mechanism(number).sigma)
-    return "weights", [evidence.scores(), _along(told, placed, target.swaps)]
+    return "weights", [evidence.scores(), _along(indicators, placed, target.swaps)]
 
 
 @observe.register
 def _steps(
-    labeler: NoisySGDTeacher, target: Target, placed: Canaries, known: Known
+    labeler: NoisySGDTeacher, target: Target, placed: Canaries, known: AttackerKnowledge
 ) -> tuple[str, list[Tensor]]:
-    """By the noisy sums of all steps, whose other records the attacker knows; canaries come after these."""
+    """Scores from the noisy sums of all steps; the attacker knows all other records, which precede the canaries."""
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
     labeler.on_step = lambda *step: steps.append(step)
     evidence, paying = StepEvidence(len(placed.labels), labeler.mechanism), FreeLedger()
@@ -429,8 +439,8 @@ def _steps(
     from_labels = torch.zeros(len(placed.labels), dtype=torch.float64)
     for _ in range(target.rounds):
         steps.clear()
-        told = labels_of(labeler.label(placed.queries, paying), target.num_classes)
-        from_labels = from_labels + _along(told, placed, target.swaps)
+        indicators = labels_of(labeler.label(placed.queries, paying), target.num_classes)
+        from_labels = from_labels + _along(indicators, placed, target.swaps)
         change = labeler.whitening_of(placed.queries)
         inputs_of_rest, inputs_of_own = change(rest), change(own)
         for weights, noisy, drawn in steps:
@@ -447,24 +457,24 @@ def _steps(
 
 
 def values_of(release: Release, num_classes: int) -> Tensor:
-    """The most that a release says of each class, float64 ``(m, c)``: counts, else log-odds, else labels.
+    """Most detailed released values of each class, float64 ``(m, c)``: counts, else log-probabilities, else labels.
 
     Rows of queries without an answer are NaN.
     """
     if release.scores is not None:
         return release.scores.double()
     soft = release.soft
-    told = labels_of(release, num_classes) if soft is None else soft.double().clamp(min=1e-30).log()
-    return torch.where((release.labels >= 0)[:, None], told, torch.nan)
+    values = labels_of(release, num_classes) if soft is None else soft.double().clamp(min=1e-30).log()
+    return torch.where((release.labels >= 0)[:, None], values, torch.nan)
 
 
 def labels_of(release: Release, num_classes: int) -> Tensor:
-    """Labels alone as indicators, float64 ``(m, c)``; zeros where refused."""
+    """One-hot labels, float64 ``(m, c)``; zeros where refused."""
     return functional.one_hot(release.labels + 1, num_classes + 1)[:, 1:].double()
 
 
 def _along(labels: Tensor, canaries: Canaries, swaps: bool) -> Tensor:
-    """Lengths of the answers of each canary's class along its direction."""
+    """Projection of the labels of each canary's class onto its direction."""
     centred = canaries.queries.double() - canaries.queries.double().mean(dim=0)
     sums = (labels - labels.mean(dim=0)).T @ centred
     at, places = sums @ canaries.features.double().T, torch.arange(len(canaries.labels))
@@ -473,7 +483,7 @@ def _along(labels: Tensor, canaries: Canaries, swaps: bool) -> Tensor:
 
 
 def _about(values: Tensor, canaries: Canaries, swaps: bool) -> Tensor:
-    """Each canary's own class at its own query; where labels are exchanged, against its other label."""
+    """Value of each canary's class at its query; where labels are exchanged, minus that of its other label."""
     rows = values.nan_to_num(0.0)[canaries.about]
     own = rows.gather(1, canaries.labels[:, None])[:, 0]
     return own - rows.gather(1, canaries.others[:, None])[:, 0] if swaps else own
@@ -485,9 +495,9 @@ _QUERIES, _CLASSES, _RECORDS = 20, 5, 60
 
 
 def small_target(labeler: Labeler, delta: float = 1e-5, unit: Unit = "record") -> Target:
-    """A labeler with a small table: random records, and public examples along the axes.
+    """Attack target with a small table: random records, and public examples along the axes.
 
-    Real tables hide one record well, faults included. What is wrong in the code is as wrong with this one.
+    Large tables hide the effect of one record, and faults with it; a small table reveals faults of the code.
     """
     generator = torch.Generator().manual_seed(3)
     public = torch.eye(_QUERIES) + 0.01 * torch.randn(_QUERIES, _QUERIES, generator=generator)
@@ -499,10 +509,10 @@ def small_target(labeler: Labeler, delta: float = 1e-5, unit: Unit = "record") -
 
 
 def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
-    """The labeler of a configuration, its private table in the features of the first round, and its queries.
+    """Attack target of a configuration: its labeler, private table in the features of the first round, and queries.
 
-    Later rounds are attacked as if they asked in those features too: a student is not trained. A data module of one's
-    own is not run; attack it in Python, with :class:`Target`.
+    Later rounds are attacked as if they used those features too, since no student is trained. A user's own data
+    module is not run; attack it in Python, with :class:`Target`.
 
     Args:
         document: the configuration, with sections ``labeling`` and ``data``.
@@ -524,11 +534,13 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     if labeling.labeler is None or data.task != "multiclass" or labeling.labeler.tasks != ("multiclass",):
-        raise ValueError(f"{path}: labeling.labeler must answer one class an image to be attacked")
+        raise ValueError(f"{path}: labeling.labeler must answer one class per example to be attacked")
     data.setup("fit")
     first = labeling.features[0]
     if first == STUDENT:
-        raise ValueError(f"{path}: labeling.features begins with the student, which is not trained here")
+        raise ValueError(
+            f"{path}: labeling.features starts with the student, which is not trained here; start with an extractor"
+        )
     extract, _ = public_extractor(extractor_of(first, nn.Identity()), data, torch.device("cpu"))
     everything = torch.arange(len(data.public)).split(_BATCH)
     public = torch.cat([extract(data.public.images(part)) for part in everything]).float()
@@ -551,11 +563,11 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
 
 
 def _queries(labeling: Any, public: Tensor, asking: list[int]) -> Tensor:
-    """Of all rounds for teachers that answer queries one by one; else of the first, which later ones repeat."""
+    """Queries of all rounds for teachers that answer one by one; else of the first round, which later ones repeat."""
     from pl_privknn.callbacks.selection import PublicPool
 
     count = sum(asking) if labeling.labeler.asks_in_batches else asking[0]
-    nobody = torch.full((len(public),), -1)
-    pool = PublicPool(nobody, torch.zeros(len(public), dtype=torch.bool), lambda: public)
+    unlabelled = torch.full((len(public),), -1)
+    pool = PublicPool(unlabelled, torch.zeros(len(public), dtype=torch.bool), lambda: public)
     generator = torch.Generator().manual_seed(labeling.options.seed)
     return labeling.select(pool, min(count, len(public)), generator).query_features(public)

@@ -1,4 +1,4 @@
-"""Audits of mechanisms: their draws on worst pairs of inputs, held against what they are charged as."""
+"""Audits of mechanisms: draws on worst-case neighbouring inputs, tested against the charged mechanism."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, VERDICT, Audit, Floats, Scores, judge
+from pl_privknn.auditing.bounds import CONFIDENCE, VERDICT, Audit, Floats, Scores, audit_scores
 from pl_privknn.privacy.accounting.accountant import account, merge_charges
 from pl_privknn.privacy.accounting.rdp import sampled_loss
 from pl_privknn.privacy.mechanisms import (
@@ -28,9 +28,9 @@ from pl_privknn.privacy.mechanisms import (
 from pl_privknn.privacy.mechanisms.base import check_adjacency
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 
-#: (with the record, releases, noise) -> one score a release, shape ``(releases,)``: larger speaks for the record.
+#: (with the record, releases, noise) -> one score per release, shape ``(releases,)``; larger indicates the record.
 Experiment = Callable[[bool, int, NoiseSource], ArrayLike]
-#: Single releases of mechanisms that one call draws at a time, and that one audit draws on either side.
+#: Releases drawn by one call, and by one audit with and without the record, each.
 _AT_A_TIME, MAX_DRAWS = 1 << 20, 5_000_000
 
 
@@ -46,19 +46,19 @@ def audit(
     noise: NoiseSource | None = None,
     subject: str = "releases",
 ) -> Audit:
-    """Hold a claim against releases of what it is about, with and without a record.
+    """Test a stated guarantee against releases with and without a record.
 
     Args:
         charges: the claim.
-        experiment: runs the release with or without the record and returns one score a run. Any score is
-            valid; the log-likelihood ratio sees most.
+        experiment: runs the release with or without the record and returns one score per run. Any score is
+            valid; the log-likelihood ratio is the most sensitive.
         delta: δ.
-        trials: runs on either side; half of them choose, half test.
+        trials: runs with and without the record, each; part of them selects the test, the others perform it.
         confidence: of the lower bound, in (0, 1).
         verdict: a true claim is called violated with probability at most 1 − this.
         adjacency: neighbouring relation of the claim.
-        noise: where protective randomness comes from; the operating system's generator by default.
-        subject: what is audited, for the result.
+        noise: source of protective randomness; the operating system's generator by default.
+        subject: name in the result.
 
     Raises:
         ValueError: for arguments out of range, or scores that are NaN or of another shape.
@@ -72,10 +72,10 @@ def audit(
         sides.append(np.asarray(scores, dtype=np.float64))
         if sides[-1].shape != (trials,):
             raise ValueError(
-                f"experiment: returned shape {sides[-1].shape}; want one score for each of {trials} runs"
+                f"experiment: returned shape {sides[-1].shape}; expected one score for each of {trials} runs"
             )
     seen = Scores("outcomes", np.arange(2 * trials) < trials, np.concatenate(sides), independent=True)
-    return judge(
+    return audit_scores(
         subject, seen, charges, delta=delta, adjacency=adjacency, confidence=confidence, verdict=verdict,
         runs=2 * trials,
     )  # fmt: skip
@@ -89,20 +89,20 @@ def audit_records(
     adjacency: Adjacency = "add_remove",
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """Audit each mechanism of a list on its worst inputs, and all of them together where there are several.
+    """Audit each mechanism of a list on its worst-case inputs, and all of them together if there are several.
 
     Args:
-        charges: releases. Of many equal ones as many are run as ``MAX_DRAWS`` allows, against the claim for
-            that many.
+        charges: releases. Of equal ones at most as many are run as ``MAX_DRAWS`` allows, and tested against the
+            guarantee of that number.
         delta: δ.
         trials: as in :func:`audit`, for each row.
-        adjacency: likewise.
+        adjacency: neighbouring relation, as in :func:`audit`.
         **settings: further arguments of :func:`audit`.
 
     Returns:
         One row a mechanism: ``releases`` (that were run), ``recorded`` (in the list) and the fields of
-        :class:`~pl_privknn.auditing.bounds.Audit`; ``verdict="NOT DRAWN"`` with a ``reason`` for mechanisms that draw
-        nothing. A last row, ``all of them``, if there are several.
+        :class:`~pl_privknn.auditing.bounds.Audit`; ``verdict="NOT DRAWN"`` with a ``reason`` for entries without a
+        draw, such as totals. A last row, ``all of them``, if there are several.
     """
     most = max(1, MAX_DRAWS // check_int("trials", trials, minimum=200))
     options: dict[str, Any] = {"delta": delta, "adjacency": adjacency}
@@ -115,7 +115,7 @@ def audit_records(
     for charge in merge_charges(charges):
         mechanism = charge.mechanism
         if _draw.dispatch(type(mechanism.bare)) is _draw.dispatch(object):
-            reason = f"{mechanism.kind} stands for a total or a bound and draws nothing"
+            reason = f"{mechanism.kind} is a total or a bound and draws nothing"
             stated = {"subject": mechanism.label, "releases": 0, "recorded": charge.count, "delta": delta}
             epsilon = account([charge], exact=False, **options).epsilon
             rows.append({**stated, "epsilon": epsilon, "verdict": "NOT DRAWN", "reason": reason})
@@ -130,13 +130,12 @@ def audit_records(
 def experiment_of(
     charges: Sequence[Charge], coin_rate: float | None = None, digits: int | None = 9
 ) -> Experiment:
-    """An experiment that runs all releases of ``charges`` on worst pairs; scores are log-likelihood ratios.
+    """Experiment that runs all releases of ``charges`` on worst-case pairs; scores are log-likelihood ratios.
 
     Args:
         charges: releases; the coins of sampled ones come from the noise source, fresh for each release.
-        coin_rate: rate at which coins are really tossed, where it is not the mechanisms' own: a fault to be
-            looked for.
-        digits: decimals that scores are rounded to; None looks at the last bit.
+        coin_rate: actual sampling rate, if it differs from the mechanisms' own: a fault to be detected.
+        digits: decimals of the scores; None keeps all bits.
     """
     merged = merge_charges(charges)
 
@@ -152,8 +151,8 @@ def experiment_of(
                 here = coins if present else torch.zeros_like(coins)
                 ratio = sampled_loss(_draw(mechanism, here, source), rate)
                 scores[start : start + step] += ratio.sum(axis=1)
-        # The low bits of data plus floating-point noise tell more than ideal noise would (Mironov 2012).
-        # The claim is about ideal noise, so the score leaves them out; docs/methods/accounting.md says what it means.
+        # The low bits of data plus floating-point noise reveal more than ideal noise would (Mironov 2012).
+        # The claim is about ideal noise, so scores are rounded; see docs/methods/accounting.md.
         return scores if digits is None else scores.round(digits)
 
     return experiment
@@ -161,16 +160,16 @@ def experiment_of(
 
 @functools.singledispatch
 def _draw(mechanism: Any, taking_part: Tensor, noise: NoiseSource) -> Floats:
-    """Run single releases on a worst pair of inputs; the log-likelihood ratio of each before sampling.
+    """Log-likelihood ratios, before sampling, of single releases on a worst-case pair of inputs.
 
-    ``taking_part`` says in which releases the record is in the sample; the result has its shape.
+    ``taking_part`` states in which releases the record is sampled; the result has its shape.
     """
-    raise ValueError(f"{mechanism.kind}: stands for a total or a bound; there is nothing to draw")
+    raise ValueError(f"{mechanism.kind}: a total or a bound has nothing to draw")
 
 
 @_draw.register
 def _gaussian(mechanism: Gaussian, taking_part: Tensor, noise: NoiseSource) -> Floats:
-    """A release at 0 or at the sensitivity."""
+    """Releases at 0 or at the sensitivity."""
     length = mechanism.l2_sensitivity
     released = mechanism.add_noise(taking_part.double() * length, noise).numpy()
     return (released - length / 2) * length / mechanism.sigma**2
@@ -178,7 +177,7 @@ def _gaussian(mechanism: Gaussian, taking_part: Tensor, noise: NoiseSource) -> F
 
 @_draw.register
 def _laplace(mechanism: Laplace, taking_part: Tensor, noise: NoiseSource) -> Floats:
-    """A release at 0 or at the sensitivity, in one coordinate."""
+    """Releases at 0 or at the sensitivity, in one coordinate."""
     length = mechanism.l1_sensitivity
     released = mechanism.add_noise(taking_part.double() * length, noise).numpy()
     ratio: Floats = (np.abs(released) - np.abs(released - length)) / mechanism.scale
@@ -187,7 +186,7 @@ def _laplace(mechanism: Laplace, taking_part: Tensor, noise: NoiseSource) -> Flo
 
 @_draw.register
 def _screening(mechanism: NoisyScreening, taking_part: Tensor, noise: NoiseSource) -> Floats:
-    """The count, of those that can occur, at which one vote more tells most; found by comparing all."""
+    """Releases at the possible count where one more vote is most informative, found by comparing all."""
     counts = np.arange(mechanism.lowest, mechanism.k + 1)
     passing, failing = mechanism.log_outcomes(counts).T
     if len(counts) == 1:
@@ -200,7 +199,7 @@ def _screening(mechanism: NoisyScreening, taking_part: Tensor, noise: NoiseSourc
 
 @_draw.register
 def _argmax(mechanism: ExponentialArgmax, taking_part: Tensor, noise: NoiseSource) -> Floats:
-    """Two classes; the record adds a vote to the second, or takes it from the first as well."""
+    """Releases of two classes; the record adds a vote to the second, or also removes one from the first."""
     here, swaps = taking_part.long(), mechanism.votes == "swap"
     votes = torch.stack([1 - here if swaps else torch.zeros_like(here), here], dim=-1)
     chosen = mechanism.argmax(votes, noise).numpy()
@@ -215,7 +214,7 @@ def _argmax(mechanism: ExponentialArgmax, taking_part: Tensor, noise: NoiseSourc
 
 @_draw.register
 def _randomized(mechanism: RandomizedResponse, taking_part: Tensor, noise: NoiseSource) -> Floats:
-    """A message of zeros or of ones, in as many places as two messages may differ."""
+    """Messages of zeros or ones, in as many places as two messages may differ."""
     values = taking_part[..., None].expand(*taking_part.shape, mechanism.differing).long()
     message = mechanism.randomize(values, noise).numpy()
     ratio: Floats = mechanism.loss * ((message == 1).sum(axis=-1) - (message == 0).sum(axis=-1)).astype(float)

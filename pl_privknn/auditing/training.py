@@ -1,10 +1,10 @@
-"""Attacks on trainings by noisy SGD: one run, and canaries whose gradients have directions of their own.
+"""Attacks on training by noisy SGD with gradient canaries.
 
-A canary is a private record like any other: it is drawn by the training's own coins, clipped, and takes part in a sum
-that gets noise and is paid for. Only its gradient is the attacker's choice: one weight of its own, on which the other
-records hardly depend, and much longer than the clipping norm, so that what is not clipped shows (gradient canaries:
-Nasr et al. 2023, Steinke et al. 2023). The attacker sees the noisy sums of all steps, and knows which other records
-each of them drew; the guarantee allows for that.
+A canary is sampled, clipped and summed like any other private record. Only its gradient is chosen by the attacker: it
+is nonzero in a single weight, which differs between canaries and on which the other records hardly depend, and far
+above the clipping norm, which reveals missing clipping (gradient canaries: Nasr et al. 2023, Steinke et al. 2023).
+The attacker sees the noisy sums of all steps, and knows which other records each of them sampled, as the guarantee
+allows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, judge
+from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, audit_scores
 from pl_privknn.auditing.canaries import StepEvidence
 from pl_privknn.auditing.labelers import CANARIES
 from pl_privknn.config import ConfigurationError, get
@@ -35,21 +35,21 @@ from pl_privknn.training.noisy_sgd import NoisySGD
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.training_run import TrainingRun
 
-# Length of a canary's gradient over the clipping norm.
+# Norm of a canary's gradient relative to the clipping norm.
 _LENGTH = 100.0
-# Values of gradients that are computed to find weights on which the other records hardly depend; of how many records.
+# Gradient values computed to find weights on which other records hardly depend; fewest and most records for it.
 _VALUES, _FEWEST, _MOST = 1 << 22, 64, 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingTarget:
-    """A private training as a run would do it.
+    """Private training under attack, with its data and trainer options.
 
     Attributes:
-        make: makes the module afresh, and the callback that trains it.
+        make: constructs the module, and the callback that trains it.
         data: the data module.
         trainer: options of the trainer that fix the number of steps.
-        name: what trains, for messages.
+        name: name of the training, for messages.
     """
 
     make: Callable[[], tuple[pl.LightningModule, PrivateTraining]]
@@ -65,11 +65,11 @@ def attack_training(
     confidence: float = CONFIDENCE,
     noise: NoiseSource | None = None,
 ) -> Audit:
-    """Attack a training by noisy SGD from its noisy sums; see the module.
+    """Attack a training by noisy SGD from its noisy sums; see this module's docstring.
 
     Args:
         target: what is attacked.
-        canaries: at least; trainings with fresh coins are added until there are so many.
+        canaries: minimum number; trainings with fresh coins are added until it is reached.
         confidence: of the lower bounds.
         noise: of trainings and coins; the operating system's generator by default.
 
@@ -80,13 +80,13 @@ def attack_training(
     seen, charge, delta, runs = score_training(
         target, canaries, noise if noise is not None else default_noise()
     )
-    return judge(target.name, seen, [charge], delta=delta, confidence=confidence, runs=runs)
+    return audit_scores(target.name, seen, [charge], delta=delta, confidence=confidence, runs=runs)
 
 
 def score_training(
     target: TrainingTarget, canaries: int, noise: NoiseSource
 ) -> tuple[Scores, Charge, float, int]:
-    """Train with canaries, as often as it takes to have ``canaries`` of them; each run has fresh coins.
+    """Scores of at least ``canaries`` canaries over trainings with fresh coins.
 
     Returns:
         The scores, the releases and δ that the training stated, and the number of runs.
@@ -111,7 +111,7 @@ def score_training(
 def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple[Tensor, _WithCanaries]:
     module, training = target.make()
     training.noise_source = noise.stream("owner")
-    training.evaluate = None  # is paid for by others than those who are trained on
+    training.evaluate = None  # a hold-out is charged to other records than the training
     size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     # Half of the weights at most, those on which the other records depend least.
     count = max(2, min(canaries, size // 2))
@@ -145,31 +145,31 @@ def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple
 
 
 class _WithCanaries(PrivateTraining):
-    """A training whose last private records are canaries, and which notes what it releases of them.
+    """Training whose last private records are canaries, and which scores them from its releases.
 
     Attributes:
-        evidence: of the canaries, once the training began.
-        planned: steps that the training stated.
+        evidence: scores of the canaries, after the training has started.
+        planned: number of planned steps.
     """
 
     evidence: StepEvidence | None
     planned: int
 
     def place(self, count: int, numbers: Tensor, known: int, noise: NoiseSource) -> None:
-        """Take the canaries.
+        """Set the canaries.
 
         Args:
-            count: number of canaries, those among them that are not there.
-            numbers: of those that are there, in their order.
+            count: number of canaries, present or absent.
+            numbers: indices of the present canaries, in order.
             known: number of the other records, which come first.
-            noise: says which of these are looked at.
+            noise: chooses which of these are inspected.
         """
         self.evidence = None
         self._count, self._numbers, self._known, self._noise = count, numbers, known, noise
         self._others = self._weights = torch.zeros(0)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take the plan, and a weight for each canary: those on which some of the other records depend least."""
+        """Read the plan, and choose for each canary a weight on which other records hardly depend."""
         super().on_train_start(trainer, pl_module)
         assert isinstance(self.run, TrainingRun)
         if not isinstance(self.run.mechanism, Gaussian):
@@ -182,7 +182,7 @@ class _WithCanaries(PrivateTraining):
         self._weights = total.abs().argsort(stable=True)[: self._count]
 
     def clipped_sum(self, places: Tensor, batch_idx: int = 0) -> Tensor:
-        """The clipped sum of a sample with canaries; the sum of all others is known to the attacker."""
+        """Clipped sum of a sample with canaries; the attacker knows the sum of all others."""
         self._others = super().clipped_sum(places[places < self._known], batch_idx).cpu()
         total = ClippedSum(self._sizes, self.max_grad_norm, torch.device("cpu"))
         for place in self._weights[self._numbers[places[places >= self._known] - self._known]].tolist():
@@ -192,7 +192,7 @@ class _WithCanaries(PrivateTraining):
         return self._others + total.finish()
 
     def release(self, total: Tensor) -> Tensor:
-        """Release the sum, and note what it says of the canaries."""
+        """Release the sum, and score the canaries with it."""
         noisy = super().release(total)
         assert self.evidence is not None
         rest = (noisy.cpu().double() * self.expected_batch_size - self._others)[self._weights]
@@ -200,14 +200,14 @@ class _WithCanaries(PrivateTraining):
         return noisy
 
 
-#: What of the trainer's options a training's plan or its sums depend on.
+#: Options of the trainer that a training's plan or its sums depend on.
 _TRAINER = ("max_epochs", "max_steps", "accelerator", "precision")
 
 
 def training_of_config(document: Mapping[str, Any], path: str | Path) -> TrainingTarget:
-    """The training of a configuration; like ``privknn fit``, it runs the code that the configuration names.
+    """Attack target of a configuration; like ``privknn fit``, it runs the code that the configuration names.
 
-    Other callbacks of the trainer are left out: they see what the training released alone.
+    Other callbacks of the trainer are left out, since they see only releases of the training.
 
     Args:
         document: the configuration, with sections ``model``, ``data`` and ``trainer``.
@@ -221,14 +221,14 @@ def training_of_config(document: Mapping[str, Any], path: str | Path) -> Trainin
         data = made_data(document.get("data") or {})
         if not isinstance(data, PrivatePublicDataModule):
             raise ConfigurationError(
-                "data.class_path: want a data module with a private part (PrivatePublicDataModule)"
+                "data.class_path: expected a data module with a private part (PrivatePublicDataModule)"
             )
         name = "NoisySGD" if "model" in private_trainings(document) else "PrivateTraining"
 
         def make() -> tuple[Any, PrivateTraining]:
             return made_training(document, data, name)
 
-        make()  # what can't be made is said before anything is trained
+        make()  # raises errors of construction before anything is trained
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     return TrainingTarget(

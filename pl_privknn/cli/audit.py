@@ -15,32 +15,30 @@ if TYPE_CHECKING:
     from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
 _EXITS = (
-    "exit status: 0 where everything holds; 1 where a claim is violated (a figure of the summary does not follow "
-    "from the ledger, the budget is passed, an empirical audit or an attack found more than was claimed); 2 where a "
-    "file is missing, damaged or rewritten, or the command line is wrong"
+    "exit status: 0 if all checks pass; 1 if a claim is violated (a figure of the summary does not match the ledger, "
+    "the budget is exceeded, an empirical audit or an attack measured more than was claimed); 2 if a file is "
+    "missing, damaged or rewritten, or the command line is wrong"
 )
 
 
 def add_audit(commands: Any) -> None:
     """Register ``privknn audit`` with argparse's subparsers."""
-    text = "check a run: ε from its ledger, and all that leaves the run against it"
+    text = "verify a run: recompute ε from its ledger and compare all of its files with it"
     audit = commands.add_parser("audit", help=text, description=text, epilog=_EXITS)
     audit.add_argument(
         "files",
         nargs="*",
         metavar="FILE",
-        help="a run's folder, whose files are compared with what its ledger noted; or the ledger, and the run's "
-        "summary.json where it is to be checked; with --empirical a ledger or a JSON list of records",
+        help="a run's folder, whose files are compared with the digests in its ledger; or a ledger, optionally with "
+        "the run's summary.json; with --empirical a ledger or a JSON list of records",
     )
-    audit.add_argument(
-        "--delta", type=float, help="δ that the ledger has to keep; with --empirical, that of a list"
-    )
+    audit.add_argument("--delta", type=float, help="expected δ of the ledger; with --empirical, δ of a list")
     audit.add_argument("--head", help="head hash noted earlier: the ledger must contain it")
     audit.add_argument("--json", action="store_true", help="print one JSON object")
     audit.add_argument("--export", metavar="FILE", help="also write the ledger as JSON")
-    audit.add_argument("--adjacency", choices=["add_remove", "replace_one"], help="that has to be kept")
-    audit.add_argument("--unit", choices=["record", "person"], help="likewise")
-    group = audit.add_argument_group("empirical audits: lower bounds on ε that are measured")
+    audit.add_argument("--adjacency", choices=["add_remove", "replace_one"], help="expected adjacency")
+    audit.add_argument("--unit", choices=["record", "person"], help="expected unit of privacy")
+    group = audit.add_argument_group("empirical audits: measured lower bounds on ε")
     group.add_argument(
         "--empirical",
         action="store_true",
@@ -56,30 +54,34 @@ def add_audit(commands: Any) -> None:
         choices=["worst", "natural", "poisoned_private", "poisoned_public", "no_control"],
         default="worst",
         metavar="NAME",
-        help="of an attack on Private-kNN, PATE or Ind-KNN: worst (the default), natural, poisoned_private, "
+        help="what an attack on Private-kNN, PATE or Ind-KNN controls: worst (default), natural, poisoned_private, "
         "poisoned_public or no_control",
     )
-    group.add_argument("--trials", type=int, help="draws of a mechanism on either side (50000)")
-    group.add_argument("--canaries", type=int, help="of an attack, at least (3000)")
-    group.add_argument("--confidence", type=float, help="of lower bounds (0.95)")
-    group.add_argument("--seed", type=int, help="reproducible noise instead of the system's")
+    group.add_argument(
+        "--trials", type=int, help="draws of a mechanism with and without the record, each (50000)"
+    )
+    group.add_argument("--canaries", type=int, help="minimum number of canaries of an attack (3000)")
+    group.add_argument("--confidence", type=float, help="confidence of lower bounds (0.95)")
+    group.add_argument(
+        "--seed", type=int, help="seed for reproducible noise instead of the operating system's"
+    )
     audit.rare = [group]
     audit.set_defaults(run=run_audit)
 
 
 def run_audit(parsed: argparse.Namespace) -> int:
-    """Audit what was named; 1 where a claim is violated."""
+    """Audit a run, ledger or list; returns 1 where a claim is violated."""
     if parsed.attack is not None:
         return _run_attack(parsed)
     if parsed.adversary != "worst":
         raise ValueError(
-            f"--adversary {parsed.adversary} belongs to an attack; name its configuration by --attack"
+            f"--adversary {parsed.adversary} applies to an attack; name its configuration with --attack"
         )
     if parsed.empirical:
         return _run_empirical(parsed)
     files = [Path(file) for file in parsed.files]
     if not files:
-        raise ValueError("name the ledger's file, or a run's folder")
+        raise ValueError("no file given; name a ledger or a run's folder")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
     from pl_privknn.callbacks.run_files import contents_of
@@ -107,7 +109,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
     print_report(report, parsed.json)
     if not parsed.json:
         _print_charges(report["charges"])
-        _print_checks(checks, "the run" if folder else "the summary")
+        _print_checks(checks, "run" if folder else "summary")
         if folder:
             print("not checked:", *(printable(text) for text in report["not_checked"]), sep="\n  ")
     return int(violated)
@@ -120,7 +122,7 @@ def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
     content = mapping_of(summary)
     if "epsilon" not in content:
         raise ValueError(
-            f"{summary} is no run's summary.json: it has no 'epsilon'; give the file of a run's folder"
+            f"{summary} is not a run's summary.json: it has no 'epsilon'; give the one in a run's folder"
         )
     return check_summary(content, ledger)
 
@@ -139,7 +141,7 @@ def _print_charges(charges: list[dict[str, Any]]) -> None:
 def _print_checks(checks: list[dict[str, Any]], what: str) -> None:
     if not checks:
         return
-    print(f"\n{what.removeprefix('the '):21} {'stated':>14}  {'ledger':>14}")
+    print(f"\n{what:21} {'stated':>14}  {'ledger':>14}")
     for check in checks:
         words = {True: "agrees", False: "DIFFERS", None: "not in the ledger"}
         name = check["name"]
@@ -149,9 +151,9 @@ def _print_checks(checks: list[dict[str, Any]], what: str) -> None:
         print(f"{printable(name):21} {stated:>14}  {found:>14}  {words[check['agrees']]}")
     wrong = [check["name"] for check in checks if check["agrees"] is False]
     if wrong:
-        print(f"{what} does not follow from the ledger: {printable(', '.join(wrong))}")
+        print(f"figures that do not match the ledger: {printable(', '.join(wrong))}")
     else:
-        print(f"{what} follows from the ledger")
+        print("all figures match the ledger")
 
 
 def _short(name: str, value: Any) -> str:
@@ -163,7 +165,7 @@ def _short(name: str, value: Any) -> str:
 
 
 def _settings(parsed: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The named options that were given, and the noise."""
+    """Settings from the named options that were given, and the noise source."""
     from pl_privknn.privacy.noise import SeededNoise
 
     given = {name: getattr(parsed, name) for name in (*names, "confidence")}
@@ -172,10 +174,10 @@ def _settings(parsed: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def _run_attack(parsed: argparse.Namespace) -> int:
-    """Attack a configuration."""
+    """Attack the labeler or training of a configuration."""
     if parsed.files or parsed.empirical:
         raise ValueError(
-            f"--attack {parsed.attack} takes a configuration alone; leave the ledger and --empirical out"
+            f"--attack {parsed.attack} takes only a configuration; remove the ledger and --empirical"
         )
     from pl_privknn.auditing.labelers import attack_labeler, target_of_config
     from pl_privknn.auditing.training import attack_training, training_of_config
@@ -184,12 +186,15 @@ def _run_attack(parsed: argparse.Namespace) -> int:
 
     document, settings = read_document(parsed.attack), _settings(parsed, "canaries")
     if not isinstance(document, dict):
-        raise ValueError(f"{parsed.attack}: there is no labeling section, so there is nothing to attack")
+        raise ValueError(
+            f"{parsed.attack}: expected a configuration with a labeling section or a private training"
+        )
     with importable([parsed.attack]):
         if is_training(document):
             if parsed.adversary != "worst":
                 raise ValueError(
-                    f"--adversary {parsed.adversary} is for labelers, and this is a training; leave it out"
+                    f"--adversary {parsed.adversary} applies to labelers, but this configuration trains a model "
+                    "privately; leave it out"
                 )
             found = attack_training(training_of_config(document, parsed.attack), **settings)
         else:
@@ -200,11 +205,11 @@ def _run_attack(parsed: argparse.Namespace) -> int:
 
 
 def _run_empirical(parsed: argparse.Namespace) -> int:
-    """Audit the mechanisms of a list or ledger."""
+    """Audit the mechanisms of a list or ledger empirically."""
     from pl_privknn.auditing import audit_records
 
     if parsed.head is not None:
-        raise ValueError("--head belongs to the audit of a ledger's rows; leave it or --empirical out")
+        raise ValueError("--head applies to the audit of a ledger's rows; leave out --head or --empirical")
     if len(parsed.files) != 1:
         raise ValueError(
             f"--empirical takes one file, a ledger or a list of records; got {len(parsed.files)}"
@@ -215,7 +220,7 @@ def _run_empirical(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps({"violated": violated, "audits": rows}, ensure_ascii=False))
         return int(violated)
-    print(f"{'what':32} {'releases':>14} {'claimed ε':>10} {'empirical ε':>12}  verdict")
+    print(f"{'mechanism':32} {'releases':>14} {'claimed ε':>10} {'empirical ε':>12}  verdict")
     for row in rows:
         size = f"{row['releases']} of {row['recorded']}"
         bound = row.get("epsilon_estimate" if row.get("gaussian") else "epsilon_lower")
@@ -226,10 +231,10 @@ def _run_empirical(parsed: argparse.Namespace) -> int:
 
 
 def labeler_class(given: str) -> type[Labeler]:
-    """The class of labelers that the last word of ``given`` names: one of ours, or an import path.
+    """The labeler class that the last word of ``given`` names: a built-in one, or an import path.
 
     Raises:
-        ValueError: naming what was given, for anything else.
+        ValueError: for anything else.
     """
     import importlib
 
@@ -243,21 +248,21 @@ def labeler_class(given: str) -> type[Labeler]:
             found = getattr(importlib.import_module(module) if module else labelers, attribute)
         except (ImportError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"{given} must be a labeler of ours, such as PrivateKNN, or an import path ({error})"
+                f"{given} must be a built-in labeler, such as PrivateKNN, or an import path ({error})"
             ) from error
     if not (isinstance(found, type) and issubclass(found, Labeler)):
-        raise ValueError(f"{given} is no class derived from Labeler")
+        raise ValueError(f"{given} is not a subclass of Labeler")
     return found
 
 
 def _claims(
     path: Path, delta: float | None, adjacency: Adjacency | None
 ) -> tuple[list[Charge], float, Adjacency]:
-    """Releases of a list of records, or charges of a ledger."""
+    """Charges of a list of records or a ledger, with δ and adjacency."""
     from pl_privknn.privacy.accounting.accountant import read_records
     from pl_privknn.privacy.verification import epsilon_of_file, read_releases
 
-    # A bad file, δ or adjacency is refused here as by ``privknn epsilon``.
+    # Rejects an invalid file, δ or adjacency as ``privknn epsilon`` does.
     report = epsilon_of_file(path, delta, adjacency, exact=False)
     if "runs" in report:
         records = [record for run in report["runs"].values() for record in run["charged"]]
@@ -265,5 +270,5 @@ def _claims(
     else:
         charges = list(read_releases(path).charges)
     if not charges:
-        raise ValueError(f"{path} holds no charged release, so there is nothing to run")
+        raise ValueError(f"{path} holds no charged release; there is nothing to audit")
     return charges, report["delta"], report["adjacency"]

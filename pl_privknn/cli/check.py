@@ -1,4 +1,4 @@
-"""``privknn check``: one's own data before a run, or what a class of labelers promises."""
+"""``privknn check``: inspect data before a run, or test a labeler class."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from pl_privknn._checks import counted
 from pl_privknn.cli.audit import labeler_class
 from pl_privknn.cli.fit import add_recommended, recommended
 
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
 
 def add_check(commands: Any) -> None:
     """Register ``privknn check`` with argparse's subparsers."""
-    text = "look at your data before a run, or try what a class of labelers promises"
+    text = "inspect your data before a run, or test a labeler class"
     check = commands.add_parser("check", help=text, description=text)
     check.add_argument(
         "labeler",
         nargs="?",
         metavar="CLASS",
-        help="import path of a class that needs no arguments, or ours; checked as by check_labeler",
+        help="a built-in labeler, or the import path of a class that needs no arguments; tested by check_labeler",
     )
-    title = "in place of CLASS: data, recommended run and its cost; nothing is spent or written"
+    title = "instead of CLASS: data, recommended run and its cost; spends no budget and writes no file"
     add_recommended(check.add_argument_group(title), required=False)
     check.set_defaults(run=_run_check)
 
@@ -33,11 +34,11 @@ def _run_check(parsed: argparse.Namespace) -> int:
     if parsed.labeler is None:
         if None in wanted:
             raise ValueError(
-                "nothing says what to check; give --data PATH --epsilon ε --private-records N, or a class of labelers"
+                "nothing to check; give --data PATH --epsilon ε --private-records N, or a labeler class"
             )
         return _check_data(parsed)
     if any(value is not None for value in wanted):
-        raise ValueError(f"{parsed.labeler}: give a class of labelers, or --data PATH, not both")
+        raise ValueError(f"{parsed.labeler}: give either a labeler class or --data PATH, not both")
     return _check_labeler(parsed.labeler)
 
 
@@ -49,7 +50,7 @@ def _check_labeler(name: str) -> int:
         labeler = kind()
     except TypeError as error:
         raise ValueError(
-            f"{name}: can't be made without arguments ({error}); give them defaults, or call "
+            f"{name}: can't be constructed without arguments ({error}); give them defaults, or call "
             "pl_privknn.testing.check_labeler(labeler)"
         ) from error
     try:
@@ -61,9 +62,9 @@ def _check_labeler(name: str) -> int:
 
 
 def _check_data(parsed: argparse.Namespace) -> int:
-    """Print the public facts of one's data, the recommended run and its cost.
+    """Print the public facts of the data, the recommended run and its cost.
 
-    Private records are not loaded: what they hold, and what is left out of them, is not known here.
+    Private records are not loaded: their content, and which of them a run leaves out, is unknown here.
     """
     from pl_privknn.cli.cost import cost_line
 
@@ -72,23 +73,23 @@ def _check_data(parsed: argparse.Namespace) -> int:
         found = recommended(parsed)
     data, sizes = found.data, found.sizes
     unit = found.config["labeling"]["budget"].get("unit", "record")
-    but = ", but for the names of its classes" if data.conditions else ""
-    print(f"Private part: not loaded{but}; {sizes.private_records} {unit}s, as you state.")
+    but = ", except the names of its classes" if data.conditions else ""
+    print(f"Private part: not loaded{but}; {counted(sizes.private_records, unit)} (your estimate).")
     truth = data.public.truth if data.has_public else None
     print(_part("Public part", sizes.public, truth, data))
     print(_part("Test part", len(data.test), data.test.labels, data))
     for note in dict.fromkeys(str(one.message) for one in notes if one.category is UserWarning):
-        print(f"Left out or noted: {note}.")
+        print(f"Note: {note}.")
     if data.leaves_out and data.unusable == "leave_out":
-        print(f"Left out of the private part by a run: records {data.leaves_out} if there are any.")
+        print(f"A run leaves out private records {data.leaves_out}, if there are any.")
     print(cost_line(found))
     return 0
 
 
 def _part(name: str, count: int, labels: Any, data: PrivatePublicDataModule) -> str:
-    """Size of a public part, and how many of its examples are of each class."""
+    """Size of a public part, and its number of labelled examples of each class."""
     if labels is None or not count:
-        return f"{name}: {f'{count} examples' if count else 'none'}."
+        return f"{name}: {counted(count, 'example') if count else 'none'}."
     sizes = [int((labels == number).sum()) for number in range(data.num_classes)]
     known = ", ".join(f"{word} {size}" for word, size in zip(data.class_names, sizes, strict=True))
-    return f"{name}: {count} examples; of known class: {known}."
+    return f"{name}: {counted(count, 'example')}; labelled: {known}."

@@ -1,6 +1,6 @@
-"""Shared parts of commands: errors in one line (exit status 2, no traceback), options that list values, output.
+"""Shared parts of commands: one-line errors (exit status 2, no traceback), ``--set`` options and output.
 
-Nothing here imports torch, so that a command which needs none of it starts at once.
+This module does not import torch, so that commands without torch start at once.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, EOFError)
 
 
 class CommandError(ValueError):
-    """Words that are no command, or arguments that it does not take."""
+    """Raised for an unknown command or invalid arguments."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without the usage of all arguments.
+    """Argument parser with one-line errors, without the usage text.
 
     Attributes:
-        rare: groups of arguments that ``--help`` leaves to ``--help-all``.
+        rare: groups of arguments that only ``--help-all`` shows.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rare: list[argparse._ArgumentGroup] = []
-        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="also options that are rarely needed")
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show rarely used options too")
 
     def format_help(self) -> str:
-        """Help without the rare groups, and without ``--help-all`` where there are none."""
+        """Help text without the rare groups, and without ``--help-all`` if there are none."""
         hidden = [action for group in self.rare for action in group._group_actions]
         if not hidden:
             hidden = [action for action in self._actions if isinstance(action, _HelpAll)]
@@ -58,7 +58,7 @@ class CommandParser(argparse.ArgumentParser):
                 action.help = text
 
     def error(self, message: str) -> NoReturn:
-        """Raise what :func:`argparse.ArgumentParser.error` would print.
+        """Raise the message that :func:`argparse.ArgumentParser.error` would print.
 
         Raises:
             CommandError: always.
@@ -77,21 +77,21 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def mistake(error: BaseException, anywhere: bool = False) -> str | None:
-    """The line that tells a user what to change; None where the fault is in code, whose traceback is wanted.
+def user_error(error: BaseException, anywhere: bool = False) -> str | None:
+    """One-line message of a user's mistake; None for an error in code, which needs a traceback.
 
-    A mistake is what this package refuses itself (an exception of its own, or one that its own code raises), and
-    whatever files, disks and memory refuse. An error that starts in other code, such as a user's own student, is not.
+    Mistakes are exceptions defined or raised by this package, and errors of files, disks and memory. An error raised
+    by other code, such as a user's own student, is not.
 
     Args:
-        error: what ended the command.
-        anywhere: errors about values count wherever they start: for commands that compute from given numbers alone.
+        error: the exception that ended the command.
+        anywhere: count errors about values from any code, for commands that only compute from given numbers.
     """
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, MemoryError):
-        return f"there is not enough memory ({text}); ask for less at a time"
+        return f"out of memory ({text}); reduce the size of batches, tables or plans"
     if isinstance(error, RecursionError):
-        return "the input nests too deep; write it flatter"
+        return "the input is nested too deep; flatten it"
     if isinstance(error, sqlite3.Error):
         return f"a database can't be read or written ({text}); check the disk and the file"
     if isinstance(error, OSError):
@@ -110,7 +110,7 @@ def mistake(error: BaseException, anywhere: bool = False) -> str | None:
 
 
 def shown_text(text: str, longest: int = 300) -> str:
-    """A message cut to one readable line."""
+    """Message shortened to one printable line."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[:longest]}…"
 
@@ -122,7 +122,7 @@ def _raised_in(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def importable(files: list[str]) -> Iterator[None]:
-    """Let a module that lies beside a configuration be imported, after all that is installed."""
+    """Context in which modules in the folders of ``files`` can be imported, after installed ones."""
     before = list(sys.path)
     folders = [str(Path(file).resolve().parent) for file in files]
     sys.path += [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
@@ -140,10 +140,10 @@ def add_set(parser: argparse.ArgumentParser, text: str, required: bool = False) 
 
 
 def values_set(option: str, texts: list[str], several: bool = False) -> dict[str, Any]:
-    """Dotted paths and values of texts ``PATH=VALUE``; a value is YAML, or a list of ``several`` with commas.
+    """Parse texts ``PATH=VALUE`` into values by dotted path; a value is YAML, or with ``several`` a comma list.
 
     Raises:
-        ValueError: for a text of another form.
+        ValueError: for texts of another form.
     """
     from pl_privknn.config import read_yaml
 
@@ -158,7 +158,7 @@ def values_set(option: str, texts: list[str], several: bool = False) -> dict[str
 
 
 def print_report(report: dict[str, Any], as_json: bool) -> None:
-    """Print a report as JSON, or its plain figures, one a line."""
+    """Print a report as JSON, or its plain figures, one per line."""
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
@@ -170,7 +170,7 @@ def print_report(report: dict[str, Any], as_json: bool) -> None:
 
 
 def figure(name: str, value: Any) -> str:
-    """A named value for people: stated bounds are rounded to their safe side."""
+    """Text of a named value, with bounds rounded conservatively."""
     if not isinstance(value, float):
         return printable(str(value))
     if name.startswith(("epsilon_lower", "empirical")):
@@ -179,14 +179,14 @@ def figure(name: str, value: Any) -> str:
 
 
 def suggest(words: str) -> None:
-    """Name the command that usually comes next, on stderr; within :func:`without_suggestions` nothing."""
+    """Print the usual next command on stderr, except within :func:`without_suggestions`."""
     if not _SILENT:
         print(f"Next: privknn {words}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def without_suggestions() -> Iterator[None]:
-    """Within: commands that are steps of another one suggest nothing."""
+    """Context in which :func:`suggest` prints nothing."""
     _SILENT.append(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""``privknn compare`` and ``privknn tune``: many runs, and what they cost."""
+"""``privknn compare`` and ``privknn tune``: many runs and their total cost."""
 
 from __future__ import annotations
 
@@ -16,35 +16,44 @@ if TYPE_CHECKING:
 
 
 def add_compare(commands: Any, command: Command) -> None:
-    """Register ``privknn compare`` with argparse's subparsers; its runs are what ``command`` does."""
+    """Register ``privknn compare`` with argparse's subparsers; ``command`` executes its runs."""
     parser = commands.add_parser(
-        "compare", help="run several methods over ε and seeds; table and plot (resumable)"
+        "compare", help="run several methods over values of ε and seeds; write a table and a plot (resumable)"
     )
     parser.add_argument("config", nargs="?", help="YAML of the comparison, as configs/compare_digits.yaml")
     parser.add_argument(
-        "--data", metavar="PATH", help="in place of a YAML: the main methods on your own data"
+        "--data", metavar="PATH", help="instead of a YAML: compare the main methods on your own data"
     )
     parser.add_argument("--epsilon", nargs="+", type=float, metavar="ε", help="of --data: values of ε")
-    parser.add_argument("--private-records", type=int, metavar="N", help="of --data: about how many")
-    parser.add_argument("--delta", type=float, help="of --data: δ (a tenth of one over the records, or less)")
+    parser.add_argument(
+        "--private-records", type=int, metavar="N", help="of --data: approximate number; becomes public"
+    )
+    parser.add_argument(
+        "--delta", type=float, help="of --data: δ (by default the largest power of ten up to 1/(10 N))"
+    )
     add_places(parser.add_argument_group("parts and columns of --data"))
-    parser.add_argument("--output", help="its folder (runs/compare/NAME)")
+    parser.add_argument("--output", help="output folder (runs/compare/NAME)")
     for option, kind, metavar, text in (
-        ("--only", str, "METHOD", "these methods alone"),
-        ("--seeds", int, "N", "these seeds alone"),
-        ("--epsilons", str, "ε", "these values of ε alone"),
+        ("--only", str, "METHOD", "only these methods"),
+        ("--seeds", int, "N", "only these seeds"),
+        ("--epsilons", str, "ε", "only these values of ε"),
     ):
         parser.add_argument(
             option, nargs="+", action="extend", type=kind, default=[], metavar=metavar, help=text
         )
     parser.add_argument(
-        "--workers", type=int, default=1, help="runs at a time, each in a process (1); 0: all in this process"
+        "--workers",
+        type=int,
+        default=1,
+        help="number of parallel processes (1); 0: run everything in this process",
     )
     add_set(parser, "replace values of the YAML, as in base.trainer.max_epochs=2")
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what is done and what is missing; run nothing"
+        "--dry-run", action="store_true", help="list finished and missing runs without running any"
     )
-    parser.add_argument("--render", metavar="DIR", help="table, CSV and plot of stored results alone")
+    parser.add_argument(
+        "--render", metavar="DIR", help="only write table, CSV and plot of the stored results in DIR"
+    )
     parser.set_defaults(run=_compare, command=command)
 
 
@@ -52,7 +61,7 @@ def _compare(parsed: argparse.Namespace) -> int:
     """Run or render a comparison; 1 where a run failed."""
     if parsed.render is not None:
         if parsed.config is not None:
-            raise ValueError("--render takes stored results; leave the configuration out")
+            raise ValueError("--render takes stored results; leave out the configuration")
         from pl_privknn.comparison.plot import render
 
         print(render(Path(parsed.render), Path(parsed.output or parsed.render)))
@@ -61,16 +70,17 @@ def _compare(parsed: argparse.Namespace) -> int:
     given = (*own, parsed.delta, places["columns"] or None, parsed.public, parsed.test)
     if any(value is not None for value in given) and (None in own or parsed.config is not None or parsed.set):
         raise ValueError(
-            "--data PATH, --epsilon ε and --private-records N belong together, and their options to them; give these "
-            "three, without a YAML and --set"
+            "--data PATH, --epsilon ε and --private-records N are given together, without a YAML and --set; their "
+            "other options need all three"
         )
     if parsed.config is None and parsed.data is None:
-        raise ValueError("name the YAML of a comparison, --data PATH or --render DIR")
+        raise ValueError("nothing to compare; give the YAML of a comparison, --data PATH or --render DIR")
     with importable([parsed.config or parsed.data]):
         return _run(parsed)
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    from pl_privknn._checks import counted
     from pl_privknn.cli.cost import cost_line
     from pl_privknn.comparison.own_data import own_comparison, total_of
     from pl_privknn.comparison.plot import render
@@ -100,50 +110,53 @@ def _run(parsed: argparse.Namespace) -> int:
     worker = ("pl_privknn.cli.worker", str(Path(parsed.config or parsed.data).resolve().parent))
     with interruptible():
         before, failed = run_comparison(
-            chosen, output, command=parsed.command, worker=worker, workers=parsed.workers, report=_tell
+            chosen, output, command=parsed.command, worker=worker, workers=parsed.workers, report=_print_state
         )
     if any((output / "results").glob("*.json")):
         print(render(output, output))
     for label, error in failed.items():
         print(f"failed: {label}: {error}")
     done = len(chosen) - before - len(failed)
-    print(f"{len(chosen)} runs: {before} done before, {done} now, {len(failed)} failed")
+    print(f"{counted(len(chosen), 'run')}: {before} done before, {done} now, {len(failed)} failed")
     suggest(f"report {output}")
     print(output)
     return int(bool(failed))
 
 
-def _tell(what: str, run: Run, text: str) -> None:
-    """One line for each run that starts or ends."""
+def _print_state(what: str, run: Run, text: str) -> None:
+    """Print one line for each run that starts or ends."""
     print(f"{what}: {run.label}{f': {text}' if text else ''}", flush=True)
 
 
 def add_tune(commands: Any) -> None:
     """Register ``privknn tune`` with argparse's subparsers."""
     parser = commands.add_parser(
-        "tune", help="search settings of a private training; the whole search is paid for (resumable)"
+        "tune", help="search settings of a private training at a stated ε for the whole search (resumable)"
     )
     parser.add_argument("config", help="YAML of a training by NoisySGD or PrivateTraining")
     parser.add_argument("--epsilon", type=float, required=True, help="ε of the whole search")
     add_set(
         parser,
-        "values to draw from, as in model.init_args.optimization.lr=0.5,1,2; all combinations are possible",
+        "values to choose from, as in model.init_args.optimization.lr=0.5,1,2; searches all combinations",
         required=True,
     )
     parser.add_argument(
         "--mean", type=float, help="expected number of candidates (as many as there are settings)"
     )
     parser.add_argument(
-        "--score-noise", type=float, default=50.0, help="σ of the noise on a count of right predictions (50)"
+        "--score-noise",
+        type=float,
+        default=50.0,
+        help="σ of the noise on a count of correct predictions (50)",
     )
-    parser.add_argument("--output", help="its folder (runs/tune/NAME)")
-    parser.add_argument("--ledger", help="a ledger that several runs share (the folder's own)")
+    parser.add_argument("--output", help="output folder (runs/tune/NAME)")
+    parser.add_argument("--ledger", help="a ledger shared by several runs (one in the output folder)")
     parser.add_argument("--max-epsilon", type=float, help="budget of the ledger")
     parser.set_defaults(run=_tune)
 
 
 def _tune(parsed: argparse.Namespace) -> int:
-    """Search, and print the best setting and what the search cost."""
+    """Run the search, and print the best setting and the cost of the search."""
     from pl_privknn.config import read_document
     from pl_privknn.training.tuning import TuningRun, tuning_of
 

@@ -1,4 +1,4 @@
-"""Time and memory of a recommended run, before it starts."""
+"""Estimated time and memory of a recommended run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pl_privknn.recommendation import Recommendation
 
-_EXAMPLES = 16  # of the trial
-_START, _STEP = 9.0, 0.003  # seconds for imports, plan and files, and for a step of a student on features
-_RECORD = 7e-5  # seconds for reading a vector, its kernel and what the teacher does with it
+_EXAMPLES = 16  # of the timing trial
+_START, _STEP = 9.0, 0.003  # seconds for imports, plan and files, and for one step of a student on features
+_RECORD = 7e-5  # seconds per vector for reading, kernel and teacher
 _LIBRARIES, _NETWORK = 1.1, 0.7  # gigabytes of torch and Lightning, and of a network on images
 
 
 def cost_line(found: Recommendation, runs: int = 1) -> str:
-    """Time and memory of a run, or of several like it one after another, in words."""
+    """Sentence with the estimated time and memory of a run, or of several such runs in sequence."""
     from pl_privknn.datamodules import ImageFolderDataModule
 
     seconds, gigabytes = cost_of(found)
@@ -27,15 +27,15 @@ def cost_line(found: Recommendation, runs: int = 1) -> str:
         isinstance(found.data, ImageFolderDataModule) and not {"public", "test"} & found.data.places.keys()
     )
     return (
-        f"Cost: about {span} on this machine's CPU, if nothing else runs on it, and {gigabytes:.1f} GB of memory"
-        f"{', and the decoding of image files' if files else ''}."
+        f"Cost: about {span} on this machine's CPU when it is idle, and {gigabytes:.1f} GB of memory"
+        f"{', plus the decoding of image files' if files else ''}."
     )
 
 
 def cost_of(found: Recommendation) -> tuple[float, float]:
-    """Seconds and gigabytes of a run, from its public sizes and a trial on made-up and public examples.
+    """Estimated seconds and gigabytes of a run, from its public sizes and a trial on synthetic and public examples.
 
-    Neither the time nor the memory of this process is used, which depend on the private labels that were read.
+    Time and memory of this process are not used, since they depend on the private labels that were read.
     """
     import torch
 
@@ -48,7 +48,7 @@ def cost_of(found: Recommendation) -> tuple[float, float]:
     extractor = found.build(data)[1].features[0]
     assert isinstance(extractor, Extractor)
     images = torch.rand(_EXAMPLES, *data.image_shape)
-    if extractor.learns:  # the kinds beneath it, which learn from fewer examples
+    if extractor.learns:  # its underlying extractors, which learn from fewer examples
         extractor = PublicFeatures(4)
         extractor.fit_public(images)
     width = max(extractor(images).shape[1], found.setting.width)  # the first call loads weights
@@ -68,7 +68,7 @@ def cost_of(found: Recommendation) -> tuple[float, float]:
             for path in images_under(data.places[part])
         ]
         store = FileImages((files * _EXAMPLES)[:_EXAMPLES], data.image_shape, cache=False)
-        with contextlib.suppress(ValueError):  # of a damaged file, which a run leaves out
+        with contextlib.suppress(ValueError):  # a damaged file, which a run leaves out
             seconds += count * _seconds(lambda: store.read(torch.arange(len(store))))
     # Vectors are kept as float32, images as uint8, features as float32.
     base, size = (_LIBRARIES, 4) if data.image_shape[1:] == (1, 1) else (_LIBRARIES + _NETWORK, 1)
@@ -76,7 +76,7 @@ def cost_of(found: Recommendation) -> tuple[float, float]:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Processor seconds of this thread that a call takes for each of the examples, whatever else the machine does."""
+    """Processor seconds of this thread per example of a call, independent of other load."""
     started = time.thread_time()
     call()
     return (time.thread_time() - started) / _EXAMPLES

@@ -1,4 +1,4 @@
-"""``privknn init``, and the words of ``fit``, ``validate`` and ``test`` that need no torch."""
+"""``privknn init``, and the arguments of ``fit``, ``validate`` and ``test``, without importing torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pl_privknn.cli.common import importable, suggest
 if TYPE_CHECKING:
     from pl_privknn.recommendation import Recommendation
 
-#: The commands that LightningCLI runs, each in one line.
+#: Commands run by LightningCLI, with their help texts.
 COMMANDS = {
     "fit": "train a student on privately released labels, or a model by DP-SGD",
-    "validate": "evaluate a checkpoint on public images",
+    "validate": "evaluate a checkpoint on public examples",
     "test": "evaluate a checkpoint on the test set",
 }
 #: Columns of tables: arguments of TextDataModule.
@@ -37,9 +37,9 @@ all options: privknn {} --help-all"""
 def add_training(commands: Any, name: str) -> None:
     """Register one of :data:`COMMANDS` with argparse's subparsers.
 
-    What the parser does not know is left to LightningCLI, which takes seconds to load.
+    Unknown arguments are passed to LightningCLI, which takes seconds to import.
     """
-    recommends = "--data PATH --epsilon ε --private-records N [--OPTION ...]\n       privknn fit "
+    recommends = "--data PATH --epsilon ε --private-records N [OPTIONS]\n       privknn fit "
     parser = commands.add_parser(
         name,
         help=COMMANDS[name],
@@ -52,11 +52,11 @@ def add_training(commands: Any, name: str) -> None:
     parser.add_argument(
         "-c", "--config", action="append", default=[], metavar="FILE", help="YAML with any of the sections"
     )
-    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
     parser.add_argument("--run_dir", metavar="DIR", help="folder of the run (runs/NAME/NUMBER)")
     parser.add_argument("--ckpt_path", metavar="FILE", help="a checkpoint of the student")
     if name == "fit":
-        title = "in place of --config: the best run for these data, ε and records"
+        title = "instead of --config: the recommended run for these data, ε and records"
         add_recommended(parser.add_argument_group(title), required=False)
     parser.set_defaults(command=name)
 
@@ -65,11 +65,11 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
     """Run ``fit``, ``validate`` or ``test``.
 
     Args:
-        parsed: what :func:`add_training` has options for.
-        others: the other words, for LightningCLI.
+        parsed: options of :func:`add_training`.
+        others: all other arguments, for LightningCLI.
 
     Raises:
-        ValueError: for words that do not go together, or do not say what to run.
+        ValueError: for arguments that exclude each other, or without anything to run.
         FileNotFoundError: for a file or folder that does not exist.
     """
     command, data = parsed.command, getattr(parsed, "data", None)
@@ -78,24 +78,22 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
         if data is None or None in wanted or parsed.config or parsed.resume:
             raise ValueError(
                 "--epsilon and --private-records belong to privknn fit --data PATH --epsilon ε --private-records N; "
-                "give these three and leave --config and --resume out, or give --config FILE without them"
+                "give these three without --config and --resume, or give --config FILE without them"
             )
         return _fit_recommended(parsed, others)
     sections = ("--data", "--model", "--print_config")
     if not (parsed.config or parsed.resume or data or any(word.startswith(sections) for word in others)):
         raise ValueError(
-            "nothing says what to run; give --config FILE, as in --config configs/digits_reverse_knn.yaml, or "
+            "no configuration; give --config FILE, as in --config configs/digits_reverse_knn.yaml, or "
             f"--resume DIR; see privknn {command} --help"
         )
     for file in parsed.config:  # LightningCLI reads configuration from the word itself too
         if file.endswith((".yaml", ".yml", ".json")) and not Path(file).is_file():
             raise FileNotFoundError(
-                f"--config {file}: there is no such file; the package's own are configs/NAME.yaml"
+                f"--config {file}: no such file; built-in configurations are configs/NAME.yaml"
             )
     if parsed.resume is not None and not (Path(parsed.resume) / "config.yaml").is_file():
-        raise FileNotFoundError(
-            f"--resume {parsed.resume}: there is no config.yaml; give the folder of a run"
-        )
+        raise FileNotFoundError(f"--resume {parsed.resume}: no config.yaml; give the folder of a run")
     from pl_privknn.cli.train import run_training
 
     section = [] if data is None else ["--data", data]
@@ -105,7 +103,7 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
 
 
 def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
-    """Recommend a run for one's data and run it, with the data module that was looked at."""
+    """Recommend a run for data and start it, with the inspected data module."""
     from pl_privknn.cli.cost import cost_line
     from pl_privknn.cli.train import run_training
 
@@ -115,34 +113,36 @@ def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
     print(cost_line(found), flush=True)
     data = None if any(word.startswith("--data") for word in others) else found.data
     with tempfile.TemporaryDirectory() as place:
-        config = Path(place) / f"{name}.yaml"  # whose name the run has
+        config = Path(place) / f"{name}.yaml"  # the run is named after it
         config.write_text(found.to_yaml(), encoding="utf-8")
         return run_training("fit", others, [str(config)], parsed.run_dir, parsed.ckpt_path, data=data)
 
 
 def add_init(commands: Any) -> None:
     """Register ``privknn init`` with argparse's subparsers."""
-    parser = commands.add_parser(
-        "init", help="recommend the best run for your data and write its configuration"
-    )
+    parser = commands.add_parser("init", help="recommend a run for your data and write its configuration")
     add_recommended(parser, required=True)
-    parser.add_argument("--output", default="private_run.yaml", metavar="FILE", help="(private_run.yaml)")
+    parser.add_argument(
+        "--output", default="private_run.yaml", metavar="FILE", help="the configuration (private_run.yaml)"
+    )
     parser.set_defaults(run=_init)
 
 
 def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
-    """Options of ``init``, and of ``fit`` without a configuration."""
+    """Add the options of ``init``, and of ``fit`` without a configuration."""
     parser.add_argument(
         "--data",
         required=required,
         metavar="PATH",
         help="a table, a folder of images, tables or arrays, an .npz file, or YAML with a section data",
     )
-    parser.add_argument("--name", help="of the data in report and privacy card (the folder's name)")
-    parser.add_argument("--person", metavar="COLUMN", help="of tables: the column of owners")
+    parser.add_argument("--name", help="name of the data in report and privacy card (the folder's name)")
+    parser.add_argument(
+        "--person", metavar="COLUMN", help="of tables: the column with the person of each record"
+    )
     add_places(parser)
     parser.add_argument(
-        "--unit", choices=("record", "person"), help="of privacy; a person where --person names the owners"
+        "--unit", choices=("record", "person"), help="unit of privacy (person with --person, else record)"
     )
     parser.add_argument("--epsilon", type=float, required=required, help="target ε")
     parser.add_argument(
@@ -150,36 +150,44 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
         type=int,
         required=required,
         metavar="N",
-        help="about how many, as anybody may know; or persons, where these are the unit",
+        help="approximate number of private records, or of persons where these are the unit; becomes public",
     )
-    parser.add_argument("--delta", type=float, help="δ (a tenth of one over the records, or less)")
-    parser.add_argument("--num-classes", type=int, help="where no test set tells them")
+    parser.add_argument("--delta", type=float, help="δ (by default the largest power of ten up to 1/(10 N))")
+    parser.add_argument("--num-classes", type=int, help="number of classes, where no test set has them")
     parser.add_argument(
         "--public-kind",
         choices=("same", "other"),
-        help="other, where public examples are of another kind than private ones (judged by test examples)",
+        help="whether public examples are of the same kind as private ones (decided by test examples)",
     )
-    parser.add_argument("--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="this one")
+    parser.add_argument(
+        "--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="use this teacher"
+    )
 
 
 def add_places(parser: argparse._ActionsContainer) -> None:
-    """Options that say where parts of the data, and columns of tables, are."""
+    """Add the options for paths of parts of the data and columns of tables."""
+    parser.add_argument("--public", metavar="PATH", help="public data in another place (optional)")
     parser.add_argument(
-        "--public", metavar="PATH", help="public data elsewhere; without any, none are needed"
-    )
-    parser.add_argument(
-        "--test", metavar="PATH", help="test data elsewhere; without any, accuracy is paid for"
+        "--test",
+        metavar="PATH",
+        help="test data in another place; without public and test data, accuracy "
+        "is measured on held-out private records",
     )
     for column, what in (("text", "texts, or of vectors (text)"), ("label", "labels (label)")):
         parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")
     parser.add_argument(
-        "--classes", nargs="+", metavar="NAME", help="of tables whose test part does not tell them"
+        "--classes",
+        nargs="+",
+        metavar="NAME",
+        help="names of the classes, for tables whose test part lacks them",
     )
-    parser.add_argument("--encoding", metavar="NAME", help="of tables in text files, as latin-1 (UTF-8)")
+    parser.add_argument(
+        "--encoding", metavar="NAME", help="encoding of tables in text files, as latin-1 (UTF-8)"
+    )
 
 
 def places_of(parsed: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`add_places` has options for, as arguments of :func:`~pl_privknn.recommend`."""
+    """Options of :func:`add_places` as arguments of :func:`~pl_privknn.recommend`."""
     columns = {name: value for name in _COLUMNS if (value := getattr(parsed, name, None)) is not None}
     return {"columns": columns, "public": parsed.public, "test": parsed.test}
 
@@ -189,7 +197,7 @@ def _init(parsed: argparse.Namespace) -> int:
 
     output = Path(parsed.output)
     if output.exists():
-        raise FileExistsError(f"--output {output} is there already; name another file")
+        raise FileExistsError(f"--output {output} already exists; name another file")
     _check_writable("--output", output)
     output.write_text((found := recommended(parsed)).to_yaml(), encoding="utf-8")
     print(cost_line(found))
@@ -198,7 +206,7 @@ def _init(parsed: argparse.Namespace) -> int:
 
 
 def recommended(parsed: argparse.Namespace) -> Recommendation:
-    """The recommendation for the data that the words name; its reasons are printed."""
+    """Recommendation for the data of a command; prints its reasons."""
     from pl_privknn._checks import check_epsilon, check_int
     from pl_privknn.recommendation import recommend
 
@@ -208,7 +216,7 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
         check_int("--num-classes", parsed.num_classes, minimum=2)
     name = _name(parsed.data) if parsed.name is None else parsed.name
     if not name.strip():
-        raise ValueError(f"--name {name!r}: want a text, or leave it out for the folder's name")
+        raise ValueError(f"--name {name!r}: expected a text, or leave it out for the folder's name")
     with importable([parsed.data]):
         found = recommend(
             parsed.data,
@@ -235,7 +243,7 @@ def _name(path: str) -> str:
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """Refuse a place that can't be written to, before anything is computed."""
+    """Reject a path that can't be written, before any computation."""
     place = next(parent for parent in (path.resolve(), *path.resolve().parents) if parent.exists())
     if place.is_file() or not os.access(place, os.W_OK | os.X_OK):
-        raise PermissionError(f"{option} {path}: {place} is no folder that can be written to")
+        raise PermissionError(f"{option} {path}: {place} is not a writable folder")

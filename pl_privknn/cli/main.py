@@ -13,7 +13,7 @@ from typing import Any
 from pl_privknn import __version__
 from pl_privknn.cli.audit import add_audit
 from pl_privknn.cli.check import add_check
-from pl_privknn.cli.common import CommandParser, mistake, shown_text
+from pl_privknn.cli.common import CommandParser, shown_text, user_error
 from pl_privknn.cli.compare import add_compare, add_tune
 from pl_privknn.cli.fit import COMMANDS, add_init, add_training, run_training_command
 from pl_privknn.cli.privacy import add_epsilon, add_plan
@@ -24,21 +24,21 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one ``privknn`` command.
 
     Args:
-        args: the words after ``privknn``; those of the process by default.
+        args: the arguments after ``privknn``; those of the process by default.
 
     Returns:
-        The exit status: 0; 1 where the command found that something is wrong, such as a violated claim; 2 for a
-        mistake in what it was given, which is told in one line on stderr.
+        The exit status: 0 on success; 1 if the command detected a problem, such as a violated claim; 2 for invalid
+        input, with a one-line message on stderr.
     """
     words = [_shipped(word) for word in (sys.argv[1:] if args is None else args)]
     training = bool(words) and words[0] in COMMANDS
     try:
         return _run(words)
-    except BrokenPipeError:  # whoever read the output, such as head, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        text = mistake(error, anywhere=not training)
+        text = user_error(error, anywhere=not training)
         if text is None:
             raise
         name = f"privknn {words[0]}" if words and words[0] in (*COMMANDS, *_ADDED) else "privknn"
@@ -47,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _shipped(word: str) -> str:
-    """A word with ``configs/NAME.yaml`` in it as the package's own file, where the working directory has none."""
+    """Replace ``configs/NAME.yaml`` by the built-in file, unless the working directory has one."""
     option, equals, name = word.rpartition("=")
     own = Path(__file__).parents[1] / name
     if name.startswith("configs/") and not Path(name).exists() and own.is_file():
@@ -81,7 +81,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, add in _ADDED.items():
-        if name == "report":  # after what comes before a first run
+        if name == "report":  # training commands are listed before it
             for training in COMMANDS:
                 add_training(commands, training)
         add(commands)
@@ -94,7 +94,7 @@ _EXAMPLES = """examples:
   privknn init --data photos --epsilon 1 --private-records 2000
   privknn fit --config private_run.yaml
 
-Each command explains itself: privknn COMMAND --help"""
+Options of a command: privknn COMMAND --help"""
 
 _ADDED: dict[str, Callable[[Any], None]] = {
     "demo": lambda commands: add_demo(commands, main),

@@ -18,7 +18,7 @@ _UNITS = ["record", "person"]
 
 def add_epsilon(commands: Any) -> None:
     """Register ``privknn epsilon`` with argparse's subparsers."""
-    parser = commands.add_parser("epsilon", help="ε of records, plans, configurations or ledgers")
+    parser = commands.add_parser("epsilon", help="compute ε of records, plans, configurations or ledgers")
     parser.add_argument(
         "files",
         nargs="+",
@@ -28,18 +28,22 @@ def add_epsilon(commands: Any) -> None:
     )
     parser.add_argument("--delta", type=float, help="δ, as 1e-5; by default the file's own")
     parser.add_argument("--adjacency", choices=_ADJACENCIES)
-    parser.add_argument("--unit", choices=_UNITS, help="of a bare list; others state their own")
+    parser.add_argument(
+        "--unit", choices=_UNITS, help="unit of privacy of a bare list; other files state their own"
+    )
     parser.add_argument("--num-classes", type=int, help="for a configuration without a data section")
     parser.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
     parser.add_argument(
-        "--bounds", action="store_true", help="also epsilon_lower, below which no accountant can state ε"
+        "--bounds", action="store_true", help="also epsilon_lower, a lower bound on the ε of any accountant"
     )
     parser.add_argument(
         "--tradeoff",
         action="store_true",
-        help="also the error rates of the best attack, and μ of Gaussian DP",
+        help="also the error rates of the strongest attack, and μ of Gaussian DP",
     )
-    parser.add_argument("--plot", metavar="FILE", help="draw the best attack's error rates; with --tradeoff")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="plot the strongest attack's error rates; with --tradeoff"
+    )
     parser.add_argument(
         "--certificate",
         metavar="OUT",
@@ -88,7 +92,7 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
 
 
 def _plan_of(file: str, num_classes: int | None) -> Releases | None:
-    """Plan that a configuration states; None for files of other kinds."""
+    """Planned releases of a configuration; None for files of other kinds."""
     if Path(file).suffix not in (".yaml", ".yml") or not Path(file).is_file():
         return None
     from pl_privknn.config import read_document
@@ -103,7 +107,7 @@ def _plan_of(file: str, num_classes: int | None) -> Releases | None:
 
 def add_plan(commands: Any) -> None:
     """Register ``privknn plan`` with argparse's subparsers."""
-    text = "find the noise, or another setting, for a target ε"
+    text = "solve for the noise, or another setting, at a target ε"
     parser = commands.add_parser("plan", help=text, description=text)
     parser.add_argument("config", help="configuration of a teacher, of NoisySGD or of PrivateTraining")
     parser.add_argument("--epsilon", type=float, required=True, help="target ε")
@@ -112,7 +116,7 @@ def add_plan(commands: Any) -> None:
         metavar="PATH",
         help="the setting to find, as in labeling.queries_per_round (the one that the teacher's class names)",
     )
-    parser.add_argument("--unit", choices=_UNITS, help="unit of privacy, in the configuration's place")
+    parser.add_argument("--unit", choices=_UNITS, help="unit of privacy, overriding the configuration's")
     parser.add_argument("--low", type=float, help="smallest value allowed")
     parser.add_argument("--high", type=float, help="largest value allowed")
     parser.add_argument(
@@ -121,25 +125,25 @@ def add_plan(commands: Any) -> None:
         action="extend",
         default=[],
         metavar="PATH=FACTOR",
-        help="settings that follow the found one, as a screening's noise",
+        help="settings proportional to the one found, as the noise of a screening",
     )
     add_set(parser, "replace values of the configuration, as in labeling.queries_per_round=500")
     parser.add_argument("--num-classes", type=int, help="for a configuration without a data section")
-    parser.add_argument(
-        "--fast", action="store_true", help="leave out the exact figure (a little more noise)"
-    )
+    parser.add_argument("--fast", action="store_true", help="skip the exact accountant (slightly more noise)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_plan)
 
 
 def run_plan(parsed: argparse.Namespace) -> int:
-    """Find the setting, and print what the configuration then costs."""
+    """Calibrate the setting, and print the cost of the configuration."""
     from pl_privknn.config import put, read_document
     from pl_privknn.planning import solve
 
     document = read_document(parsed.config)
     if not isinstance(document, dict):
-        raise ValueError(f"{parsed.config} is no configuration; give one of a teacher or a private training")
+        raise ValueError(
+            f"{parsed.config} is not a configuration; give one of a teacher or a private training"
+        )
     for path, value in values_set("--set", parsed.set).items():
         put(document, path, value)
     if parsed.unit is not None:

@@ -1,4 +1,4 @@
-"""``privknn report``, ``export``, ``predict`` and ``demo``: what comes after a run, and two runs to look at."""
+"""``privknn report``, ``export``, ``predict`` and ``demo``: commands after a run, and two example runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from pl_privknn.cli.common import suggest, without_suggestions
 
-#: Configurations of the demo: what init recommends for these data first.
+#: Configurations of the demo; the first is the recommendation of init for these data.
 _DEMO = {"Recommended": "digits_recommended", "Private-kNN": "digits_private_knn"}
 
 
 def add_report(commands: Any) -> None:
     """Register ``privknn report`` with argparse's subparsers."""
     parser = commands.add_parser(
-        "report", help="one HTML page of a run, a comparison or a ledger; privacy card"
+        "report", help="write an HTML page of a run, a comparison or a ledger, and its privacy card"
     )
     parser.add_argument("path", help="folder of a run or of a comparison, or a ledger")
     parser.add_argument("--output", metavar="FILE", help="the HTML file (report.html in the folder)")
@@ -37,7 +37,7 @@ def _report(parsed: argparse.Namespace) -> int:
 def add_export(commands: Any) -> None:
     """Register ``privknn export`` with argparse's subparsers."""
     parser = commands.add_parser(
-        "export", help="the model that a run released as one file, with its privacy card"
+        "export", help="write the released model of a run as one file, with its privacy card"
     )
     parser.add_argument("run_dir", metavar="RUN", help="folder of the run")
     parser.add_argument(
@@ -53,14 +53,16 @@ def _export(parsed: argparse.Namespace) -> int:
     run = Path(parsed.run_dir)
     path = export_run(run, Path(parsed.output or run / "export"), parsed.format)
     print(path)
-    if path.suffix != ".pt":  # weights alone predict nothing
+    if path.suffix != ".pt":  # weights without a model can't predict
         suggest(f"predict {path} FILES")
     return 0
 
 
 def add_predict(commands: Any) -> None:
     """Register ``privknn predict`` with argparse's subparsers."""
-    parser = commands.add_parser("predict", help="classes of images, texts or vectors, as a CSV file")
+    parser = commands.add_parser(
+        "predict", help="predict classes of images, texts or vectors; writes a CSV file"
+    )
     parser.add_argument("model", metavar="MODEL", help="folder of a run, or its exported file")
     parser.add_argument(
         "inputs",
@@ -68,33 +70,36 @@ def add_predict(commands: Any) -> None:
         metavar="INPUT",
         help="images or folders of images, one table or one .npy array (the run's own predict or test part)",
     )
-    parser.add_argument("--column", help="of a table (as in the run)")
-    parser.add_argument("--output", default="predictions.csv", metavar="FILE", help="(predictions.csv)")
+    parser.add_argument("--column", help="column of a table (as in the run)")
+    parser.add_argument(
+        "--output", default="predictions.csv", metavar="FILE", help="CSV file (predictions.csv)"
+    )
     parser.set_defaults(run=_predict)
 
 
 def _predict(parsed: argparse.Namespace) -> int:
+    from pl_privknn._checks import counted
     from pl_privknn.prediction import predict
 
     output = Path(parsed.output)
     if output.exists():
-        raise FileExistsError(f"--output {output} is there already; name another file")
+        raise FileExistsError(f"--output {output} already exists; name another file")
     if not output.resolve().parent.is_dir():
-        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}; make it first")
+        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}; create it first")
     found = predict(parsed.model, parsed.inputs or None, column=parsed.column)
     found.write(output)
-    print(f"{len(found.names)} predictions")
+    print(counted(len(found.names), "prediction"))
     print(output)
     return 0
 
 
 def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
-    """Register ``privknn demo`` with argparse's subparsers; its runs are what ``command`` does."""
+    """Register ``privknn demo`` with argparse's subparsers; ``command`` executes its runs."""
     parser = commands.add_parser(
-        "demo", help="the recommended run and Private-kNN on bundled digits: ε and accuracy of both"
+        "demo", help="train the recommended run and Private-kNN on bundled digits; compare ε and accuracy"
     )
     parser.add_argument("--output", default="runs/demo", help="where the runs go (runs/demo)")
-    parser.add_argument("--epochs", type=int, default=24, help="of each student (24)")
+    parser.add_argument("--epochs", type=int, default=24, help="epochs of each student (24)")
     parser.set_defaults(run=lambda parsed: _demo(parsed, command))
 
 
@@ -121,10 +126,10 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
         figures = (at_most(summary["epsilon"]), f"{summary['delta']:g}", summary["guarantee"])
         print(columns.format(title, *figures, answered, *accuracies))
         sentences.append(f"{title}: {_meaning(summary)}")
-    print("labels, test: shares of released labels, and of test images by the student, that are right\n")
+    print("labels: accuracy of the released labels; test: accuracy of the student on test images\n")
     print(*sentences, sep="\n")
     for title, config in _DEMO.items():
-        print(f"A page to look at, of {title}:", flush=True)
+        print(f"Report of {title}:", flush=True)
         with without_suggestions():
             command(["report", str(folder / config)])
     suggest("init --data PATH --epsilon 1 --private-records N")
@@ -133,7 +138,7 @@ def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -
 
 
 def _meaning(summary: Mapping[str, Any]) -> str:
-    """Meaning of a run's ε for one person, in a sentence; see :func:`~pl_privknn.privacy.trade_off`."""
+    """Sentence on the meaning of a run's ε for one person; see :func:`~pl_privknn.privacy.trade_off`."""
     from pl_privknn._checks import at_most
 
     found = at_most(100 * summary["tpr_at_fpr_0.01"], 2)

@@ -1,4 +1,4 @@
-"""``privknn fit / validate / test``: LightningCLI with the project's classes known by name."""
+"""``privknn fit / validate / test``: LightningCLI that knows this package's classes by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
 from pl_privknn.callbacks.run_files import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
 from pl_privknn.callbacks.run_summary import errors_as_warnings
-from pl_privknn.cli.common import importable, mistake, shown_text, suggest
+from pl_privknn.cli.common import importable, shown_text, suggest, user_error
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.folders import LOCK, FolderLock, new_number
@@ -34,21 +34,28 @@ from pl_privknn.training import NoisySGD, PrivateTraining
 
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
 
-#: Beginnings of warnings about Lightning's own workings, and about what this package sees to itself.
-_WORKINGS = (
+#: Patterns of warnings about Lightning's internals, and about matters that this package handles.
+_IGNORED_WARNINGS = (
     "LightningCLI's args parameter is intended",
-    "Experiment logs directory .* exists and is not empty",  # put aside by PrivKNNCLI.before_fit
+    "Experiment logs directory .* exists and is not empty",  # moved away by PrivKNNCLI.before_fit
     "Checkpoint directory .* exists and is not empty",  # a resumed run's
-    ".*does not have many workers",  # images are in memory
-    "Total length of `list` across ranks is zero",  # public images of unknown truth: nothing to validate on
+    ".*does not have many workers",  # examples are in memory
+    "Total length of `list` across ranks is zero",  # unlabelled public examples can't validate
     *MESSAGES,
 )
-_BEFORE_ASKING = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
-#: Loggers that an extra of the same name brings, with the package.
+_BEFORE_QUERIES = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
+#: Loggers that the extra of the same name installs.
 _LOGGERS = {"TensorBoardLogger": "tensorboard", "WandbLogger": "wandb"}
-_SAID = ("litlogger", "litmodels", "TPU available", "HPU available", "passed to Trainer: LeavesFolder")
+#: Parts of Lightning's log messages that are not shown.
+_IGNORED_LOGS = (
+    "litlogger",
+    "litmodels",
+    "TPU available",
+    "HPU available",
+    "passed to Trainer: LeavesFolder",
+)
 
-known_classes()  # YAML may name them without a module path
+known_classes()  # allows YAML to name them without a module path
 
 
 def run_training(
@@ -63,24 +70,24 @@ def run_training(
     """Run ``fit``, ``validate`` or ``test``.
 
     Args:
-        command: one of these.
+        command: the name of the command.
         words: options of LightningCLI.
-        configs: files of configuration, which the words go before.
+        configs: configuration files, overridden by ``words``.
         run_dir: folder of the run.
         ckpt_path: a checkpoint of the student.
         resume: folder of an interrupted run, whose configuration and last checkpoint are used.
-        data: the data module that the configuration describes, where it is made already.
+        data: the data module of the configuration, if it is already constructed.
 
     Returns:
         The exit status.
 
     Raises:
-        ConfigurationError: for arguments, configuration or a checkpoint that can't be used.
+        ConfigurationError: for invalid arguments, configurations or checkpoints.
     """
     if resume is not None:
         if run_dir is not None and Path(run_dir).resolve() != Path(resume).resolve():
             raise ValueError(
-                f"--run_dir {run_dir}: --resume {resume} goes on in its own folder; leave it out"
+                f"--run_dir {run_dir}: --resume {resume} continues in its own folder; leave out --run_dir"
             )
         configs, run_dir = [str(Path(resume) / "config.yaml"), *configs], resume
         ckpt_path = ckpt_path or _last_checkpoint(Path(resume))
@@ -93,31 +100,31 @@ def run_training(
         with quietly(command), importable(list(configs)):
             cli.run_words([command, *options, *words])
     except (KeyboardInterrupt, SystemExit) as stop:
-        _leave(cli.at_work)
-        if (status := _interrupted(stop, cli.at_work)) is None:
+        _leave(cli.running)
+        if (status := _interrupted(stop, cli.running)) is None:
             raise
         return status
     except _MISCONFIGURED as error:
-        _leave(cli.at_work)
+        _leave(cli.running)
         raise ConfigurationError(one_line(error)) from error
     except Exception as error:
-        _leave(cli.at_work)
-        if mistake(error) is None and _restoring(error):
-            # A network that does not fit is told in full; torch's advice on unsafe files is not for users.
+        _leave(cli.running)
+        if user_error(error) is None and _restoring(error):
+            # Shows a mismatch of the network in full, but not torch's advice on unsafe files.
             why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
             raise ConfigurationError(
-                f"ckpt_path={ckpt_path} can't be restored ({why}); give another checkpoint, of the same student"
+                f"ckpt_path={ckpt_path} can't be restored ({why}); give a checkpoint of the same student"
             ) from error
         raise
     return 0
 
 
 def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
-    """Say how a run that was stopped by Ctrl-C goes on; None for an end of another kind."""
+    """Print how to resume a run stopped by Ctrl-C; returns the exit status, or None for another exit."""
     trainer = getattr(cli, "trainer", None)
     if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
         return None
-    text = "interrupted before this command asked anything: it spent nothing. Repeat it to go on"
+    text = "interrupted before the run: no privacy budget was spent. Repeat the command to continue"
     if cli is not None and trainer is not None and (spender := spender_of(trainer, cli.model)) is not None:
         folder, kept, report = cli._subconfig().run_dir, ["the ledger"], spender.ledger.report()
         if hasattr(spender, "label_counts"):
@@ -125,35 +132,35 @@ def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
         if usable_checkpoint(Path(folder) / CHECKPOINT) is not None:
             kept.append("a checkpoint of the last full epoch")
         text = (
-            f"interrupted. Spent: ε {at_most(report.spent.epsilon)} of the {at_most(report.guarantee.epsilon)} "
-            f"that the run states, at δ {report.spent.delta:g}. Kept in {folder}: "
-            f"{', '.join(kept)}; none of it is paid for again. Continue with: privknn fit --resume {folder}"
+            f"interrupted. ε spent: {at_most(report.spent.epsilon)} of the stated "
+            f"{at_most(report.guarantee.epsilon)}, at δ {report.spent.delta:g}. Kept in {folder}: {', '.join(kept)}; "
+            f"continuing does not charge them again. Continue with: privknn fit --resume {folder}"
         )
     print(f"privknn: {text}", file=sys.stderr)
     return 128 + signal.SIGINT
 
 
 def _leave(cli: PrivKNNCLI | None) -> None:
-    """Let others into the folder; remove it where this command made it and asked nothing, so that it is empty."""
+    """Unlock the folder, and remove it if this command created it and made no query."""
     lock, folder = (getattr(cli, name, None) for name in ("_lock", "made_folder"))
     if lock is not None:
         lock.release()
-    if folder is not None and {path.name for path in folder.glob("*")} <= _BEFORE_ASKING:
+    if folder is not None and {path.name for path in folder.glob("*")} <= _BEFORE_QUERIES:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _restoring(error: Exception) -> bool:
-    """Whether an error came up while a checkpoint was read."""
+    """Whether an error was raised while a checkpoint was read."""
     files = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
     return "checkpoint_connector.py" in files
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """The checkpoint that a run in a folder goes on from."""
+    """Checkpoint from which a run in a folder is resumed."""
     if (missing := left_out_of((folder / "config.yaml").read_text(encoding="utf-8"))) is not None:
         raise ValueError(
-            f"--resume {folder}: this run was started in Python, and config.yaml can't say its {missing}; go on "
-            "there, with trainer.fit(..., ckpt_path=...)"
+            f"--resume {folder}: this run was started in Python, and config.yaml can't express its {missing}; "
+            "continue in Python, with trainer.fit(..., ckpt_path=...)"
         )
     checkpoint = usable_checkpoint(folder / CHECKPOINT)
     return None if checkpoint is None else str(checkpoint)
@@ -163,19 +170,19 @@ def _last_checkpoint(folder: Path) -> str | None:
 
 
 class TrainingParser(Parser, LightningArgumentParser):
-    """Lightning's parser for modules and loggers of both packages."""
+    """Lightning's parser, for modules and loggers of both Lightning packages."""
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
-        """Add the section of a class, or of the subclasses that modules and data modules of both packages are."""
+        """Add the section of a class, or of subclasses of a base class of both Lightning packages."""
         if not subclass_mode:
             return super().add_lightning_class_args(lightning_class, nested_key, required=required)
         classes = pl.both(lightning_class.__name__)
         return self.add_subclass_arguments(classes, nested_key, fail_untyped=False, required=required)
 
     def _parse_common(self, cfg: Namespace, *args: Any, **kwargs: Any) -> Namespace:
-        """Let loggers write into the run's folder unless they are told otherwise; some ask for a folder."""
+        """Parse with the run's folder as the default of loggers that require a folder."""
         for section in (cfg, *(value for value in vars(cfg).values() if isinstance(value, Namespace))):
             loggers = section.get("trainer.logger")
             for logger in loggers if isinstance(loggers, list) else [loggers]:
@@ -185,7 +192,7 @@ class TrainingParser(Parser, LightningArgumentParser):
 
 
 def _add_folder(logger: Namespace) -> None:
-    """Give a logger that has to be told a folder the placeholder for the run's."""
+    """Set a required folder of a logger to the placeholder of the run's folder."""
     module, _, name = str(logger.get("class_path")).rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
     if found is None:
@@ -201,18 +208,18 @@ def _add_folder(logger: Namespace) -> None:
 class PrivKNNCLI(LightningCLI):
     """LightningCLI with a ``labeling`` section (:class:`PrivateLabeler`) and a folder for each run."""
 
-    #: The trainer's methods that are offered. Each takes a second to describe, so a command describes itself alone.
+    #: Available methods of the trainer. Each takes a second to describe, so a command describes only itself.
     methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test")
-    #: The data module that the configuration describes, where it is made already.
+    #: Data module of the configuration, if it is already constructed.
     made_data: ClassVar[pl.LightningDataModule | None] = None
-    #: Whether the run was begun by an earlier command, in a folder that may have moved since.
+    #: Whether the run was started by an earlier command, in a folder that may have moved since.
     resumed: ClassVar[bool] = False
-    #: The command at work, for who has to say where it stopped.
-    at_work: ClassVar[PrivKNNCLI | None] = None
+    #: The running command, for the message of an interruption.
+    running: ClassVar[PrivKNNCLI | None] = None
 
     @classmethod
     def run_words(cls, words: list[str]) -> None:
-        """Run the command that the words name."""
+        """Run the command of these arguments."""
         cls(
             model_class=pl.package_of().LightningModule,
             datamodule_class=pl.package_of().LightningDataModule,
@@ -229,23 +236,23 @@ class PrivKNNCLI(LightningCLI):
         )
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """A parser with an option for files; see :meth:`LightningCLI.init_parser`."""
+        """Parser with an option for configuration files; see :meth:`LightningCLI.init_parser`."""
         parser = TrainingParser(dump_header=[f"pytorch_lightning=={pl.package_of().__version__}"], **kwargs)
         parser.add_argument(
-            "-c", "--config", action=ActionConfigFile, help="a file with configuration, YAML or JSON"
+            "-c", "--config", action=ActionConfigFile, help="configuration file, YAML or JSON"
         )
         return parser
 
     @classmethod
     def subcommands(cls) -> dict[str, set[str]]:
-        """The trainer's methods that are offered, with the arguments that they fill in themselves."""
+        """Available methods of the trainer, with the arguments that LightningCLI sets."""
         return {
             name: {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
             for name in cls.methods
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the ``labeling`` section, the run's folder, and what the data says of the network."""
+        """Add the ``labeling`` section, the run's folder, and links from the data to the network."""
         parser.usage = f"privknn {self.methods[0]} --config FILE [--OPTION VALUE ...]"
         parser.add_lightning_class_args(PrivateLabeler, "labeling")
         parser.add_argument(
@@ -272,7 +279,7 @@ class PrivKNNCLI(LightningCLI):
         """Parse the command line and its files.
 
         Raises:
-            ConfigurationError: for arguments that are not known or have a bad value.
+            ConfigurationError: for unknown arguments or invalid values.
         """
         try:
             super().parse_arguments(parser, args)
@@ -287,10 +294,10 @@ class PrivKNNCLI(LightningCLI):
             check_int("seed_everything", seed, minimum=0, maximum=2**32 - 1)
 
     def instantiate_classes(self) -> None:
-        """Make the trainer, the data, the student and the labeler.
+        """Instantiate trainer, data, student and labeler.
 
         Raises:
-            ConfigurationError: for arguments that their constructors refuse.
+            ConfigurationError: for arguments rejected by their constructors.
         """
         self._written = self.config
         if self.made_data is not None:
@@ -302,70 +309,70 @@ class PrivKNNCLI(LightningCLI):
             raise ConfigurationError(one_line(error)) from error
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the command line as it was given.
+        """Keep the command line unchanged.
 
-        Lightning would let the checkpoint's hyper-parameters win over it without a word.
+        Lightning would silently replace it by the checkpoint's hyper-parameters.
         """
 
     def before_instantiate_classes(self) -> None:
-        """Give the run its folder, and the loggers and checkpoints their place in it."""
+        """Set the run's folder, and those of loggers and checkpoints within it."""
         config = self._subconfig()
         made = not (config.run_dir and Path(config.run_dir).exists())
         folder = Path(config.run_dir) if config.run_dir else new_folder(config)
         config.run_dir = str(folder)
-        type(self).at_work = self
+        type(self).running = self
         if (
             self.subcommand == "fit"
             and not config.trainer.fast_dev_run
             and getattr(rank_zero_only, "rank", 0) == 0
         ):
-            self._lock = FolderLock(folder, shared=True)  # before anything in the folder is touched
+            self._lock = FolderLock(folder, shared=True)  # before any access to the folder
             self.made_folder = folder if made else None
         root = config.trainer.default_root_dir
         config.trainer.default_root_dir = str(folder) if self.resumed or root is None else root
         if self.subcommand != "fit":
-            # An evaluation must not start the run's metrics.csv anew.
+            # An evaluation must not overwrite the run's metrics.csv.
             config.trainer.logger = config.trainer.logger or False
         elif config.trainer.logger is not False and not config.trainer.fast_dev_run:
             config.trainer.logger = run_loggers(config.trainer.logger, folder, root)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """The trainer, with a checkpoint after every epoch (and its query) and a report at the end."""
-        self.config = self._written  # which config.yaml is made of
+        """Trainer with a checkpoint after every epoch and a summary at the end."""
+        self.config = self._written  # written to config.yaml
         self.trainer_class = pl.package_of(self.model, self.datamodule).Trainer
         trainer = super().instantiate_trainer(**kwargs)
         folder = Path(self._subconfig().run_dir)
         self.run_report = RunReport(folder, show=False)  # once, after the test
         trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
-        trainer.callbacks = [or_ours(one, folder) for one in trainer.callbacks]  # type: ignore[attr-defined]
+        trainer.callbacks = [replace_default_callback(one, folder) for one in trainer.callbacks]  # type: ignore[attr-defined]
         if type(trainer.strategy.checkpoint_io) in pl.both("plugins.io.TorchCheckpointIO"):
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
         return trainer
 
     def before_fit(self) -> None:
-        """Keep the metrics of the interrupted part of a resumed run: the CSV logger starts its file anew."""
+        """Rename the metrics file of an interrupted run, since the CSV logger overwrites it."""
         folder = Path(self._subconfig().run_dir)
         own = self.model.private_training if isinstance(self.model, NoisySGD) else None
         for owner in (*self.trainer.callbacks, own):  # type: ignore[attr-defined]
             if isinstance(owner, PrivateLabeler | PrivateTraining) and owner.run_dir is None:
-                owner.run_dir = folder  # a copied folder goes on in itself
+                owner.run_dir = folder  # a copied run continues in the copy
         metrics = folder / "metrics.csv"
         if metrics.exists():
             number = len(list(folder.glob("metrics.*.csv")))
             metrics.rename(folder / f"metrics.{number}.csv")
 
     def fit(self, **kwargs: Any) -> None:
-        """Train; what fails once the training is over, such as a logger's last file, takes nothing of its result."""
+        """Train; errors after the training, such as of a logger's last file, become warnings."""
         try:
             self.trainer.fit(**kwargs)
         except Exception:
             if not self.run_report.summary:
                 raise
-            with errors_as_warnings("what follows the training"):
+            with errors_as_warnings("a step after the training"):
                 raise
 
     def after_fit(self) -> None:
-        """Test the last epoch's student, then print the table and, last, the run's folder."""
+        """Test the student of the last epoch, then print the table and the run's folder."""
         trainer: Any = self.trainer
         if trainer.fast_dev_run or (trainer.interrupted and not self.run_report.summary):
             return
@@ -391,7 +398,7 @@ class PrivKNNCLI(LightningCLI):
 
 
 class _SaveRunConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` into the run's folder; an evaluation leaves that of the training alone."""
+    """Callback that writes ``config.yaml`` to the run's folder; evaluations keep that of the training."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._resumed = stage == "fit" and (Path(str(trainer.log_dir)) / self.config_filename).exists()
@@ -399,7 +406,7 @@ class _SaveRunConfig(SaveConfigCallback):
             super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Replace the file of a resumed run once what differs has been accepted."""
+        """Replace the file of a resumed run after its changes were accepted."""
         if self._resumed:
             super().setup(trainer, pl_module, "fit")
 
@@ -408,7 +415,7 @@ class _SaveRunConfig(SaveConfigCallback):
 
 
 def _name_of(config: Namespace) -> str:
-    """The stem of the first config file, or the student's name where there is none."""
+    """Stem of the first configuration file, else the student's name."""
     files = [str(path) for path in (config.get("config") or [])]
     if files:
         return Path(files[0]).stem
@@ -416,14 +423,14 @@ def _name_of(config: Namespace) -> str:
 
 
 def new_folder(config: Namespace) -> Path:
-    """``runs/NAME/NUMBER`` with the first number that is free; in the trainer's root, where one was given."""
+    """Path ``runs/NAME/NUMBER`` with the first free number; in the trainer's root, if given."""
     return new_number(Path(config.trainer.default_root_dir or "runs") / _name_of(config))
 
 
 def run_loggers(chosen: Any, folder: Path, root: str | None = None) -> list[Namespace]:
-    """The CSV logger, whose file every run leaves, and those that the user chose, all in the run's folder.
+    """Loggers of a run: the CSV logger and those chosen by the user, all in the run's folder.
 
-    A logger that writes to the trainer's root, as that of a resumed run does, is moved there too.
+    A logger in the trainer's root, as that of a resumed run, is moved there too.
     """
     csv = Namespace(
         class_path="pytorch_lightning.loggers.CSVLogger",
@@ -446,16 +453,16 @@ def run_loggers(chosen: Any, folder: Path, root: str | None = None) -> list[Name
 
 
 class ParameterCount(pl.Callback):
-    """One line about the student, where Lightning shows a table of its parts with their FLOPs."""
+    """Callback that logs the number of parameters, in place of Lightning's model summary."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say how large the student is."""
+        """Log the number of trained parameters."""
         size = sum(parameter.numel() for parameter in pl_module.parameters() if parameter.requires_grad)
         rank_zero_info(f"{type(pl_module).__name__}: {size:,} parameters to train")
 
 
 class _OneLine:
-    """Lightning's progress bar on one line of 80 columns, with the round."""
+    """Mixin for Lightning's progress bar on one line of 80 columns, with the round."""
 
     def _get_train_description(self, current_epoch: int) -> str:
         trainer: Any = self.trainer  # type: ignore[attr-defined]
@@ -466,7 +473,7 @@ class _OneLine:
         return f"{text} round {round_}/{labeling.rounds}"
 
     def configure_columns(self, trainer: Any) -> list[Any]:
-        """Those of Lightning, with a short bar and without the speed."""
+        """Columns of Lightning's bar, shortened and without the speed."""
         columns = super().configure_columns(trainer)  # type: ignore[misc]
         for column in columns:
             if hasattr(column, "bar_width"):
@@ -474,16 +481,16 @@ class _OneLine:
         return [column for column in columns if type(column).__name__ != "ProcessingSpeedColumn"]
 
     def get_metrics(self, trainer: Any, module: Any) -> dict[str, Any]:
-        """Those of Lightning, with short names for the toolkit's own."""
+        """Metrics of Lightning's bar, with short names for those of this package."""
         names = {"val/accuracy": "val", "train/loss": "loss"}
         found = super().get_metrics(trainer, module)  # type: ignore[misc]
         return {names.get(name, name): value for name, value in found.items() if name != "v_num"}
 
 
-def or_ours(callback: Any, folder: Path) -> Any:
-    """Our replacement of one of Lightning's default callbacks; a user's callback is returned unchanged.
+def replace_default_callback(callback: Any, folder: Path) -> Any:
+    """Replacement of one of Lightning's default callbacks; a user's callback is returned unchanged.
 
-    The checkpoint is one that a resume can rely on.
+    The checkpoint is saved after every epoch, for resuming.
     """
     kind = type(callback)
     if kind in pl.both("callbacks.ModelCheckpoint") and callback.dirpath is callback.monitor is None:
@@ -494,7 +501,7 @@ def or_ours(callback: Any, folder: Path) -> Any:
             save_on_train_epoch_end=True,
         )
     tables = (*pl.both("callbacks.ModelSummary"), *pl.both("callbacks.RichModelSummary"))
-    if kind in tables and callback._max_depth == 1:  # one that looks deeper was asked for
+    if kind in tables and callback._max_depth == 1:  # a deeper one was requested by the user
         return ParameterCount()
     if kind in pl.both("callbacks.RichProgressBar"):
         return type("OneLine", (_OneLine, kind), {})(callback.refresh_rate)
@@ -503,20 +510,20 @@ def or_ours(callback: Any, folder: Path) -> Any:
 
 @contextlib.contextmanager
 def quietly(command: str) -> Iterator[None]:
-    """Run a command without what :data:`_WORKINGS` and :data:`_SAID` name; other warnings in one line each."""
+    """Run a command without :data:`_IGNORED_WARNINGS` and :data:`_IGNORED_LOGS`; other warnings take one line."""
     names = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
     loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in names]
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def one_line(message: Any, *_: Any, **__: Any) -> str:
         text = " ".join(str(message).split())
-        new = text not in told
-        told.add(text)
+        new = text not in shown
+        shown.add(text)
         return f"privknn {command}: {text}\n" if new else ""
 
     before = warnings.formatwarning
     with warnings.catch_warnings():
-        for text in _WORKINGS:
+        for text in _IGNORED_WARNINGS:
             warnings.filterwarnings("ignore", message=text)
         for logger in loggers:
             logger.addFilter(_is_wanted)
@@ -530,4 +537,4 @@ def quietly(command: str) -> Iterator[None]:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    return not any(text in record.getMessage() for text in _SAID)
+    return not any(text in record.getMessage() for text in _IGNORED_LOGS)

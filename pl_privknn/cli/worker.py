@@ -1,4 +1,4 @@
-"""One run of ``privknn compare`` in a process of its own: ``python -m pl_privknn.cli.worker [MODULES] FOLDER``."""
+"""Entry point of one run of ``privknn compare``: ``python -m pl_privknn.cli.worker [MODULES] FOLDER``."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from pl_privknn.comparison.runner import work
 
 if __name__ == "__main__":
     *modules, folder = sys.argv[1:]
-    sys.path += modules  # after all that is installed
+    sys.path += modules  # after installed packages
     sys.exit(work(Path(folder), main))

@@ -1,4 +1,4 @@
-"""The comparison for one's own data: the recommended run beside the main teachers, on the recommended features."""
+"""Comparison on a user's own data: the recommended run and the main teachers on the recommended features."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def own_comparison(
     seeds: Sequence[int] = (0,),
     **arguments: Any,
 ) -> tuple[Comparison, Recommendation]:
-    """Compare the recommended run, the other recommended teacher, Private-kNN and NoisySGD on one's own data.
+    """Comparison of the recommended run, the other recommended teacher, Private-kNN and NoisySGD on own data.
 
     Student, data and training are those of the recommendation at the middle ε, whose features all methods share. Only
     public data are read. Without public examples the recommended class sums and NoisySGD are compared.
 
     Args:
-        path: as of :func:`~pl_privknn.recommend`.
+        path: the data, as in :func:`~pl_privknn.recommend`.
         epsilons: targets of every method.
         records: approximate number of private records; becomes public.
-        seeds: one run of each method and ε for each.
-        **arguments: of :func:`~pl_privknn.recommend`.
+        seeds: seeds of the runs of each method and ε.
+        **arguments: further arguments of :func:`~pl_privknn.recommend`.
 
     Raises:
         ValueError: for data without test examples, or arguments out of range.
@@ -74,7 +74,7 @@ def own_comparison(
     if public:
         features = config_of(sizes.rule("PreconditionedGradients"), sizes)["labeling"]["features"]
         votes = config_of(sizes.rule("ReverseKNN"), sizes)["labeling"]["features"]
-        # Half a class's share of the records vote, on a few questions: noise is as large as that of many more votes.
+        # Half of the records of a class vote, on few queries, so that the noise is small relative to the votes.
         near = max(5, records // (2 * sizes.num_classes))
         neighbors = {"k": near, "sampling_rate": 0.8, "noise": {"class_path": "Gaussian"}}
         methods.append({
@@ -119,7 +119,7 @@ def own_comparison(
 
 
 def total_of(runs: Sequence[Run]) -> str:
-    """A line with the sum of ε and δ of private runs: an upper bound on what all of them cost together."""
+    """Sentence with the sums of ε and δ over private runs: an upper bound on their joint cost."""
     private = [run for run in runs if run.private]
     epsilon, delta = sum(run.epsilon for run in private), sum(run.comparison.delta for run in private)
     return (

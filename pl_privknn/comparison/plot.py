@@ -1,4 +1,4 @@
-"""A comparison as a plot, and figures that can be read on light and on dark ground."""
+"""Plots of comparisons, and figures for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pl_privknn.comparison.table import (
     Cells,
     cells_of,
     guarantees,
+    joint_cost,
+    mark_footnotes,
     markdown_table,
-    marks_explained,
     mean_and_spread,
     titles_of,
-    together,
     weakened,
 )
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, weakest
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-#: Colours by name: as drawn, on light ground, on dark ground. What is drawn is a stand-in that occurs nowhere else.
+#: Colours by name: as drawn, on light and on dark background. The drawn colour is a unique placeholder.
 _COLOURS = {
     "ground": ("#fefefd", "#ffffff", "#14181d"),
     "ink": ("#1f2427", "#1f2428", "#e6e9ec"),
@@ -50,11 +50,11 @@ _LINES = (  # after Okabe and Ito, darker on white and lighter on black
     ("#5a5a59", "#5a5a5a", "#c2c6ca"),
     ("#56823b", "#56823a", "#9bdb7d"),
 )
-#: To draw with: the ground, text and axes, grid lines and bounds; and one colour a line.
+#: Colours of background, text and axes, grid lines and bounds; and one colour per line.
 GROUND, INK, FAINT = (_COLOURS[name][0] for name in ("ground", "ink", "faint"))
 LINES = tuple(line[0] for line in _LINES)
 MARKERS = "osD^vPX*<>pH"
-#: Methods of the comparisons that come with the package, each with the colour of its place on all plots.
+#: Methods of the built-in comparisons; the position determines the colour on all plots.
 _METHODS = (
     "public_curvature", "noisy_sgd_linear", "noisy_sgd_two_layer", "reverse_knn", "private_knn", "pate",
     "guided_pate", "ind_knn", "noisy_sgd", "noisy_sgd_teacher",
@@ -62,7 +62,7 @@ _METHODS = (
 
 
 def styles(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker by method: the models of one method share its colour and differ by their markers."""
+    """Colour and marker of each method; models of one method share its colour and differ by marker."""
     free = list(methods)
     found: dict[str, tuple[str, str]] = {}
     places: dict[str, int] = {}
@@ -78,14 +78,14 @@ def styles(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def colour_variables() -> tuple[str, str]:
-    """CSS declarations of all colours, for light and for dark ground."""
+    """CSS declarations of all colours, for light and dark backgrounds."""
     named = [*_COLOURS.items(), *((f"line{place}", line) for place, line in enumerate(_LINES))]
     light, dark = ("".join(f"--{name}:{colours[ground]};" for name, colours in named) for ground in (1, 2))
     return light, dark
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches, in these colours."""
+    """Empty figure, with sizes in inches, in these colours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -124,12 +124,12 @@ def legend_beside(figure: Figure, named: Sequence[tuple[float, Line2D]], size: f
 
 
 def themed_svg(figure: Figure, salt: str = "pl_privknn", as_text: bool = True) -> str:
-    """The figure as SVG without a size of its own, in colours of CSS variables (see :func:`colour_variables`).
+    """SVG of a figure without a fixed size, in colours of CSS variables (see :func:`colour_variables`).
 
     Args:
         figure: drawn in the colours of this module.
-        salt: of the ids within; figures of one page need different ones.
-        as_text: letters as text in the page's font, or as outlines, which look alike everywhere.
+        salt: for element ids; must differ between figures of one page.
+        as_text: letters as text in the page's font, instead of outlines, which look the same everywhere.
     """
     import matplotlib
 
@@ -151,7 +151,7 @@ def themed_svg(figure: Figure, salt: str = "pl_privknn", as_text: bool = True) -
 
 
 def save_svg(figure: Figure, path: Path, description: str) -> None:
-    """The figure as a file of its own, whose colours follow the reader's setting."""
+    """Write a figure as an SVG file whose colours follow the reader's light or dark setting."""
     light, dark = colour_variables()
     style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
     head, rest = themed_svg(figure, as_text=False).split(">", 1)
@@ -161,27 +161,27 @@ def save_svg(figure: Figure, path: Path, description: str) -> None:
 
 
 def save_png(figure: Figure, path: Path, description: str, dpi: int = 120) -> None:
-    """The figure as PNG; its stand-in colours are those of light ground to within what eyes can see."""
+    """Write a figure as PNG; the placeholder colours are visually equal to those on light background."""
     figure.savefig(path, metadata={"Description": description}, dpi=dpi, facecolor=GROUND)
 
 
-# Of the text below a plot, in characters and inches a line.
+# Width of the text below a plot in characters, and inches per line.
 _CHARACTERS, _LINE = 16.0, 0.15
-# From how many lines on, and for how small a share of all heights, their ends get a panel of their own.
+# Number of lines, and largest share of the height range, from which their ends get a separate panel.
 _CROWD, _CROWDED = 5, 0.5
 
 
 def digest_of(results: Sequence[Result]) -> str:
-    """Hash of what a plot shows; the SVG carries it, so that a test can tell an old plot."""
+    """Hash of the plotted data, stored in the SVG, by which a test recognises an outdated plot."""
     names = ("title", "target_epsilon", "seed", "epsilon", "test_accuracy", "comparison", "delta")
     shown = [[*(result.values[name] for name in names), stated(result.guarantee)] for result in results]
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 
 def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
-    """Test accuracy against ε.
+    """Figure of test accuracy against ε.
 
-    The horizontal axis is logarmithic and shows ε of the runs, not their target; behind its end stands what a method
+    The horizontal axis is logarithmic and shows the ε of the runs, not their target; beyond its end is what a method
     reaches without privacy, joined by dots. Points are means over seeds, bars their standard deviation, where there
     are several. Those whose guarantee is weaker than others'
     (:func:`~pl_privknn.comparison.table.weakened`) are hollow and dashed. The legend lists methods in the order of
@@ -197,7 +197,7 @@ def figure_of(results: Sequence[Result], title: str | None = None) -> Figure:
     ends = _ends(cells)
     crowd = _crowd(cells, ends)
     figure = new_figure(8.4, 4.6)
-    explain(figure, [caption(results), *marks_explained(cells)])
+    explain(figure, [caption(results), *mark_footnotes(cells)])
     if crowd is None:
         panels = [plain_axes(figure.add_subplot())]
     else:
@@ -233,7 +233,7 @@ def caption(results: Sequence[Result]) -> str:
 
 
 def explain(figure: Figure, notes: Sequence[str]) -> None:
-    """Write what the marks of a plot mean below it, and make room for that."""
+    """Add explanations of the marks below a plot, and extend the figure for them."""
     if not notes:
         return
     width, height = figure.get_size_inches()
@@ -254,17 +254,17 @@ def render(folder: Path, output: Path) -> str:
     write_csv(results, output / "results.csv")
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     draw(results, output / "comparison")
-    return f"{table}\n{together(results)}"
+    return f"{table}\n{joint_cost(results)}"
 
 
 def draw(results: Sequence[Result], path: str | Path, title: str | None = None) -> None:
-    """Write :func:`figure_of` into ``path`` with the endings ``.svg`` and ``.png``.
+    """Write :func:`figure_of` to ``path`` with the suffixes ``.svg`` and ``.png``.
 
     The SVG is light or dark as its reader's system is, the PNG light.
 
     Args:
-        results: what is drawn; both carry their :func:`digest_of`.
-        path: the file without its ending.
+        results: the plotted results; both files carry their :func:`digest_of`.
+        path: the file without its suffix.
         title: over the plot.
     """
     description = f"results {digest_of(results)}"
@@ -274,7 +274,7 @@ def draw(results: Sequence[Result], path: str | Path, title: str | None = None) 
 
 
 def _draw(axes: Axes, cells: Cells) -> None:
-    """All lines of a comparison, without their names."""
+    """Draw all lines of a comparison, without labels."""
     known, out = guarantees(cells), weakened(cells)
     targets = sorted({target for _, target in cells if target < math.inf})
     beyond = _beyond(cells)
@@ -315,14 +315,14 @@ def _draw(axes: Axes, cells: Cells) -> None:
 
 
 def _beyond(cells: Cells) -> float:
-    """Where on the axis of ε runs without privacy stand: one step behind the last."""
+    """Position of runs without privacy on the ε axis: one step beyond the last ε."""
     targets = sorted({target for _, target in cells if target < math.inf}) or [1.0]
     step = (targets[-1] / targets[0]) ** (1 / (len(targets) - 1)) if len(targets) > 1 else 2.0
     return targets[-1] * step
 
 
 def _ends(cells: Cells) -> list[tuple[float, Line2D]]:
-    """Height of each line's right end, and a line with its name and style."""
+    """Height of each line's right end, with a legend line of its name and style."""
     from matplotlib.lines import Line2D
 
     known, out = guarantees(cells), weakened(cells)
@@ -341,7 +341,7 @@ def _ends(cells: Cells) -> list[tuple[float, Line2D]]:
 
 
 def _crowd(cells: Cells, ends: Sequence[tuple[float, Line2D]]) -> tuple[float, float] | None:
-    """The range of heights that gets a panel of its own; None where names have room as it is."""
+    """Height range shown in a separate panel; None where the labels fit without one."""
     heights = [mean_and_spread(results)[0] for results in cells.values()]
     low, high = min(height for height, *_ in ends), max(height for height, *_ in ends)
     if len(ends) < _CROWD or not 0 < high - low < _CROWDED * (max(heights) - min(heights)):
@@ -351,7 +351,7 @@ def _crowd(cells: Cells, ends: Sequence[tuple[float, Line2D]]) -> tuple[float, f
 
 
 def _points(cells: Cells, shown: Collection[tuple[str, float]]) -> list[tuple[float, float, float]]:
-    """(ε, mean, standard deviation) of cells, ascending."""
+    """Points (ε, mean, standard deviation) of cells, by ascending ε."""
     return sorted(
         (max(result.epsilon for result in cells[key]), *mean_and_spread(cells[key])) for key in shown
     )

@@ -1,4 +1,4 @@
-"""Results of runs: one JSON each, one CSV of all, and how far the ε of each holds."""
+"""Results of runs: one JSON file each, a CSV file of all, and the guarantee level of each ε."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn._checks import shown
-from pl_privknn.comparison.run import Run, filled
+from pl_privknn.comparison.run import Run, with_values
 from pl_privknn.comparison.spec import epsilon_text, read_epsilon
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta, read_records
 from pl_privknn.privacy.audit import mapping_of
@@ -31,9 +31,9 @@ from pl_privknn.privacy.mechanisms.base import (
 )
 from pl_privknn.privacy.noise import SeededNoise
 
-#: What stands behind an ε that holds only under a condition, or not at all.
+#: Marks of an ε that holds only under a condition, or not at all.
 MARKS: dict[Level, str] = {"unconditional": "", "conditional": "†", "none": "‡"}
-#: Of anything whose noise was drawn from a seed.
+#: Guarantee of releases whose noise was drawn from a seed.
 SEEDED = noise_guarantee(SeededNoise(0))
 NOT_RECORDED = "how far this ε holds was not recorded"
 _SEPARATOR = "; "
@@ -50,15 +50,15 @@ def stated(guarantee: Guarantee) -> dict[str, str]:
 
 
 def guarantee_of(values: Mapping[str, Any], releases: Iterable[Charge] = ()) -> Guarantee:
-    """The guarantee of a stored result or summary: the weakest that anything in it says.
+    """Guarantee of a stored result or summary: the weakest that any of its fields states.
 
     Args:
         values: its fields, of which ``guarantee``, ``reason`` and ``noise_seeded`` are read. Without ``guarantee``
-            it has none: nobody wrote down how its noise was drawn.
-        releases: those of the run, each with its own mark.
+            the level is none, since the source of its noise was not recorded.
+        releases: releases of the run, each with its guarantee.
 
     Raises:
-        ValueError: for an unknown guarantee, or a reason beside an unconditional one.
+        ValueError: for an unknown guarantee, or a reason with an unconditional one.
     """
     level, reason = values.get("guarantee"), values.get("reason")
     if level is None:
@@ -70,17 +70,17 @@ def guarantee_of(values: Mapping[str, Any], releases: Iterable[Charge] = ()) -> 
     found &= weakest(charge.guarantee for charge in releases)
     if values.get("noise_seeded") and values.get("epsilon") is not None:
         found &= SEEDED
-    # A file holds all reasons in one line: taken apart, one that is there twice is shown once.
+    # A file holds all reasons in one line; split it to show each reason once.
     return Guarantee(
         found.level, tuple(dict.fromkeys(found.reason.split(_SEPARATOR))) if found.reason else ()
     )
 
 
 def footnotes(named: Iterable[tuple[str, Guarantee]]) -> list[str]:
-    """Explanation of the marks of a table or plot: one text for each mark, with the reasons.
+    """Explanations of the marks of a table or plot: one text for each mark, with the reasons.
 
     Args:
-        named: guarantees of what is shown, with the names of their rows or lines.
+        named: names of the rows or lines shown, with their guarantees.
     """
     levels: dict[Level, dict[str, Guarantee]] = {level: {} for level in LEVELS}
     for name, guarantee in named:
@@ -90,7 +90,7 @@ def footnotes(named: Iterable[tuple[str, Guarantee]]) -> list[str]:
 
 
 def _footnote(level: Level, rows: Mapping[str, Guarantee]) -> str:
-    """Reasons that all rows share first, then those of single ones."""
+    """Footnote of a mark: reasons shared by all rows, then those of single rows."""
     shared = [
         reason
         for reason in weakest(rows.values()).reasons
@@ -104,9 +104,9 @@ def _footnote(level: Level, rows: Mapping[str, Guarantee]) -> str:
     return " ".join([text, *(f"{', '.join(names)}: {rest}." for rest, names in own.items())])
 
 
-#: A run's own account of its end.
+#: Summary that a run writes at its end.
 SUMMARY = "summary.json"
-#: Folder of the JSON files in that of the comparison.
+#: Subfolder of a comparison with the JSON files.
 RESULTS = "results"
 #: Columns of the CSV.
 COLUMNS = (
@@ -120,25 +120,25 @@ _OF_SUMMARY = (
     "seconds", "student", "labeler", "data", "released", "student_test_accuracy", "head_test_accuracy",
     "mean_test_accuracy",
 )  # fmt: skip
-# What tables and plots work with.
+# Fields that tables and plots need, with their types.
 _READ = {"method": str, "title": str, "kind": str, "place": int, "seed": int, "records": list}
-# The promise may pass its target by what is lost when a double is written and read.
+# Relative excess of ε over its target that is due to rounding when a double is written and read.
 _ROUNDING = 1e-9
 
 
 class ResultError(RuntimeError):
-    """A run ended without a result that can be compared."""
+    """Raised where a run ended without a comparable result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One run's JSON.
+    """Result of one run, from its JSON file.
 
     Attributes:
         method: name of the method.
-        title: its name for people.
-        place: its place in the comparison, for a lasting order.
-        target: ε that was asked for, ``math.inf`` for none.
+        title: name of the method in tables and plots.
+        place: position of the method in the comparison.
+        target: target ε, ``math.inf`` for none.
         seed: the run's seed.
         accuracy: on the test set, in [0, 1].
         values: everything in the file.
@@ -154,7 +154,7 @@ class Result:
 
     @property
     def epsilon(self) -> float:
-        """ε that was stated beforehand; ``math.inf`` without privacy."""
+        """ε of the run's guarantee; ``math.inf`` without privacy."""
         return math.inf if self.values["epsilon"] is None else float(self.values["epsilon"])
 
     @functools.cached_property
@@ -164,13 +164,13 @@ class Result:
 
 
 def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int) -> dict[str, Any]:
-    """The JSON of a run that has ended.
+    """Content of the JSON file of a finished run.
 
     Args:
         run: the run.
         folder: its folder.
-        calibrated: parameters that were found for it, by dotted path.
-        starts: how often it was started: more than once where it was interrupted.
+        calibrated: calibrated settings by dotted path.
+        starts: number of starts; above 1 for an interrupted run.
 
     Raises:
         ResultError: if the run left no accuracy on the test set, or its guarantee is not the one that the
@@ -184,9 +184,9 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
     if run.private:
         _check_guarantee(run, summary)
     else:
-        reason = "the noise is taken out: the method's bound without privacy"
+        reason = "no noise: the method's bound without privacy"
         if run.method.kind == "true_labels":
-            reason = "the true labels of public images, no private record"
+            reason = "trained on the true labels of public examples; no private record was used"
         kept |= {"epsilon": None, "epsilon_spent": None, "guarantee": "none", "reason": reason}
     return {
         "comparison": comparison.name,
@@ -204,20 +204,20 @@ def result_of(run: Run, folder: Path, calibrated: dict[str, float], starts: int)
         "noise_seeded": comparison.noise_seeded,
         "starts": starts,
         "records": _records(folder) if run.private else [],
-        "config": without_places(filled(run.document, calibrated)),
+        "config": without_places(with_values(run.document, calibrated)),
         "versions": summary["versions"],
         "fingerprint": run.fingerprint,
     }
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that no reader ever sees half of it, and no crash leaves half of it."""
+    """Write a JSON file atomically and durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_results(folder: str | Path) -> list[Result]:
-    """The results in a folder, or in its ``results``: by method in the comparison's order, ε and seed.
+    """Results in a folder, or in its ``results``, ordered by method as in the comparison, ε and seed.
 
     Raises:
         ValueError: if there are none, or a file is no result.
@@ -233,12 +233,12 @@ def read_results(folder: str | Path) -> list[Result]:
 
 
 def in_order(results: Iterable[Result]) -> list[Result]:
-    """By method in the comparison's order, ε and seed."""
+    """Results ordered by method as in the comparison, ε and seed."""
     return sorted(results, key=lambda result: (result.place, result.method, result.target, result.seed))
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
-    """All results as one table, one line a run."""
+    """Write all results as a CSV file, one row per run."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", restval="", lineterminator="\n")
         writer.writeheader()
@@ -248,7 +248,7 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 
 
 def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: str) -> float:
-    """ε of all runs of a comparison together, by RDP: what comparing on the same records costs.
+    """ε of all runs of a comparison together, by RDP: the cost of comparing on the same records.
 
     Args:
         records: releases of all runs.
@@ -262,7 +262,7 @@ def epsilon_of_all(records: Sequence[dict[str, Any]], delta: float, adjacency: s
 
 
 def result_from(content: str | dict[str, Any], where: str) -> Result:
-    """A run's result from its JSON, or from what that holds.
+    """Result of a run from the text or the content of its JSON file.
 
     Raises:
         ValueError: naming ``where``, if it is no result.
@@ -281,30 +281,30 @@ def result_from(content: str | dict[str, Any], where: str) -> Result:
             accuracy=float(values["test_accuracy"]),
             values=values,
         )
-        _ = found.epsilon, found.guarantee  # a file whose fields mean nothing is refused here
+        _ = found.epsilon, found.guarantee  # refuses a file with meaningless fields
         return found
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{where} is no result of a comparison ({error!r}); take it out of the folder"
+            f"{where} is not a result of a comparison ({error!r}); remove it from the folder"
         ) from error
 
 
 def _check_guarantee(run: Run, summary: dict[str, Any]) -> None:
     comparison, limit = run.comparison, run.epsilon
     if summary.get("epsilon") is None:
-        raise ResultError(f"the run states no ε where ε={epsilon_text(limit)} was asked for")
+        raise ResultError(f"the run states no ε, expected ε={epsilon_text(limit)}")
     for name in ("delta", "adjacency", "unit"):
         if summary.get(name) != (wanted := getattr(comparison, name)):
             raise ResultError(
-                f"the run counts at {name}={summary.get(name)!r}, the comparison at {wanted!r}; such figures "
-                f"can't be compared. Let the class take an argument {name}"
+                f"the run has {name}={summary.get(name)!r}, the comparison {wanted!r}, so they can't be compared; "
+                f"add an argument {name} to the class"
             )
     if summary["epsilon"] > limit * (1 + _ROUNDING):
-        raise ResultError(f"the run's ε={summary['epsilon']:.6g} passes its target {epsilon_text(limit)}")
+        raise ResultError(f"the run's ε={summary['epsilon']:.6g} exceeds its target {epsilon_text(limit)}")
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    """The most that the run may release, from its ledger: ``privknn epsilon`` recomputes ε from it."""
+    """Planned releases of a run, from its ledger; ``privknn epsilon`` recomputes ε from them."""
     path = folder / "ledger.sqlite"
     if not path.is_file():
         return []
@@ -313,7 +313,7 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def without_places(value: Any) -> Any:
-    """A copy in which absolute paths are cut to their last name."""
+    """Copy with absolute paths shortened to their last component."""
     if isinstance(value, dict):
         return {name: without_places(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""One run of a comparison: its configuration, its plan, its fingerprint, its folder."""
+"""Runs of a comparison: configuration, plan, fingerprint and folder."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One method at one ε with one seed.
+    """Run of one method at one ε with one seed.
 
     Attributes:
-        comparison: what it belongs to.
+        comparison: the comparison it belongs to.
         method: the method.
-        epsilon: the target, ``math.inf`` for none.
-        seed: of training, of the choice of queries and, where the comparison says so, of noise.
+        epsilon: target ε, ``math.inf`` for none.
+        seed: of training, of query selection and, with ``noise_seeded``, of noise.
         document: configuration of ``privknn fit`` before calibration.
     """
 
@@ -52,17 +52,17 @@ class Run:
 
     @property
     def private(self) -> bool:
-        """Whether the run has an ε."""
+        """Whether the run has a finite target ε."""
         return self.epsilon < math.inf
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name of the run in messages."""
         return f"{self.method.name} ε={epsilon_text(self.epsilon)} seed {self.seed}"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that the run's outcome depends on, as plain types."""
+        """All settings that determine the run's outcome, as plain types."""
         return {
             "document": self.document,
             "target_epsilon": epsilon_text(self.epsilon),
@@ -76,21 +76,21 @@ class Run:
 
     @property
     def result_name(self) -> str:
-        """Name of the run's JSON."""
+        """File name of the run's JSON result."""
         return f"{self.method.name}__eps_{epsilon_text(self.epsilon)}__seed_{self.seed}.json"
 
     def folder(self, output: Path) -> Path:
-        """The run's folder in the comparison's."""
+        """Folder of the run within that of the comparison."""
         return output / self.method.name / f"eps_{epsilon_text(self.epsilon)}" / f"seed_{self.seed}"
 
 
 def fingerprint(content: Any) -> str:
-    """Hash of plain types."""
+    """Hash of a value of plain types."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def runs_of(comparison: Comparison) -> Iterator[Run]:
-    """All runs: seed by seed, so that a first picture is there after one seed."""
+    """All runs of a comparison, seed by seed, so that the first seed gives a complete comparison."""
     for seed in comparison.seeds:
         for method in comparison.methods:
             for epsilon in method.epsilons:
@@ -98,10 +98,10 @@ def runs_of(comparison: Comparison) -> Iterator[Run]:
 
 
 def document_of(comparison: Comparison, method: Method, epsilon: float, seed: int) -> dict[str, Any]:
-    """The configuration of one run: the shared sections, the method's own, and what fairness fixes.
+    """Configuration of one run: shared sections, sections of the method, and settings fixed by the comparison.
 
     The class of a labeler or baseline receives the comparison's δ, adjacency, unit and noise where it has arguments
-    for them; where it has an argument ``epsilon`` that nothing else states, ε too.
+    for them, and ε where it has an argument ``epsilon`` that is not set otherwise.
 
     Raises:
         ConfigurationError: for a method that has no way to reach ε.
@@ -149,7 +149,7 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
             put(document, f"{arguments}.epsilon", epsilon)
         if "epsilon" not in names and epsilon not in method.settings:
             raise ConfigurationError(
-                f"methods.{method.name}: nothing says how it reaches ε={epsilon_text(epsilon)}; add find, or "
+                f"methods.{method.name}: no setting gives ε={epsilon_text(epsilon)}; add find, or "
                 "settings for it, or list the method's own epsilons"
             )
     for name, value in values.items():
@@ -159,8 +159,8 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
     return document
 
 
-def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
-    """The configuration with what the run's place and loggers need, which its outcome does not depend on."""
+def with_run_settings(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
+    """Configuration with the settings of folder and loggers, which do not affect the outcome."""
     placed = merged(document, None)
     wandb = run.comparison.wandb
     if wandb is not None and wandb["mode"] != "disabled":
@@ -184,8 +184,8 @@ def place_in(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]
     return placed
 
 
-def filled(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration with other values at dotted paths."""
+def with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy of a configuration with other values at dotted paths."""
     copy = merged(document, None)
     for path, value in values.items():
         put(copy, path, value)
@@ -193,12 +193,12 @@ def filled(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any
 
 
 class Planned(NamedTuple):
-    """What is known of a run beforehand.
+    """Plan of a run before its start.
 
     Attributes:
-        calibrated: dotted paths of the settings that were found, and their values.
-        epsilon: ε of the plan; None where the model states its plan itself, or for runs without privacy.
-        guarantee: how far that ε will hold; None where there is none.
+        calibrated: dotted paths and values of calibrated settings.
+        epsilon: ε of the plan; None where the model states its own plan, or for runs without privacy.
+        guarantee: guarantee of that ε; None where there is none.
     """
 
     calibrated: dict[str, float]
@@ -210,7 +210,7 @@ _SOURCE = "the comparison"
 
 
 class Planner:
-    """Plans runs; remembers what it found for other seeds."""
+    """Planner of runs; reuses calibrated settings for all seeds."""
 
     def __init__(self) -> None:
         known_classes()
@@ -218,20 +218,20 @@ class Planner:
         self._parsed: set[str] = set()
 
     def check(self, run: Run) -> None:
-        """Parse the run's configuration as ``privknn fit`` will, without making anything of it.
+        """Parse the run's configuration as ``privknn fit`` does, without instantiating it.
 
         Raises:
             ConfigurationError: for sections that don't parse.
         """
-        # Some allowed value, where one has yet to be found.
-        document = filled(run.document, {run.method.find: 1} if run.private and run.method.find else {})
+        # A valid placeholder for a setting that is yet to be calibrated.
+        document = with_values(run.document, {run.method.find: 1} if run.private and run.method.find else {})
         labeling, trainer = document.pop("labeling", {}), document.pop("trainer")
         parts = [
             *({name: section} for name, section in document.items()),
             *({"labeling": {name: value}} for name, value in labeling.items()),
             *({"trainer": {name: value}} for name, value in trainer.items()),
         ]
-        for part in parts:  # what many runs share is parsed once
+        for part in parts:  # parts shared by many runs are parsed once
             if (key := fingerprint(part)) in self._parsed:
                 continue
             try:
@@ -242,12 +242,12 @@ class Planner:
             self._parsed.add(key)
 
     def plan(self, run: Run) -> Planned:
-        """Find the run's noise where that is to be found, and check that its plan keeps the target.
+        """Calibrate the run's noise where requested, and check that its plan keeps the target.
 
         Raises:
-            ConfigurationError: where no allowed value meets the target, or the plan passes it.
+            ConfigurationError: where no allowed value meets the target, or the plan exceeds it.
         """
-        key = run.method.name, run.epsilon  # seeds have no part in ε
+        key = run.method.name, run.epsilon  # ε does not depend on seeds
         if key not in self._known:
             self._known[key] = self._plan(run)
         return self._known[key]
@@ -276,7 +276,7 @@ class Planner:
         if epsilon > run.epsilon:
             raise ConfigurationError(
                 f"{run.label}: its plan costs ε={at_most(epsilon)}; give it more noise or fewer queries at this ε "
-                "(settings), or let the noise be found (find)"
+                "(settings), or calibrate the noise (find)"
             )
         return Planned(calibrated, epsilon, weakest(charge.guarantee for charge in charges))
 

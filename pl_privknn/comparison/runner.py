@@ -1,4 +1,4 @@
-"""Runs what a comparison still misses, and never pays twice for the same run."""
+"""Execution of a comparison's missing runs; resumed runs are not charged again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pl_privknn.comparison.results import (
     result_of,
     write_json,
 )
-from pl_privknn.comparison.run import Planner, Run, filled, place_in, runs_of
+from pl_privknn.comparison.run import Planner, Run, runs_of, with_run_settings, with_values
 from pl_privknn.comparison.spec import Comparison, read_epsilon
 from pl_privknn.config import ConfigurationError, differences, write_yaml
 from pl_privknn.privacy.audit import mapping_of
@@ -32,39 +32,41 @@ from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import FolderInUse, FolderLock
 from pl_privknn.privacy.mechanisms.base import Guarantee
 
-#: What is asked for; written before the run's first start.
+#: Requested configuration, written before the run's first start.
 CONFIG = "run.yaml"
-#: Exit status of a worker whose run another process is working at.
+#: Exit status of a worker whose run is in use by another process.
 BUSY = 3
 _STATE = "state.json"
 _LOG = "run.log"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
-#: Does what ``privknn`` does for these words, and returns its exit status.
+#: Runs ``privknn`` with these arguments, and returns its exit status.
 Command = Callable[[list[str]], int]
-#: Called for each run: what happens ("start", "done", "failed"), the run, a text.
+#: Called for each run with the event ("start", "done", "failed"), the run and a text.
 Report = Callable[[str, Run, str], None]
 
 
 class FolderError(RuntimeError):
-    """The folder holds a run that was started under another configuration."""
+    """Raised where a folder holds a run of another configuration."""
 
 
 def work(folder: Path, command: Command) -> int:
-    """Run ``privknn fit`` in ``folder``, or continue what was begun there.
+    """Run ``privknn fit`` in ``folder``, or resume the run in it.
 
     Returns:
-        The exit status; :data:`BUSY` where another process is at it.
+        The exit status; :data:`BUSY` where another process uses the folder.
     """
     begun = any((folder / name).exists() for name in ("labels.sqlite", "ledger.sqlite", "checkpoints"))
     words = ["fit", "--config", str(folder / CONFIG), "--run_dir", str(folder)]
-    if begun and (folder / "config.yaml").is_file():  # it may have paid for something
+    if begun and (folder / "config.yaml").is_file():  # it may have spent budget
         words = ["fit", "--resume", str(folder)]
     try:
         with FolderLock(folder, shared=True):
             return command(words)
     except FolderInUse:
-        print(f"{folder}: another process is at this run; wait for its end, then start the comparison again")
+        print(
+            f"{folder}: another process is working on this run; wait until it ends, then start the comparison again"
+        )
         return BUSY
 
 
@@ -79,25 +81,25 @@ def run_comparison(
 ) -> tuple[int, dict[str, str]]:
     """Run every chosen run of one comparison that has no result yet.
 
-    A run that was interrupted continues in its folder from its last checkpoint and its ledger. A run that fails
-    is written down with its error, and the others go on.
+    A run that was interrupted continues in its folder from its last checkpoint and its ledger. The error of a
+    failed run is stored, and the other runs continue.
 
     Args:
         chosen: see :func:`choose`.
         output: the comparison's folder: ``METHOD/eps_ε/seed_N`` for each run, and ``results`` with one JSON each.
-        command: does what ``privknn`` does for its words, for runs in this process.
-        worker: module that does so for one folder (:func:`work`), for runs in processes of their own, and words for
-            it before the folder.
-        workers: processes at a time; 0 runs all in this one.
+        command: runs ``privknn`` with given arguments, for runs in this process.
+        worker: module that does so for one folder (:func:`work`), for runs in separate processes, and its arguments
+            before the folder.
+        workers: number of parallel processes; 0 runs all in this process.
         report: called for each start and end of a run.
 
     Returns:
-        How many runs had a result already, and the errors of those that failed, by their labels.
+        The number of runs that already had a result, and the errors of failed runs by label.
 
     Raises:
-        ConfigurationError: for a configuration that does not parse, or whose plan passes its ε.
+        ConfigurationError: for a configuration that does not parse, or whose plan exceeds its ε.
         FolderError: if a folder holds a run of another configuration.
-        FolderInUse: if another process is at the comparison.
+        FolderInUse: if another process runs the comparison.
     """
     workers = check_int("workers", workers, 0)
     failed: dict[str, str] = {}
@@ -140,10 +142,10 @@ def choose(
     seeds: Sequence[int] = (),
     epsilons: Sequence[float | str] = (),
 ) -> list[Run]:
-    """The runs of some methods, seeds and values of ε; all by default.
+    """Runs of the given methods, seeds and values of ε; all by default.
 
     Raises:
-        ConfigurationError: for names, seeds, ε that the comparison has not.
+        ConfigurationError: for names, seeds or ε that are not in the comparison.
     """
     targets = [read_epsilon("epsilons", epsilon) for epsilon in epsilons]
     every = chosen = list(runs_of(comparison))
@@ -159,13 +161,13 @@ def choose(
         chosen = [run for run in chosen if not given or of(run) in given]
     if not chosen:
         raise ConfigurationError(
-            "only, seeds, epsilons: no run of the comparison is of all three; leave one out"
+            "only, seeds, epsilons: no run of the comparison matches all three; leave out one of them"
         )
     return chosen
 
 
 def state_of_runs(chosen: Sequence[Run], output: Path) -> Iterator[str]:
-    """A line for each chosen run: whether it is done, begun or missing, what was found for it, and its plan's ε."""
+    """One line per chosen run: done, begun or missing, its calibrated settings and the ε of its plan."""
     planner = Planner()
     reasons: list[tuple[str, Guarantee]] = []
     for run in chosen:
@@ -183,7 +185,7 @@ def state_of_runs(chosen: Sequence[Run], output: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a termination end the runs at work in good order, as Ctrl-C does."""
+    """Handle a termination signal as Ctrl-C: running runs stop and can be resumed."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -200,7 +202,7 @@ def interruptible() -> Iterator[None]:
 
 
 def has_result(run: Run, output: Path) -> bool:
-    """Whether a run is done, after a check that what lies in its folder is this run.
+    """Whether a run has a result, after a check that its folder holds this run.
 
     Raises:
         FolderError: if the folder, or the result, is of another configuration.
@@ -210,29 +212,29 @@ def has_result(run: Run, output: Path) -> bool:
     if (state := mapping_of(folder / _STATE)) and (changes := differences(state.get("identity"), now)):
         raise FolderError(
             f"{folder} holds {run.label} of another configuration ({'; '.join(changes)}), and its budget was "
-            "spent under that. Restore the configuration, choose another --output, or take the folder and "
-            f"{result} away"
+            "spent under that. Restore the configuration, choose another --output, or remove the folder and "
+            f"{result}"
         )
     if result.is_file() and mapping_of(result).get("fingerprint") != run.fingerprint:
         raise FolderError(
-            f"{result} is the result of another configuration; restore that, choose another --output, or take "
-            "the file away"
+            f"{result} is the result of another configuration; restore that, choose another --output, or "
+            "remove the file"
         )
     return result.is_file()
 
 
 def _do(run: Run, output: Path, planner: Planner, start: Callable[[Path], int], report: Report) -> str | None:
-    """Do one run; returns its error, or None where it has a result."""
+    """Execute one run; returns its error, or None where it has a result."""
     report("start", run, "")
     folder = run.folder(output)
     try:
-        # What was found at the first start stays, whatever a later version would find.
+        # Settings calibrated at the first start are kept, even if a later version finds others.
         state = mapping_of(folder / _STATE) or {"calibrated": planner.plan(run).calibrated, "starts": 0}
         if mapping_of(folder / SUMMARY).get("test_accuracy") is None:
             state |= {"identity": run.identity, "starts": state["starts"] + 1}
             write_json(folder / _STATE, state)
-            document = filled(run.document, state["calibrated"])
-            write_durably(folder / CONFIG, write_yaml(place_in(document, run, folder)))
+            document = with_values(run.document, state["calibrated"])
+            write_durably(folder / CONFIG, write_yaml(with_run_settings(document, run, folder)))
             if error := _work(folder, start):
                 write_json(folder / "error.json", {"error": error, "starts": state["starts"]})
                 return error
@@ -252,7 +254,7 @@ def _do(run: Run, output: Path, planner: Planner, start: Callable[[Path], int], 
 
 
 def _work(folder: Path, start: Callable[[Path], int]) -> str | None:
-    """Start the run of a folder; returns its error, which is the last line of its log."""
+    """Start the run of a folder; returns the last line of its log on failure."""
     log = folder / _LOG
     before = log.stat().st_size if log.is_file() else 0
     if (status := start(folder)) == 0:
@@ -269,7 +271,7 @@ def _work(folder: Path, start: Callable[[Path], int]) -> str | None:
 def _process(
     worker: Sequence[str], workers: int, processes: set[subprocess.Popen[bytes]], folder: Path
 ) -> int:
-    """Work in a process of its own, which is among ``processes`` until its end."""
+    """Execute a run in a separate process, listed in ``processes`` until it ends."""
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     environment = {**({} if workers == 1 else dict.fromkeys(_THREADS, threads)), **os.environ}
     words = [sys.executable, "-m", *worker, str(folder)]
@@ -285,7 +287,7 @@ def _process(
 
 
 def _here(command: Command, folder: Path) -> int:
-    """Work in this process, its output in the run's log."""
+    """Execute a run in this process, with its output in the run's log."""
     with (
         (folder / _LOG).open("a", encoding="utf-8") as log,
         contextlib.redirect_stdout(log),

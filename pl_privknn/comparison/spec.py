@@ -1,4 +1,4 @@
-"""Comparisons and their YAML, read and checked: the rules that keep them fair."""
+"""Parsing and validation of comparisons in YAML, with the rules for a fair comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = {"labeling": "labeler", "model": "baseline", "true_labels": "true_label
 _METHOD = ("name", "title", *_KINDS, "trainer", "find", "settings", "epsilons")
 _WANDB = ("project", "entity", "mode", "attach_ledger", "tags")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-#: What is the same for all methods and so belongs to no method.
+#: Settings shared by all methods, which no method may set.
 _SHARED = (
     "delta", "adjacency", "unit", "seed", "noise_source", "max_epsilon", "run_dir", "ledger_path", "state_dir",
 )  # fmt: skip
@@ -38,14 +38,14 @@ class Method:
     """One method of a comparison; see docs/guides/comparison.md for each key.
 
     Attributes:
-        name: names its folder.
-        title: names it in tables and plots.
-        kind: ``"labeler"`` (a teacher and the shared student), ``"baseline"`` (a model of its own)
-            or ``"true_labels"`` (the shared student on the true labels of public images).
+        name: name of its folder.
+        title: name in tables and plots.
+        kind: ``"labeler"`` (a teacher and the shared student), ``"baseline"`` (a separate model)
+            or ``"true_labels"`` (the shared student on the true labels of public examples).
         sections: its own sections of a configuration: ``labeling``, or ``model`` and ``trainer``.
-        find: dotted path of the setting that is found for each ε, as by ``privknn plan --find``.
-        settings: overrides by ε, dotted paths to values; those of inf take the noise out.
-        epsilons: the values of ε that were asked of it, inf among them.
+        find: dotted path of the setting that is calibrated for each ε, as by ``privknn plan --find``.
+        settings: overrides by ε, dotted paths to values; those of inf remove the noise.
+        epsilons: its target values of ε, possibly inf.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A comparison as its YAML states it.
+    """Comparison, as stated in its YAML.
 
     Attributes:
         name: names the folder ``runs/compare/NAME``.
@@ -67,7 +67,7 @@ class Comparison:
         delta: δ of every run.
         adjacency: neighbouring relation of every run.
         unit: unit of privacy of every run.
-        noise_seeded: draw protective noise from seeds, for benchmarks; it protects nothing.
+        noise_seeded: draw protective noise from seeds, for benchmarks; gives no protection.
         seeds: one run each.
         epsilons: targets, ascending, ``math.inf`` last.
         methods: in the order of the YAML.
@@ -87,12 +87,12 @@ class Comparison:
 
 
 def epsilon_text(epsilon: float) -> str:
-    """ε as it stands in names of folders and in tables: ``0.5``, ``inf``."""
+    """ε as text in folder names and tables: ``0.5``, ``inf``."""
     return f"{epsilon:g}"
 
 
 def read_epsilon(where: str, value: Any) -> float:
-    """ε above 0, or the word ``inf``.
+    """Parse an ε above 0, or the word ``inf``.
 
     Raises:
         ConfigurationError: otherwise.
@@ -136,7 +136,7 @@ def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None
 
 
 def comparison_of(document: Any) -> Comparison:
-    """The comparison that plain types (a parsed YAML) state; see :func:`read_comparison`."""
+    """Comparison from plain types (a parsed YAML); see :func:`read_comparison`."""
     known = [field.name for field in dataclasses.fields(Comparison)]
     top = _section("the comparison", document, known, ("name", "base", "delta", "epsilons", "methods"))
     base = _section("base", top["base"], _BASE, ("data", "student"))
@@ -152,7 +152,7 @@ def comparison_of(document: Any) -> Comparison:
     methods = [_method(f"methods[{i}]", method, base, epsilons) for i, method in enumerate(given)]
     names = [method.name for method in methods]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigurationError(f"methods: {twice[0]!r} is there twice; give each its own name")
+        raise ConfigurationError(f"methods: {twice[0]!r} occurs twice; give each method a different name")
     return Comparison(
         name=_name("name", top["name"]),
         base=base,
@@ -180,12 +180,12 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
     kind = _KINDS[kinds[0]]
     if kind != "baseline" and base["student"] is None:
         raise ConfigurationError(
-            f"base.student: {name} needs a student; only baselines with a model of their own do without"
+            f"base.student: {name} needs a student; only baselines with a separate model do not"
         )
     for key, allowed, why in (
         ("trainer", kind == "baseline", "methods that train base.student share base.trainer; leave it out"),
-        ("find", kind == "labeler", "only a labeler states a plan that noise can be found for; leave it out"),
-        ("settings", kind != "true_labels", "true_labels asks no teacher and has no ε; leave it out"),
+        ("find", kind == "labeler", "only the noise of a labeler's plan can be calibrated; leave it out"),
+        ("settings", kind != "true_labels", "true_labels uses no teacher and has no ε; leave it out"),
     ):
         if section.get(key) and not allowed:
             raise ConfigurationError(f"{where}.{key}: {why}")
@@ -210,7 +210,7 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
     if section.get("epsilons") is not None:
         wanted = _distinct(f"{where}.epsilons", section["epsilons"], read_epsilon)
         if kind != "true_labels" and math.inf in wanted and math.inf not in settings:
-            raise ConfigurationError(f"{where}.epsilons: inf needs settings of inf, which take the noise out")
+            raise ConfigurationError(f"{where}.epsilons: inf needs settings of inf, which remove the noise")
     elif math.inf not in settings:
         wanted = tuple(epsilon for epsilon in wanted if epsilon < math.inf)
     return Method(
@@ -225,7 +225,7 @@ def _method(where: str, given: Any, base: Mapping[str, Any], epsilons: tuple[flo
 
 
 def _refuse_shared(where: str, section: Any) -> None:
-    """Refuse settings of the comparison in a class's arguments, or in a group of arguments."""
+    """Reject settings of the comparison among the arguments of a class or group."""
     arguments = section.get("init_args", section) if isinstance(section, Mapping) else None
     for key, value in arguments.items() if isinstance(arguments, Mapping) else ():
         if key in _SHARED:
@@ -263,7 +263,7 @@ def _wandb(given: Any) -> dict[str, Any] | None:
 def _distinct(where: str, given: Any, read: Callable[[str, Any], _Value]) -> tuple[_Value, ...]:
     values = tuple(read(where, value) for value in _list(where, given))
     if len(set(values)) < len(values):
-        raise ConfigurationError(f"{where}={given!r}: a value is there twice")
+        raise ConfigurationError(f"{where}={given!r}: a value occurs twice; remove one")
     return values
 
 
@@ -289,5 +289,5 @@ def _section(
     if unknown := [str(key) for key in given if known is not None and key not in known]:
         raise ConfigurationError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known or ())}")
     if missing := [key for key in needed if key not in given]:
-        raise ConfigurationError(f"{where} has no {missing[0]!r}; it needs one")
+        raise ConfigurationError(f"{where} has no {missing[0]!r}; add it")
     return dict(given)

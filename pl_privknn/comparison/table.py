@@ -1,4 +1,4 @@
-"""A comparison as a Markdown table."""
+"""Markdown tables of comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cells = Mapping[tuple[str, float], Sequence[Result]]
 
 
 def cells_of(results: Sequence[Result]) -> dict[tuple[str, float], list[Result]]:
-    """Results of all seeds by method and target, methods in the comparison's order; each model of a run is one."""
+    """Results of all seeds by method and target, in the comparison's order; each model of a run is a method."""
     cells: dict[tuple[str, float], list[Result]] = {}
     for model in (model for result in results for model in models_of(result)):
         cells.setdefault((model.method, model.target), []).append(model)
@@ -25,7 +25,7 @@ def cells_of(results: Sequence[Result]) -> dict[tuple[str, float], list[Result]]
 
 
 def models_of(result: Result) -> list[Result]:
-    """A run's student, head and their mean as a result each, where it judged them; else the run itself."""
+    """Separate results of a run's student, head and their mean, where it evaluated them; else the run itself."""
     if result.values.get("head_test_accuracy") is None:
         return [result]
     return [
@@ -40,7 +40,7 @@ def models_of(result: Result) -> list[Result]:
 
 
 def titles_of(cells: Cells) -> dict[str, str]:
-    """Names for people of what has cells."""
+    """Titles of the methods that have cells."""
     return {method: results[0].title for (method, _), results in cells.items()}
 
 
@@ -51,16 +51,16 @@ def mean_and_spread(results: Sequence[Result]) -> tuple[float, float]:
 
 
 def guarantees(cells: Cells) -> dict[tuple[str, float], Guarantee]:
-    """The guarantee of each cell that has an ε: that of its weakest run."""
+    """Guarantee of each cell that has an ε: that of its weakest run."""
     return {
         key: weakest(result.guarantee for result in here) for key, here in cells.items() if key[1] < math.inf
     }
 
 
 def weakened(cells: Cells) -> set[tuple[str, float]]:
-    """Cells whose guarantee is weaker than that of others in the comparison: they are kept out of the contest.
+    """Cells with a weaker guarantee than others in the comparison, which are not ranked with them.
 
-    Noise from seeds is held against no method where all of them have it.
+    Noise from seeds does not count where all methods have it.
     """
     found = guarantees(cells)
     seeded = set(SEEDED.reasons)
@@ -69,12 +69,12 @@ def weakened(cells: Cells) -> set[tuple[str, float]]:
 
 
 def best_at(cells: Cells, target: float, *, apart: bool = False) -> str | None:
-    """The method of highest mean accuracy at a target, among those that nothing weakens.
+    """Method of highest mean accuracy at a target, among those without a weaker guarantee.
 
     Args:
         cells: see :func:`cells_of`.
         target: ε.
-        apart: look among the :func:`weakened` ones instead.
+        apart: rank the :func:`weakened` cells instead.
     """
     out = weakened(cells)
     known = {
@@ -85,13 +85,13 @@ def best_at(cells: Cells, target: float, *, apart: bool = False) -> str | None:
     return max(known, key=lambda method: known[method]) if known else None
 
 
-def marks_explained(cells: Cells) -> list[str]:
-    """Explanation of the marks of the cells, with their reasons."""
+def mark_footnotes(cells: Cells) -> list[str]:
+    """Explanations of the marks of cells, with their reasons."""
     return footnotes((cells[key][0].title, guarantee) for key, guarantee in guarantees(cells).items())
 
 
-def together(results: Sequence[Result]) -> str:
-    """Sentence on the cost of comparing: the runs were made on the same records."""
+def joint_cost(results: Sequence[Result]) -> str:
+    """Sentence on the joint privacy cost of all runs, which share their private records."""
     if any(result.target == math.inf and result.values["kind"] != "true_labels" for result in results):
         without = " Runs without privacy come on top of that: on real records they void any guarantee."
     else:
@@ -109,11 +109,11 @@ def together(results: Sequence[Result]) -> str:
 
 
 def markdown_table(results: Sequence[Result]) -> str:
-    """Test accuracy, mean ± standard deviation over seeds, one line a method and one column a target.
+    """Table of test accuracies, mean ± standard deviation over seeds, one row per method and one column per target.
 
-    What holds only under a condition, or not at all, is marked, and the last lines say why. The best method of each
-    column is bold, and named. Those whose guarantee is weaker than others' are kept out of that contest; where one
-    of them is ahead, the table says so.
+    Results whose guarantee is conditional or none are marked, and the last lines give the reasons. The best method of
+    each column is bold and named; methods with a weaker guarantee than others are not ranked, and named where they
+    are ahead.
     """
     cells = cells_of(results)
     methods = titles_of(cells)
@@ -146,12 +146,12 @@ def _best(cells: Cells, methods: Mapping[str, str], target: float) -> str:
 
 
 def head(target: float) -> str:
-    """The title of a column."""
+    """Title of a column."""
     return f"ε ≤ {epsilon_text(target)}" if target < math.inf else "without privacy"
 
 
 def cell(cells: Cells, key: tuple[str, float], seeds: int, around: str = "") -> str:
-    """Mean accuracy and spread of a method at a target, with its mark; ``seeds`` is how many runs there should be."""
+    """Mean accuracy and spread of a method at a target, with its mark; ``seeds`` is the expected number of runs."""
     results = cells.get(key, [])
     if not results:
         return "–"
@@ -176,4 +176,4 @@ def _notes(results: Sequence[Result], cells: Cells) -> str:
     ]
     if reached:
         parts.append(f"Each run's ε is at most its column's, and at least {min(reached):.2f} of it.")
-    return "\n\n".join([" ".join(parts), *marks_explained(cells)])
+    return "\n\n".join([" ".join(parts), *mark_footnotes(cells)])

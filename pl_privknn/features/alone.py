@@ -189,15 +189,16 @@ class _Alone:
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(images):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(
-                f"features: {self._name} returned {shape} for {len(images)} images; want (n, d): flatten or pool"
+                f"features: {self._name} returned {shape} for {len(images)} images; expected (n, d): flatten or pool"
             )
         alone = self._function(images[:1])
         if not torch.equal(found, again):
             return None
         if not _close(alone, found[:1]):
             raise ValueError(
-                f"features: {self._name} gives a public image another vector alone than among others, and would mix "
-                "private records; take statistics of public images, and put modules into evaluation mode (.eval())"
+                f"features: {self._name} gives a public image another vector alone than among others, and "
+                "would mix private records; take statistics of public images, and put modules into evaluation mode "
+                "(.eval())"
             )
         return alone
 

@@ -80,8 +80,8 @@ class BackboneFeatures(Extractor):
                     part = module.features(images[start : start + self.batch_size].to(device))
                     if part.ndim != 2:
                         raise ValueError(
-                            f"{type(module).__name__}.features returned shape {shape_text(part.shape)}; want (n, d): "
-                            "flatten or pool it"
+                            f"{type(module).__name__}.features returned shape {shape_text(part.shape)}; expected (n, "
+                            "d): flatten or pool it"
                         )
                 # Filled outside inference mode: the result is an ordinary tensor, usable in training.
                 if vectors is None:
@@ -191,6 +191,6 @@ def _read(path: Path) -> nn.Module:
     # torch's unpickler, missing entries and weights that don't fit raise different things.
     except Exception as error:
         raise ValueError(
-            f"path={str(path)!r} is no checkpoint of a student whose network has a name ({type(error).__name__}: "
+            f"path={str(path)!r} is not a checkpoint of a student with a named network ({type(error).__name__}: "
             f"{error}); name the last.ckpt of such a run"
         ) from error

@@ -190,7 +190,7 @@ class LearnedExtractor(Extractor):
         """
         if name not in self._learned:
             raise RuntimeError(
-                f"{type(self).__name__} must learn from public images first: call fit_public(images)"
+                f"{type(self).__name__} must learn from public examples first: call fit_public(images)"
             )
         tensor = self._learned[name]
         if tensor.device != device:
@@ -225,7 +225,7 @@ def check_images(images: Tensor) -> None:
     """Raise ``ValueError`` unless these are floating-point images, ``(n, channels, height, width)``."""
     if images.ndim != 4 or not images.is_floating_point():
         raise ValueError(
-            f"images: shape {shape_text(images.shape)}, {images.dtype}; want float32 in [0, 1] of shape "
+            f"images: shape {shape_text(images.shape)}, {images.dtype}; expected float32 in [0, 1] of shape "
             "(n, channels, height, width)"
         )
 

@@ -117,7 +117,7 @@ def _feature_size(extractor: Extractor, shape: tuple[int, int, int]) -> int:
     features = extractor(torch.zeros(1, *shape))
     if features.ndim != 2:
         raise ValueError(
-            f"extractor: {type(extractor).__name__} returned shape {tuple(features.shape)} for one image; want "
+            f"extractor: {type(extractor).__name__} returned shape {tuple(features.shape)} for one image; expected "
             "(1, d)"
         )
     return int(features.shape[1])

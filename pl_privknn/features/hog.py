@@ -100,7 +100,7 @@ class HOG(Extractor):
         """
         if images.ndim != 4 or not images.is_floating_point() or images.shape[1] < 1:
             raise ValueError(
-                f"images: shape {shape_text(images.shape)}, {images.dtype}; want float32 in [0, 1] of shape "
+                f"images: shape {shape_text(images.shape)}, {images.dtype}; expected float32 in [0, 1] of shape "
                 "(n, channels, height, width). Divide whole numbers by 255, give a single image as image[None]"
             )
         if self.transform_sqrt and bool((images < 0).any()):

@@ -36,7 +36,7 @@ class JoinedFeatures(LearnedExtractor):
             raise ValueError("extractors=[] must name at least one extractor")
         chosen = [1.0] * len(extractors) if weights is None else list(weights)
         if len(chosen) != len(extractors):
-            raise ValueError(f"weights={chosen!r}: want one for each of {len(extractors)} extractors")
+            raise ValueError(f"weights={chosen!r}: expected one for each of {len(extractors)} extractors")
         self.extractors = list(extractors)
         self.weights = [check_positive("weights", weight) for weight in chosen]
         # Whatever is callable will do, for instance torch.nn.Flatten().
@@ -97,7 +97,7 @@ class CachedFeatures(Extractor):
 
     def __init__(self, extractor: Extractor) -> None:
         if not isinstance(extractor, Extractor):
-            raise TypeError(f"extractor={type(extractor).__name__}: want an Extractor, such as HOG()")
+            raise TypeError(f"extractor={type(extractor).__name__}: expected an Extractor, such as HOG()")
         section, left_out = as_section(extractor)
         if left_out:
             raise ValueError(

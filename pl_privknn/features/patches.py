@@ -104,8 +104,8 @@ class PatchDictionary(LearnedExtractor):
         channels, height, width = images.shape[1:]
         if channels * self.patch_size**2 != len(mean) or min(height, width) < self.grid:
             raise ValueError(
-                f"images: shape {shape_text(images.shape)}; want as many channels as the public images and at least "
-                f"grid={self.grid} pixels a side"
+                f"images: shape {shape_text(images.shape)}; expected as many channels as the public images and at "
+                f"least grid={self.grid} pixels a side"
             )
         before = self.patch_size // 2
         after = self.patch_size - 1 - before

@@ -100,7 +100,7 @@ class _Preprocessed(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] not in (1, len(self.mean)):
             raise ValueError(
-                f"images: shape {shape_text(images.shape)}; want (n, 1 or {len(self.mean)}, height, width)"
+                f"images: shape {shape_text(images.shape)}; expected (n, 1 or {len(self.mean)}, height, width)"
             )
         if images.shape[-2:] != (self.size, self.size):
             resized = nn.functional.interpolate(

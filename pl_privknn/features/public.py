@@ -167,7 +167,9 @@ class PublicFeatures(Extractor):
             ValueError: for images of another shape than the public ones.
         """
         if self._made is None:
-            raise RuntimeError("PublicFeatures must learn from public images first: call fit_public(images)")
+            raise RuntimeError(
+                "PublicFeatures must learn from public examples first: call fit_public(images)"
+            )
         if not torch.compiler.is_compiling() and tuple(images.shape[1:]) != self._shape:
             raise ValueError(
                 f"images: shape {tuple(images.shape)}; the public ones were {self._shape} each, which all must be"

@@ -112,7 +112,7 @@ class Scattering(LearnedExtractor):
         height, width = images.shape[2:]
         if min(height, width) < 2 << scales:
             raise ValueError(
-                f"images: shape {shape_text(images.shape)}; scales={scales} wants at least {2 << scales} pixels a "
+                f"images: shape {shape_text(images.shape)}; scales={scales} needs at least {2 << scales} pixels a "
                 "side: enlarge the images, or take fewer scales"
             )
         shape = (_padded(height, scales), _padded(width, scales))

@@ -114,7 +114,8 @@ class SentenceFeatures(TextExtractor):
         )
         if not (self.folder / "modules.json").is_file():
             raise FileNotFoundError(
-                f"folder={str(folder)!r}: there is no modules.json; want the folder of a sentence-transformers model"
+                f"folder={str(folder)!r}: there is no modules.json; expected the folder of a sentence-transformers "
+                "model"
             )
         package = "sentence_transformers" if backend == "torch" else "tokenizers"
         if importlib.util.find_spec(package) is None:

@@ -63,7 +63,9 @@ class PublicWhitening(nn.Module):
             ValueError: if the shape differs, or there are fewer than ``components`` examples.
         """
         if public.ndim != 2 or public.shape[1] != self.in_features or len(public) < 1:
-            raise ValueError(f"public: shape {tuple(public.shape)}; want (m, {self.in_features}) with m ≥ 1")
+            raise ValueError(
+                f"public: shape {tuple(public.shape)}; expected (m, {self.in_features}) with m ≥ 1"
+            )
         if self.components is not None and self.components > len(public):
             raise ValueError(
                 f"components={self.components} needs at least as many public examples, there are {len(public)}"

@@ -100,7 +100,7 @@ class Request:
             raise Refused(f"version={shown(fields.get('version'))}: this node speaks version {VERSION}")
         kinds = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
         if fields.keys() != {"version", *kinds}:
-            raise Refused(f"request: want the fields {', '.join(('version', *kinds))} and no others")
+            raise Refused(f"request: expected the fields {', '.join(('version', *kinds))} and no others")
         for name, kind in kinds.items():
             if type(fields[name]) is not kind:
                 raise Refused(f"{name}={shown(fields[name])} must be of type {kind.__name__}")
@@ -178,7 +178,7 @@ def extractor_digest(extractor: Extractor | str) -> str:
     section, left_out = as_section(extractor)
     if left_out:
         raise ValueError(
-            f"extractor={type(extractor).__name__}: {left_out[0]} is no plain value, so that it can't be compared; "
+            f"extractor={type(extractor).__name__}: {left_out[0]} is not a plain value and can't be compared; "
             "give a name that identifies it"
         )
     digest = hashlib.sha256(json.dumps(section, sort_keys=True).encode())

@@ -92,8 +92,8 @@ class FederatedRound:
             or len(self.queries) < self.labeler.k
         ):
             raise ValueError(
-                f"queries: shape {tuple(self.queries.shape)}, {self.queries.dtype}; want float32 (s, d), s at least "
-                f"k={self.labeler.k}"
+                f"queries: shape {tuple(self.queries.shape)}, {self.queries.dtype}; expected float32 (s, d), s at "
+                f"least k={self.labeler.k}"
             )
         if not isinstance(self.labeler, ClientReverseKNN):
             raise ValueError(
@@ -153,7 +153,7 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
     labeler, target = config.labeler, Path(config.release)
     if target.exists():
         raise ValueError(
-            f"release={str(target)!r} is there already, and a round is asked once; give another name to a new one"
+            f"release={str(target)!r} already exists, and each round is queried once; give another name to a new one"
         )
     # Of no record here; what is charged is for the unit of the nodes.
     labeler.private_owners = torch.empty(0, dtype=torch.int64) if config.unit == "person" else None
@@ -193,7 +193,7 @@ def _roles(config: FederatedRound, transport: Transport) -> tuple[list[int], int
     wanted = 1 if config.labeler.trust == "shuffle" else 0
     if len(shufflers) != wanted or not clients:
         raise ValueError(
-            f"trust={config.labeler.trust!r} wants clients and {wanted} shuffling nodes; of the nodes that are there "
+            f"trust={config.labeler.trust!r} needs clients and {wanted} shuffling nodes; of the nodes that are there "
             f"{len(clients)} are clients and {len(shufflers)} shufflers. Nothing was charged"
         )
     return clients, shufflers[0] if shufflers else None

@@ -43,7 +43,7 @@ class Shuffler:
 
     def __init__(self, key: bytes, record: str | Path, noise_source: NoiseSource | None = None) -> None:
         if len(key) != 32:
-            raise ValueError(f"key: {len(key)} bytes; want the 32 of a private key (new_key)")
+            raise ValueError(f"key: {len(key)} bytes; expected the 32 of a private key (new_key)")
         self._key = key
         self.mixed = AnsweredRounds(record)
         self.noise_source = noise_source if noise_source is not None else default_noise()

@@ -240,7 +240,7 @@ def check_features(features: Tensor) -> None:
     """Raise ``ValueError`` unless ``features`` are finite floats of shape ``(n, d)``, without showing one of them."""
     if features.ndim != 2 or not features.is_floating_point():
         raise ValueError(
-            f"features: shape {shape_text(features.shape)}, {features.dtype}; want float of shape (n, d)"
+            f"features: shape {shape_text(features.shape)}, {features.dtype}; expected float of shape (n, d)"
         )
     rows = max(1, _VALUES_AT_A_TIME // max(1, features.shape[1]))
     if not all(bool(torch.isfinite(part).all()) for part in features.split(rows)):
@@ -255,8 +255,8 @@ def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
     check_features(features)
     if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
         raise ValueError(
-            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape (n,), one for each row "
-            "of features"
+            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; expected int64 of shape (n,), one for each "
+            "row of features"
         )
     if num_classes < 2:
         raise ValueError(f"num_classes={num_classes} must be at least 2")
@@ -277,7 +277,7 @@ def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int)
     check_features(features)
     if labels.shape != (len(features), num_attributes) or labels.dtype != torch.int64:
         raise ValueError(
-            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape "
+            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; expected int64 of shape "
             f"(n, {num_attributes}), a row of attributes for each row of features. Data with one class a record goes "
             "to PrivateKNN, PATE or ReverseKNN"
         )

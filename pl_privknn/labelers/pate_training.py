@@ -114,7 +114,7 @@ class Partitioner(abc.ABC):
             parts = parts[groups]
         if parts.dtype != torch.int64 or parts.shape != labels.shape:
             raise ValueError(
-                f"{type(self).__name__}: parts of shape {shape_text(parts.shape)}, {parts.dtype}; want int64 of "
+                f"{type(self).__name__}: parts of shape {shape_text(parts.shape)}, {parts.dtype}; expected int64 of "
                 "shape (n,), one part for each record"
             )
         if bool(((parts < 0) | (parts >= num_parts)).any()):

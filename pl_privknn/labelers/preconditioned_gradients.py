@@ -72,7 +72,7 @@ class PreconditionedGradients(StatisticsTeacher):
         self.clip_norms = [check_positive("clip_norms", norm) for norm in clip_norms]
         if len(self.clip_norms) != self.releases:
             raise ValueError(
-                f"clip_norms={list(clip_norms)!r}: want one for each of releases={self.releases}"
+                f"clip_norms={list(clip_norms)!r}: expected one for each of releases={self.releases}"
             )
 
     def sensitivity(self, release: int) -> float:

@@ -40,7 +40,7 @@ def check_counts(counts: Tensor) -> None:
     """Raise ``ValueError`` unless ``counts`` is a table of counts; the message holds its shape alone."""
     if counts.ndim != 2 or counts.dtype != torch.int64 or bool((counts < 0).any()):
         raise ValueError(
-            f"counts: shape {tuple(counts.shape)}, {counts.dtype}; want int64 (s, c), none below 0"
+            f"counts: shape {tuple(counts.shape)}, {counts.dtype}; expected int64 (s, c), none below 0"
         )
 
 

@@ -570,7 +570,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         """
         if features.ndim != 2 or not features.is_floating_point() or len(features) < 1:
             raise ValueError(
-                f"features: shape {tuple(features.shape)}, {features.dtype}; want float of shape (m, d)"
+                f"features: shape {tuple(features.shape)}, {features.dtype}; expected float of shape (m, d)"
             )
         self.learn_publicly(features)
         public = self.inputs(features)
@@ -662,7 +662,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
     def predict(self, features: Tensor, weights: Tensor, private: bool = False) -> Tensor:
         """Probabilities of features ``(n, d)`` under a model, float64 ``(n, c)``; see :meth:`inputs`."""
         if features.ndim != 2:
-            raise ValueError(f"features: shape {shape_text(features.shape)}; want (n, d)")
+            raise ValueError(f"features: shape {shape_text(features.shape)}; expected (n, d)")
         return self.probabilities(self.inputs(features, private) @ weights.T)
 
     @property

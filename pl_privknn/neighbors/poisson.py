@@ -258,7 +258,7 @@ class PoissonSums(PoissonTotals):
     def __init__(self, table: Tensor, values: Tensor, k: int, sampling_rate: float, **search: Any) -> None:
         if values.ndim != 2 or len(values) != len(table) or not values.is_floating_point():
             raise ValueError(
-                f"values: shape {shape_text(values.shape)}, {values.dtype}; want float of shape (n, a), "
+                f"values: shape {shape_text(values.shape)}, {values.dtype}; expected float of shape (n, a), "
                 "a row for each row of the table"
             )
         if not bool(values.isfinite().all()):
@@ -302,7 +302,7 @@ def toss(coins: Coins | None, shape: tuple[int, ...], rate: float) -> Tensor:
     drawn = coins(tuple(shape), rate)
     if drawn.dtype != torch.bool or drawn.shape != torch.Size(shape):
         raise ValueError(
-            f"coins gave {drawn.dtype} of shape {tuple(drawn.shape)}; want bool of {tuple(shape)}"
+            f"coins gave {drawn.dtype} of shape {tuple(drawn.shape)}; expected bool of {tuple(shape)}"
         )
     return drawn
 
@@ -314,8 +314,8 @@ def compact_labels(labels: Tensor, records: int, num_classes: int) -> Tensor:
     """
     if labels.shape != (records,) or labels.dtype != torch.int64:
         raise ValueError(
-            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; want int64 of shape (n,), one for each row "
-            "of the table"
+            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; expected int64 of shape (n,), one for each "
+            "row of the table"
         )
     if records and bool(((labels < 0) | (labels >= num_classes)).any()):
         raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")

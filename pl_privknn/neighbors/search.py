@@ -578,10 +578,10 @@ def _check_pair(queries: Tensor, table: Tensor) -> None:
     for name, features in (("queries", queries), ("table", table)):
         if features.ndim != 2 or not features.is_floating_point():
             raise ValueError(
-                f"{name}: shape {shape_text(features.shape)}, {features.dtype}; want float of shape (n, d)"
+                f"{name}: shape {shape_text(features.shape)}, {features.dtype}; expected float of shape (n, d)"
             )
     if queries.shape[1] != table.shape[1] or table.shape[1] == 0:
         raise ValueError(
-            f"queries have d={queries.shape[1]} and the table has d={table.shape[1]}; want the same d for both, "
+            f"queries have d={queries.shape[1]} and the table has d={table.shape[1]}; expected the same d for both, "
             "at least 1: use one extractor for both"
         )

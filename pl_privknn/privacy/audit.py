@@ -24,9 +24,9 @@ EXPORT = "export"
 REPORT = ("report.html", "privacy_card.md", "privacy_card.json", "certificate.json")
 #: What no audit of files can find.
 NOT_CHECKED = (
-    "a ledger that was rewritten with all its hashes, and everything else to fit it; a head that was noted elsewhere "
-    "tells (--head)",
-    "accuracies and seconds: the summary is the one that the run wrote; they are not computed anew",
+    "a ledger rewritten with all its hashes, and all other files with it; compare a head that was noted elsewhere "
+    "(--head)",
+    "accuracies and seconds: the summary is the one that the run wrote; they are not recomputed",
     "that the noise was drawn and the model trained by this package's own code",
     "the private records: their number, their owners, and runs on them that are charged in other ledgers",
 )
@@ -143,7 +143,7 @@ def audit_run(
         ledger = ledger_of(folder, settings)
         if ledger is None:
             raise FileNotFoundError(
-                f"{folder}: there is no ledger, so nothing says what the run paid; restore it"
+                f"{folder}: there is no ledger, so the privacy cost is unknown; restore it"
             )
         report = audit_ledger(ledger, exact=exact, **expected)
         checks = check_summary(summary, ledger, exact) if summary else []
@@ -173,15 +173,15 @@ def audit_run(
         "run": run,
         "checks": checks,
         "not_checked": [
-            *([f"missing here, or not noted: {', '.join(missing)}"] if missing else []),
-            *([f"files that the ledger does not note: {in_short(unbound)}"] if unbound else []),
+            *([f"missing, or not listed in the ledger: {', '.join(missing)}"] if missing else []),
+            *([f"files not listed in the ledger: {shortened(unbound)}"] if unbound else []),
             *NOT_CHECKED,
         ],
         "violated": report["within_budget"] is False or any(check["agrees"] is False for check in checks),
     }
 
 
-def in_short(names: list[str]) -> str:
+def shortened(names: list[str]) -> str:
     """The first names of a list and the number of the others."""
     return ", ".join(names[:_MOST_NAMED]) + (
         f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -195,7 +195,7 @@ def _note(rows: _Rows, topic: str) -> tuple[int, str]:
     ]
     position, text = noted[-1] if noted else (0, "")
     if not isinstance(text, str) or len(text) > _MOST_NOTED:
-        raise NotARun(f"row {position} of the ledger is no note that a run writes")
+        raise NotARun(f"row {position} of the ledger is not a note of a run")
     return position, text
 
 

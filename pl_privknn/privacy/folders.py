@@ -21,8 +21,7 @@ class FolderLock:
 
     Args:
         folder: the run's folder, made if missing.
-        shared: let one run of this process use the folder beside this lock: what a command takes before the
-            run that it starts.
+        shared: let one run of this process use the locked folder too; for a command that starts a run.
 
     Raises:
         FolderInUse: if a run, of this or of another process, has the folder.

@@ -65,7 +65,7 @@ class PaidEvaluation:
             return given
         if given == "paid":
             return cls()
-        raise ValueError(f"evaluate={given!r}: want 'paid', a PaidEvaluation, or None for no hold-out")
+        raise ValueError(f"evaluate={given!r}: expected 'paid', a PaidEvaluation, or None for no hold-out")
 
 
 def held_out(
@@ -115,7 +115,7 @@ def held_out(
         raise ValueError(
             "evaluate: private records are not known to be those of the run's beginning, in their order, and a "
             "record that changes its part would pay for both; go back to them (a data set that code of others reads "
-            "can't be compared), or start a new run in another folder, which costs anew"
+            "can't be compared), or start a new run in another folder, which is charged again"
         )
     limit = int(noted["share"] * 2**64)
 

@@ -160,7 +160,7 @@ def check_budget(balance: Balance, run_id: str, asked: Sequence[Charge], after: 
         what: ``asked`` in words.
 
     Raises:
-        BudgetExceeded: if the budget is passed.
+        BudgetExceeded: if the budget is exceeded.
         ValueError: if a mechanism is not defined under the ledger's adjacency.
     """
     guarantee, budget = balance.guarantee({run_id: after}), balance.max_epsilon

@@ -118,8 +118,8 @@ class PrivateStore(SQLiteFile):
         place = Path(self.fact("place", str(path)))
         if place != path and place.is_file() and not place.samefile(path) and _name_of(place) == self.name:
             raise PrivateStoreError(
-                f"{path.parent} is a copy of {place.parent}, and each would spend the same budgets; go on there, or "
-                "delete that folder to go on here"
+                f"{path.parent} is a copy of {place.parent}, and each would spend the same budgets; continue there, "
+                "or delete that folder to continue here"
             )
         self.note("place", str(path))
 

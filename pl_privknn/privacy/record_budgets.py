@@ -470,7 +470,7 @@ class BudgetTable(PrivateStore):
         if held != kind and (is_paid or self.begun):
             raise ValueError(
                 f"noise_source: the noise of this stream came from {held}, as the ledger says of all its answers, "
-                f"and would now come from {kind}; go on as it began, or {_NEW_STREAM}"
+                f"and would now come from {kind}; continue as it began, or {_NEW_STREAM}"
             )
         self.note("noise", kind)
         if ledger is not None and not is_paid:

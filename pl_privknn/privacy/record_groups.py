@@ -109,7 +109,7 @@ def group_costs(
     """
     shared, others, left = steps.mechanism, [], steps.count
     if not isinstance(shared, Gaussian):
-        raise TypeError(f"steps: {type(shared).__name__} is no step of noisy SGD")
+        raise TypeError(f"steps: {type(shared).__name__} is not a step of noisy SGD")
     for charge in charges:
         taken = min(left, charge.count) if charge.mechanism == shared else 0
         left -= taken

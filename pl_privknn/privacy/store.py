@@ -163,7 +163,7 @@ class RowStore(SQLiteFile):
             "UPDATE head SET position = ?, hash = ? WHERE only = 1", (position + 1, sealed)
         ).rowcount
         if (written, moved) != (1, 1):
-            raise LedgerCorrupt(f"{self.path} does not keep what is written to it; somebody has changed it")
+            raise LedgerCorrupt(f"{self.path} lost rows that were written to it; the file was modified")
         self._appended = sealed
         return int(position) + 1
 
@@ -259,7 +259,7 @@ class RowStore(SQLiteFile):
         if foreign := sorted(parts - _PARTS):  # a trigger could swallow what is charged
             raise LedgerCorrupt(
                 f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has: "
-                "somebody has changed it"
+                "the file was modified"
             )
 
 

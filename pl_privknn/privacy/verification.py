@@ -66,7 +66,7 @@ def releases_in(document: Any, path: str | Path) -> Releases:
     if not names:
         held = ", ".join(shown(name).strip("'") for name in list(document)[:8])
         raise ValueError(
-            f"{path} holds {held or 'nothing'}; want a ledger, a JSON list or YAML plan of "
+            f"{path} holds {held or 'nothing'}; expected a ledger, a JSON list or YAML plan of "
             "records, or a mapping with the records under 'releases'"
         )
     if len(names) > 1:

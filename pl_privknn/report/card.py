@@ -11,26 +11,26 @@ from pl_privknn._checks import at_most
 RELEASED = {
     "labels": "labels of public examples and everything that is computed from them, such as the trained model (the "
     "student)",
-    "statistics": "noisy statistics of the private records, the teacher's own model made of them, labels of public "
-    "examples and everything that is computed from these, such as the trained model (the student)",
+    "statistics": "noisy statistics of the private records, the teacher's own model computed from them, labels of "
+    "public examples and everything that is computed from these, such as the trained model (the student)",
     "weights": "weights of a network that was trained on the private records by noisy steps, all of its checkpoints, "
     "and everything that is computed from them",
     "": "whatever the ledger's releases were used for",
 }
-_PUBLIC = "the choice of the public examples, taken to be independent of the private records"
+_PUBLIC = "the choice of the public examples, assumed to be independent of the private records"
 _FLOATS = "rounding of computer arithmetic in weighted votes and gradients (counted votes get exact noise)"
 _OWN: dict[str, tuple[str, ...]] = {
     "labels": (
-        "running time and memory of the labelling: strangers must not measure them", _PUBLIC, _FLOATS,
+        "running time and memory of the labelling: outsiders must not be able to measure them", _PUBLIC, _FLOATS,
     ),
     "statistics": (
-        "running time and memory of the labelling: strangers must not measure them", _PUBLIC,
+        "running time and memory of the labelling: outsiders must not be able to measure them", _PUBLIC,
         "features that were learned on other data than the public examples of this run",
     ),
     "weights": (
-        "running time, memory and profiles of the training: strangers must not measure them", _FLOATS,
-        "weights that the training began with, taken to be independent of the private records",
-        "what reading a record does: a record is one index of the data set, taken to be read by itself",
+        "running time, memory and profiles of the training: outsiders must not be able to measure them", _FLOATS,
+        "initial weights of the training, assumed to be independent of the private records",
+        "side effects of reading a record: a record is one index of the data set, assumed to be read independently",
     ),
 }  # fmt: skip
 _SEVERAL = "several records of one person together, see the unit above (unit: person protects them all)"
@@ -38,7 +38,7 @@ _SEVERAL = "several records of one person together, see the unit above (unit: pe
 EXCLUSIONS = (
     "people in the public, validation and test parts: ε protects the private records alone",
     "settings that were chosen by looking at results on the same private records outside this ledger "
-    "(the file in which every release is booked)",
+    "(the file that records every release)",
     "an attacker who can rewrite the ledger with all its hashes, unless its last hash was noted elsewhere",
 )
 _LOCAL = {"randomized response"}
@@ -91,7 +91,7 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
         "what_is_released": RELEASED[kind],
         "attacker": {name: promise["attacker"][name] for name in ("right_guesses", "rates")},
         "tuning": "What is charged in this ledger is covered. Settings are public constants; this ledger can't show "
-        "whether they were chosen on the same private records elsewhere, and such runs have to be added to it.",
+        "whether they were chosen on the same private records elsewhere, and add such runs to it.",
         "known_exclusions": [
             *_OWN.get(kind, (_PUBLIC, _FLOATS)),
             *([_SEVERAL] if promise["unit"] == "record" else []),
@@ -109,12 +109,12 @@ def _evaluation(student: dict[str, Any]) -> str:
     if not student.get("holdout"):
         return ""
     cost = at_most(student["holdout_epsilon"])
-    return f"accuracy of the hold-out {student['holdout']}, released at ε {cost} (parallel composition)"
+    return f"hold-out accuracy {student['holdout']}, released at ε {cost} (parallel composition)"
 
 
 def _trust(kinds: set[str]) -> str:
     if kinds & _SHUFFLED:
         return "shuffle model: record owners trust a shuffler to mix their messages"
     if kinds & _LOCAL:
-        return "local model: every record owner adds the noise, and trusts no one else"
+        return "local model: every record owner adds the noise, and needs to trust no one else"
     return "central model: a trusted data owner holds the records and adds the noise"

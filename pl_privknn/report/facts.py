@@ -22,18 +22,18 @@ from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.callbacks.run_files import CHECKPOINT, contents_of
 from pl_privknn.comparison.results import RESULTS, Result, read_results, without_places
-from pl_privknn.comparison.table import cell, cells_of, head, marks_explained, titles_of, together
+from pl_privknn.comparison.table import cell, cells_of, head, joint_cost, mark_footnotes, titles_of
 from pl_privknn.config import known_classes, write_yaml
 from pl_privknn.privacy.accounting.accountant import RATES, account
 from pl_privknn.privacy.audit import (
     CONFIG,
     NotARun,
     audit_run,
-    in_short,
     ledger_of,
     mapping_of,
     named_values,
     reading,
+    shortened,
 )
 from pl_privknn.privacy.files import file_digest
 from pl_privknn.privacy.ledger import Ledger, Place
@@ -51,7 +51,7 @@ _CURVE = np.linspace(0, 1, 201)
 _FIGURES = ("epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld", "epsilon_exact")
 #: Of metrics.csv, which may have columns of the user's own.
 _CURVES = (
-    ("Accuracy", True, {"val/accuracy": "on public images"}),
+    ("Accuracy", True, {"val/accuracy": "on public examples"}),
     ("Training loss on released labels", False, {"train/loss": "loss"}),
 )
 _MODELS = {"student": "the student", "head": "the teacher's own model", "mean": "the mean of both"}
@@ -74,19 +74,19 @@ def in_words(known: dict[str, Any], adjacency: str, unit: str) -> list[str]:
         unit: a record or a person.
     """
     at_one = next(r for r in known["rates"] if r["false_positive_rate"] == 0.01)["true_positive_rate"]
-    question = (
-        f"whether that {unit} was among the private ones at all"
+    question, chance = (
+        (f"whether that {unit} was in the private data", "membership")
         if adjacency == "add_remove"
-        else f"which of two candidates that {unit} was"
+        else (f"which of two candidates that {unit} was", "the choice")
     )
     return [
-        f"Suppose that somebody knows every private record but {_BUT[unit]}, all settings and the code, sees "
-        f"everything that was released, and has unlimited computing power. They want to find out {question}.",
-        f"If a coin had decided it, they would guess right in at most {percent(known['right_guesses'])} of cases. "
-        "Without any release they guess right in 50 %.",
-        f"If they accept a false alarm for 1 in 100 {unit}s that were not there, they detect the {unit} at most "
-        f"{percent(at_one)} of the time. Blind guessing detects it 1 % of the time.",
-        f"This holds whatever the {unit} is, for every {unit}, and for anything that is made of the releases later.",
+        f"Suppose an attacker knows all private records but {_BUT[unit]}, all settings and the code, sees everything "
+        f"that was released, has unlimited computing power, and tries to find out {question}.",
+        f"If {chance} were a coin flip, the attacker would guess right in at most {percent(known['right_guesses'])} "
+        "of cases; without any release, in 50 %.",
+        f"With false alarms for 1 in 100 {unit}s outside the private data, the attacker detects the {unit} at most "
+        f"{percent(at_one)} of the time; blind guessing detects it 1 % of the time.",
+        f"This holds for every {unit}, whatever its content, and for anything computed from the releases later.",
     ]
 
 
@@ -210,8 +210,8 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
         "comparison": {
             "heads": list(map(head, targets)),
             "rows": rows,
-            "notes": marks_explained(cells),
-            "together": together(results),
+            "notes": mark_footnotes(cells),
+            "together": joint_cost(results),
             **{name: first[name] for name in ("delta", "adjacency")},
             "protected": protected(first["adjacency"], first.get("unit", "record")),
             "seeds": seeds,
@@ -254,8 +254,8 @@ def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> 
     found = audit_run(folder, contents_of, exact=exact, writing=writing)
     wrong = [check["name"] for check in found["checks"] if check["agrees"] is False]
     if found["violated"]:
-        what = f"{in_short(wrong)} not what the ledger says" if wrong else "the budget is passed"
-        raise NotARun(f"{folder}: the audit fails: {what}; `privknn audit` of the folder says more")
+        what = f"{shortened(wrong)} not matching the ledger" if wrong else "the budget is exceeded"
+        raise NotARun(f"{folder}: the audit fails: {what}; `privknn audit` of the folder shows the details")
     return found
 
 
@@ -355,11 +355,11 @@ def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | 
         "rounds": dict(asked),
         "gallery": gallery,
         "not_pictured": counts["queried"] - len(gallery),
-        **_judged(examples, labels, truth, names),
+        **_label_accuracy(examples, labels, truth, names),
     }
 
 
-def _judged(
+def _label_accuracy(
     examples: torch.Tensor, labels: torch.Tensor, truth: torch.Tensor | None, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Released labels against the public truth: by class with a confusion matrix, or by attribute."""
@@ -434,7 +434,7 @@ def _without_privacy(folder: Path, summary: dict[str, Any]) -> list[dict[str, An
         if result.target != np.inf or str(result.seed) != seed or not (bound or result.method == method):
             continue
         what = (
-            f"the same {'student on the true labels of public images' if bound else 'method without noise'}"
+            f"the same {'student on the true labels of public examples' if bound else 'method without noise'}"
         )
         found.append({"what": what, "title": result.title, "accuracy": result.accuracy})
     return found

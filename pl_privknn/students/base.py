@@ -390,7 +390,7 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
 
     def _check_extractor(self, extractor: Extractor) -> None:
         if not isinstance(extractor, Extractor):
-            raise TypeError(f"extractor={type(extractor).__name__}: want an Extractor, such as HOG()")
+            raise TypeError(f"extractor={type(extractor).__name__}: expected an Extractor, such as HOG()")
         if self.perturbs_pixels:
             raise ValueError(
                 f"extractor={type(extractor).__name__}: {type(self).__name__} needs gradients at pixels, and "
@@ -440,10 +440,12 @@ def split_batch(batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     labeled = batch
     if isinstance(batch, Mapping):
         if "labeled" not in batch:
-            raise ValueError(f"batch with keys {sorted(batch)}: want 'labeled': (x, y) and 'unlabeled': x")
+            raise ValueError(
+                f"batch with keys {sorted(batch)}: expected 'labeled': (x, y) and 'unlabeled': x"
+            )
         labeled, unlabeled = batch["labeled"], batch.get("unlabeled")
     if not isinstance(labeled, Sequence) or len(labeled) != 2:
-        raise ValueError(f"labelled batch of type {type(labeled).__name__}: want a pair (images, labels)")
+        raise ValueError(f"labelled batch of type {type(labeled).__name__}: expected a pair (images, labels)")
     if unlabeled is not None and not isinstance(unlabeled, Tensor):
         unlabeled = unlabeled[0]
     return labeled[0], labeled[1], unlabeled

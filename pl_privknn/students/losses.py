@@ -107,7 +107,7 @@ def target_distribution(targets: Tensor, num_classes: int, label_smoothing: floa
         rows = targets.float()
     else:
         raise ValueError(
-            f"targets: shape {tuple(targets.shape)}, {targets.dtype}; want int64 (n,) or float "
+            f"targets: shape {tuple(targets.shape)}, {targets.dtype}; expected int64 (n,) or float "
             f"(n, {num_classes})"
         )
     return torch.where(known, (1 - label_smoothing) * rows + label_smoothing / num_classes, 0.0)
@@ -261,7 +261,7 @@ class AttributeOutputs(Outputs):
         """
         if y.ndim != 2 or y.shape[1] != num_outputs:
             raise ValueError(
-                f"targets: shape {tuple(y.shape)}, {y.dtype}; want attributes of shape (n, {num_outputs})"
+                f"targets: shape {tuple(y.shape)}, {y.dtype}; expected attributes of shape (n, {num_outputs})"
             )
         present = y.float().flatten()
         return torch.stack([1 - present, present], dim=1) * (present >= 0).unsqueeze(1)

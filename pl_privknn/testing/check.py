@@ -62,7 +62,7 @@ def check_plan(subject: Subject, table: Table) -> str:
         raise LabelerCheckError("adjacencies is empty; name those under which the plan holds")
     plan = labeler.plan(queries, queries, subject.num_classes)
     if not isinstance(plan, list) or not plan or not all(isinstance(part, Charge) for part in plan):
-        raise LabelerCheckError(f"plan returns {plan!r}; want a list of Charge, at least one")
+        raise LabelerCheckError(f"plan returns {plan!r}; expected a list of Charge, at least one")
     for part in plan:
         for adjacency in labeler.adjacencies:
             try:
@@ -92,7 +92,7 @@ def check_payments(run: Run) -> str:
                 "which charges first"
             )
     if not run.ledger.rows:
-        raise LabelerCheckError("label charged nothing; every release has to be paid for")
+        raise LabelerCheckError("label charged nothing; every release must be charged")
     pools(run.events)
     if any(isinstance(event, Draw) and not event.through for event in run.events):
         raise LabelerCheckError(
@@ -136,7 +136,7 @@ def check_within_plan(run: Run, queries: int, answers: int, rounds: int = 1) -> 
 def check_release(release: Release, queries: int, answers: int, num_classes: int, task: str) -> str:
     """Labels, probabilities and scores have the shapes, dtypes and values of a release."""
     if not isinstance(release, Release):
-        raise LabelerCheckError(f"label returns {type(release).__name__}; want a Release")
+        raise LabelerCheckError(f"label returns {type(release).__name__}; expected a Release")
     shape = (queries,) if task == "multiclass" else (queries, num_classes)
     most = num_classes - 1 if task == "multiclass" else 1
     _check_tensor("labels", release.labels, shape, (torch.int64,))
@@ -154,11 +154,11 @@ def check_release(release: Release, queries: int, answers: int, num_classes: int
         if not bool(((rows >= 0) & (rows <= 1)).all()) or (
             task == "multiclass" and not torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
         ):
-            raise LabelerCheckError("soft: rows of answered queries are no probabilities")
+            raise LabelerCheckError("soft: rows of answered queries are not probabilities")
     if release.scores is not None:
         if release.scores.shape[:1] != (queries,) or not release.scores.is_floating_point():
             raise LabelerCheckError(
-                f"scores: shape {tuple(release.scores.shape)}, {release.scores.dtype}; want float, a row a query"
+                f"scores: shape {tuple(release.scores.shape)}, {release.scores.dtype}; expected float, a row a query"
             )
         if release.score_deviation is None or not 0 < release.score_deviation < math.inf:
             raise LabelerCheckError(
@@ -170,7 +170,7 @@ def check_release(release: Release, queries: int, answers: int, num_classes: int
 def _check_tensor(name: str, value: Tensor, shape: tuple[int, ...], dtypes: Sequence[torch.dtype]) -> None:
     if tuple(value.shape) != shape or value.dtype not in dtypes:
         raise LabelerCheckError(
-            f"{name}: shape {tuple(value.shape)}, {value.dtype}; want {dtypes[0]} of shape {shape}"
+            f"{name}: shape {tuple(value.shape)}, {value.dtype}; expected {dtypes[0]} of shape {shape}"
         )
 
 
@@ -196,7 +196,7 @@ def _refuses(subject: Subject, table: Table, limit: int) -> bool:
             f"answers although charge {limit + 1} was refused; let BudgetExceeded pass, and return nothing"
         )
     if run.events.index(REFUSED) < len(run.events) - 1:
-        raise LabelerCheckError(f"goes on to draw or charge after charge {limit + 1} was refused")
+        raise LabelerCheckError(f"continues to draw or charge after charge {limit + 1} was refused")
     if limit:
         check_payments(run)
     run.ledger.limit = None

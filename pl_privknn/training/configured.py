@@ -18,10 +18,10 @@ from pl_privknn.config import (
     get,
     instantiate,
     known_classes,
-    made_by,
     merged,
     one_line,
     own_classes_only,
+    parse_objects,
 )
 from pl_privknn.training.noisy_sgd import NoisySGD
 from pl_privknn.training.private_training import PrivateTraining
@@ -71,7 +71,7 @@ def made_data(section: Any, own_classes: bool = False) -> Any:
     parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
     try:
         with own_classes_only() if own_classes else contextlib.nullcontext():
-            return made_by(parser, {"data": plan_section(section) if own_classes else section}).data
+            return parse_objects(parser, {"data": plan_section(section) if own_classes else section}).data
     except (ArgumentError, ArithmeticError, TypeError, ValueError, KeyError) as error:
         raise ConfigurationError(f"data: {one_line(error)}") from error
 
@@ -94,12 +94,10 @@ def made_training(
     """
     section = document.get("model")
     if not isinstance(section, Mapping) or "class_path" not in section:
-        raise ConfigurationError(f"{name}: model: want a class_path, and its arguments as init_args")
+        raise ConfigurationError(f"{name}: model: expected a class_path, and its arguments as init_args")
     made = class_named(str(section["class_path"]))
     if made is None:
-        raise ConfigurationError(
-            f"{name}: model.class_path={section['class_path']!r} is no class that can be imported"
-        )
+        raise ConfigurationError(f"{name}: model.class_path={section['class_path']!r} can't be imported")
     channels, _, side = data.image_shape
     stated = {"num_classes": data.num_classes, "task": data.task, "in_channels": channels, "image_size": side}
     asked = inspect.signature(made).parameters

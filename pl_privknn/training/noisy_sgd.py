@@ -338,7 +338,7 @@ class _OfClassifier(PrivateTraining):
                     "datamodule=ArraysDataModule(…) or another one of pl_privknn.datamodules to trainer.fit"
                 )
             if (task := getattr(data, "task", "multiclass")) != "multiclass":
-                raise ValueError(f"task={task!r}: NoisySGD trains classifiers of one class an image")
+                raise ValueError(f"task={task!r}: NoisySGD trains classifiers of one class per example")
             pl_module.fit_public(data.public)
         super().setup(trainer, pl_module, stage)
 

@@ -141,7 +141,7 @@ def check_members(
     if not noted:
         raise FileNotFoundError(
             f"groups: {path} is missing, which says whether members are those of the first steps; restore it, or "
-            "start a new training in another folder, which costs anew"
+            "start a new training in another folder, which is charged again"
         )
     key = noted[:_KEY_BYTES]
     if not secrets.compare_digest(noted[_KEY_BYTES:], _digest(key, records, members)):

@@ -170,7 +170,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             groups is not None or epsilon == math.inf or options.ledger_path is not None
         ):
             raise ValueError(
-                "evaluate: the hold-out pays in parallel with one training of one finite ε; leave groups, "
+                "evaluate: the hold-out is charged in parallel with one training of one finite ε; leave groups, "
                 "epsilon=inf and options.ledger_path out, or evaluate=None"
             )
         self._constants: dict[str, list[int]] = {}
@@ -269,7 +269,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         source = trainer.fit_loop._data_source  # Lightning has no public name for where batches come from
         records = _records_of(trainer, source)
         if trainer.fast_dev_run:
-            pl.rank_zero_info("fast_dev_run: no private record is touched; the steps are of made-up ones")
+            pl.rank_zero_info("fast_dev_run: no private record is read; the steps use synthetic ones")
             self.private = None
             self._made_up = PrivateData(_made_up_records(records))
         else:
@@ -420,8 +420,8 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         records = None if self._records is None else self._records()
         if records is not None and any(one is not None and shares_records(records, one) for one in found):
             raise ValueError(
-                f"{name}: reads the data set of the private records, whose exact accuracy is not paid for; evaluate "
-                "on public data"
+                f"{name}: reads the data set of the private records, whose exact accuracy is not covered by ε; "
+                "evaluate on public data"
             )
 
     def layers_of(self, module: Any) -> Any:

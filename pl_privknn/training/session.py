@@ -122,7 +122,7 @@ class PrivateSession:
 
     Attributes:
         kind: what trains, for messages and the ledger: a class's name.
-        epsilon_asked: what all steps may cost together; with ``noise_multiplier``, training ends before it is passed.
+        epsilon_asked: ε of all steps together; with ``noise_multiplier``, training ends before it is exceeded.
         delta: δ of the guarantee.
         noise_multiplier: noise over the clipping norm; None where ε decides.
         max_grad_norm: bound of each record's gradient.
@@ -191,8 +191,8 @@ class PrivateSession:
         if self.unit == "person":
             if in_shards and count > 1:
                 raise ValueError(
-                    "unit='person': private records come in shards, where a person would count in each; put them "
-                    "into one table"
+                    "unit='person': private records come in shards, where a person would be counted in each; put "
+                    "them into one table"
                 )
             self._owners = self.private.share_by_person(owners, (rank, count))  # type: ignore[arg-type]
         if count > 1 and not in_shards:
@@ -248,7 +248,7 @@ class PrivateSession:
         followed = self._processes.from_first(open_run)
         self.run = opened[0] if opened else followed
         if self.run.lost:
-            rank_zero_info(f"{self.run.lost} paid steps were lost; the training is shorter by them")
+            rank_zero_info(f"{self.run.lost} charged steps were lost; the training has that many fewer")
 
     def noise_for(self, steps: int) -> float:
         """Noise multiplier of a training of so many steps.
@@ -311,7 +311,7 @@ class PrivateSession:
         if self.run is None or self.run.steps.left:
             return False
         trainer.should_stop = True
-        rank_zero_info(f"all {self.run.planned} planned steps are done: the training ends here")
+        rank_zero_info(f"all {self.run.planned} planned steps are done; training stops")
         return True
 
     def sample(self) -> Tensor:
@@ -373,7 +373,7 @@ class PrivateSession:
 
     @property
     def limit(self) -> float | None:
-        """Budget of the ledger: where the noise is given, training ends before ε is passed."""
+        """Budget of the ledger: where the noise is given, training ends before ε is exceeded."""
         return self.epsilon_asked if self.noise_multiplier is not None else None
 
     def _plan(self, trainer: Any) -> TrainingPlan:

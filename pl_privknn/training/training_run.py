@@ -99,7 +99,7 @@ class TrainingRun(Run):
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
         kind: what trains, for messages and the ledger: a class's name.
         files: where the ledger is.
-        limit: budget of the ledger; without groups, training ends before it is passed.
+        limit: budget of the ledger; without groups, training ends before it is exceeded.
         noise: the source that will draw.
         steps_per_charge: steps paid by one row of the ledger.
 
@@ -239,7 +239,7 @@ class TrainingRun(Run):
             raise ValueError(
                 f"run_dir={str(self.folder)!r}: all {self.planned} steps of this training are paid for, and no "
                 "checkpoint continues it. Resume from its checkpoint, or choose another folder for a new "
-                "training, which costs anew"
+                "training, which is charged again"
             )
 
 

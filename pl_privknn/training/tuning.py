@@ -200,7 +200,7 @@ def _without_unpaid(place: str, arguments: Any) -> str:
     """Section of a training's arguments, checked for settings whose cost the search does not cover."""
     if given := [name for name in _UNPAID if (arguments or {}).get(name) is not None]:
         raise ConfigurationError(
-            f"{place}.{given[0]}: a search pays for steps and scores alone; leave it out"
+            f"{place}.{given[0]}: a search is charged for steps and scores only; leave it out"
         )
     return place
 
@@ -217,7 +217,7 @@ def _check_path(path: str, place: str) -> None:
     below = _MODEL if place == _MODEL else f"{_MODEL} or {_CALLBACK}"
     names = ", ".join(_FIXED)
     raise ConfigurationError(
-        f"--set {path}: want a path below {below} that changes nothing of a candidate's cost, so not of {names}"
+        f"--set {path}: expected a path below {below} that changes nothing of a candidate's cost, so not of {names}"
     )
 
 
@@ -299,8 +299,8 @@ class TuningRun(Run):
             if store.fact("state") is None:
                 if run.num_charges:
                     raise ValueError(
-                        f"--output {self.output}: its search is paid for and what it had found is gone; choose "
-                        "another folder for a new search, which costs anew"
+                        f"--output {self.output}: its search is paid for and its state is lost; choose "
+                        "another folder for a new search, which is charged again"
                     )
                 count = self.tuning.mechanism.draw_count(self.noise.stream("count", run_id))
                 drawn = (
@@ -311,8 +311,8 @@ class TuningRun(Run):
             if store.fact("seeded") == self.noise.cryptographic:
                 came = "from a seed" if store.fact("seeded") else "from the operating system"
                 raise ValueError(
-                    f"--output {self.output}: the one charge of its search says that all noise comes {came}; go on "
-                    "as it began, or choose another folder for a new search, which costs anew"
+                    f"--output {self.output}: the one charge of its search says that all noise comes {came}; "
+                    "continue as it began, or choose another folder for a new search, which is charged again"
                 )
             if not run.num_charges:
                 run.charge(self.tuning.mechanism, noise=self.noise, adjacencies=("add_remove",))

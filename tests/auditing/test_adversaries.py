@@ -109,13 +109,14 @@ def test_kernel_votes_are_sums_of_similarities():
 
 
 def test_adversaries_are_refused_where_they_do_not_fit(capsys):
-    with pytest.raises(ValueError, match=r"adversary='natural': ReverseKNN is no teacher .* leave it out"):
+    with pytest.raises(ValueError, match=r"adversary='natural': ReverseKNN is not a teacher .* leave it out"):
         attacked("reverse kNN", "natural", SeededNoise(0))
     with pytest.raises(ValueError, match="adversary='strong' must be one of 'worst', 'natural'"):
         attacked("PATE", "strong", SeededNoise(0))
     assert main(["audit", "--attack", "configs/digits_noisy_sgd.yaml", "--adversary", "natural"]) == 2
     assert (
-        "--adversary natural is for labelers, and this is a training; leave it out" in capsys.readouterr().err
+        "--adversary natural applies to labelers, but this configuration trains a model"
+        in capsys.readouterr().err
     )
     assert main(["audit", "ledger.sqlite", "--adversary", "natural"]) == 2
-    assert "belongs to an attack" in capsys.readouterr().err
+    assert "applies to an attack" in capsys.readouterr().err

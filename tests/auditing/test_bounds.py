@@ -8,9 +8,9 @@ from scipy import stats
 from pl_privknn.auditing.bounds import (
     Guesses,
     Scores,
+    audit_scores,
     epsilon_of_guesses,
     gaussian_mu_of_pairs,
-    judge,
     lower_probability,
     refutes_pairs,
     upper_probability,
@@ -71,7 +71,7 @@ def test_scores_that_say_nothing_bound_nothing(name, order, mechanism, independe
     scores = SCORES[name](present.astype(float))
     there = present[: len(scores)] if len(scores) != 1 else np.ones(1, dtype=bool)
     seen = Scores("nothing", there, scores, labels=scores, independent=independent)
-    found = judge("nothing", seen, [Charge(mechanism)], delta=1e-5)
+    found = audit_scores("nothing", seen, [Charge(mechanism)], delta=1e-5)
     assert (found.epsilon_lower, found.epsilon_lower_labels) == (0.0, 0.0)
     assert found.epsilon_estimate in (None, 0.0)
     assert not found.violated

@@ -93,5 +93,5 @@ def test_a_student_of_others_is_a_condition(tmp_path, student, level):
 
 
 def test_a_shared_ledger_is_refused():
-    with pytest.raises(ValueError, match="evaluate: the hold-out pays in parallel with one run"):
+    with pytest.raises(ValueError, match="evaluate: the hold-out is charged in parallel with one run"):
         PrivateLabeler(PrivateKNN(5), evaluate="paid", options={"ledger_path": "shared.sqlite"})

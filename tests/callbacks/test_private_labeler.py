@@ -130,7 +130,7 @@ def test_run_report(whole):
     assert summary["reason"] == "OracleLabeler moves by no more than it charges"
     assert (summary["queried"], summary["answered"], summary["lost"]) == (20, 16, 0)
     assert 0 <= summary["test_accuracy"] <= 1
-    assert dict(report.table())["answered"] == "16 of 20 queries"
+    assert dict(report.table())["queries answered"] == "16 of 20"
 
 
 def test_a_fit_that_ends_before_the_second_round_asks_nothing_for_it(tmp_path):

@@ -50,7 +50,7 @@ def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_it
     trainer = run(tmp_path, module, data, labeling(run_dir=folder))
     summary = summary_of(folder)
     assert summary["epsilon"] == pytest.approx(2.0, abs=1e-3)
-    assert "best attack" in capsys.readouterr().out
+    assert "strongest attack" in capsys.readouterr().out
     trainer.test(module, data, verbose=False)
     tested = summary_of(folder)
     assert tested["test_accuracy"] is not None
@@ -188,8 +188,8 @@ def test_a_poor_result_names_the_features_and_better_ones(tmp_path, capsys):
     trainer = run(tmp_path, module, data, labeling(run_dir=tmp_path / "run"))
     trainer.test(module, data, verbose=False)
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "a constant answer gets 0.333" in said
-    assert "features: Flatten; try PublicFeatures" in said
+    assert "always predicting the most frequent class gets 0.333" in said
+    assert "Features: Flatten; try PublicFeatures" in said
 
 
 def test_the_printed_table_keeps_what_stands_in_brackets(tmp_path, capsys):

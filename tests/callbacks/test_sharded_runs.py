@@ -91,7 +91,7 @@ def test_a_process_that_makes_other_features_of_a_public_example_is_refused(tmp_
     assert first == [None] * 3
     assert second[0] is None
     for message in second[1:]:
-        assert message.startswith("features: this process makes others")
+        assert message.startswith("features: this process computes others")
         assert "\n" not in message
 
 

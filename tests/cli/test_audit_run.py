@@ -223,7 +223,7 @@ def test_a_run_passes_wherever_it_lies(runs, run, capsys):
     for folder in (*runs, run):
         assert main(["audit", str(folder)]) == 0
         told = capsys.readouterr().out
-        assert "the run follows from the ledger" in told
+        assert "all figures match the ledger" in told
         assert "not checked:" in told
     assert main(["audit", str(run), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -35,9 +35,9 @@ def test_check_counts_public_and_test_parts_and_what_is_left_out(tmp_path, capsy
         table(tmp_path / f"{part}.csv", count, SECRET if part == "private" else "")
     before = sorted(tmp_path.rglob("*"))
     lines = printed(capsys, ["--data", str(tmp_path), "--person", "person"])
-    assert "Private part: not loaded; 500 persons, as you state." in lines
-    assert "Public part: 40 examples; of known class: money 20, sport 20." in lines
-    assert "Test part: 20 examples; of known class: money 10, sport 10." in lines
+    assert "Private part: not loaded; 500 persons (your estimate)." in lines
+    assert "Public part: 40 examples; labelled: money 20, sport 20." in lines
+    assert "Test part: 20 examples; labelled: money 10, sport 10." in lines
     for part in ("public", "test"):
         said = f"{part}: records are left out: 1 with no text (the first is record 1)."
         assert sum(said in line for line in lines) == 1
@@ -53,16 +53,18 @@ def test_check_of_one_private_table_says_the_same_whatever_its_records_are(tmp_p
         said.append(printed(capsys, ["--data", "mails.csv"]))
     assert said[0] == said[1]
     assert SECRET not in " ".join(said[0])
-    assert "Private part: not loaded, but for the names of its classes; 500 records, as you state." in said[0]
+    assert (
+        "Private part: not loaded, except the names of its classes; 500 records (your estimate)." in said[0]
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["mails.csv"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "nothing says what to check; give --data PATH"),
-        (["IndKNN", "--data", "x"], "give a class of labelers, or --data PATH, not both"),
-        (["--data", "nothing.npz", *ASKED], "--data nothing.npz: there is no such file or folder"),
+        ([], "nothing to check; give --data PATH"),
+        (["IndKNN", "--data", "x"], "give either a labeler class or --data PATH, not both"),
+        (["--data", "nothing.npz", *ASKED], "--data nothing.npz: no such file or folder"),
         (
             ["--data", "own.csv", "--person", "persn", *ASKED],
             "has no column 'persn': name the right one by person=",

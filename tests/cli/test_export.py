@@ -190,9 +190,9 @@ def test_a_network_of_ones_own_is_exported_whole(tmp_path):
         assert found.class_names == ("ant", "bee", "cat")
 
     assert in_child(export) == 0
-    with pytest.raises(ValueError, match="its parameters are not those of"):
+    with pytest.raises(ValueError, match="its parameters do not match"):
         export_run(tmp_path, tmp_path / "other", module=fresh, data=data)
-    with pytest.raises(ValueError, match="belong together"):
+    with pytest.raises(ValueError, match="must be given together"):
         export_run(tmp_path, tmp_path / "other", module=fresh)
     assert not (tmp_path / "other").exists()
 

@@ -10,7 +10,7 @@ import pytest
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.cli import main
-from pl_privknn.cli.common import mistake
+from pl_privknn.cli.common import user_error
 from pl_privknn.config import ConfigurationError, instantiate
 from pl_privknn.labelers import (
     PATE,
@@ -227,7 +227,7 @@ def told_or_made(make, *arguments):
     try:
         make(*arguments)
     except Exception as error:
-        if mistake(error) is None:
+        if user_error(error) is None:
             pytest.fail(f"{make}: {type(error).__name__}: {error}")
 
 

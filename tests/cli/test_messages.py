@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from pl_privknn.cli.common import mistake
+from pl_privknn.cli.common import user_error
 from pl_privknn.cli.main import main
 from pl_privknn.config import did_you_mean, put
 from pl_privknn.datamodules import ArraysDataModule
@@ -34,23 +34,23 @@ MISTAKES = {
     "an unknown network": ({"model.init_args.network": "small"}, "known are cifar_cnn"),
     "a module that is not there": ({"labeling.labeler": {"class_path": "no.Guess"}}, "put no.py into"),
     "an option that is none": (f"{RUN} --labeling.rouns 2", "did you mean labeling.rounds?"),
-    "a file that is not there": ("fit --config nothing.yaml", "--config nothing.yaml: there is no such file"),
+    "a file that is not there": ("fit --config nothing.yaml", "--config nothing.yaml: no such file"),
     "no file at all": ("fit", "give --config FILE"),
     "ε without a number of records": (
         "fit --data photos --epsilon 1",
-        "--private-records N; give these three and leave --config",
+        "--private-records N; give these three without --config",
     ),
     "a misspelt section": ("fit --config run.yaml --modle VATStudent", "did you mean model?"),
     "a misspelt command": ("fitt", "did you mean fit?"),
-    "a comparison without a file": ("compare", "name the YAML of a comparison"),
+    "a comparison without a file": ("compare", "give the YAML of a comparison"),
     "a plan without a target": ("plan run.yaml", "--epsilon"),
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_one_line_says_what_to_do(mistake, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("user_error", MISTAKES)
+def test_one_line_says_what_to_do(user_error, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (change, remedy), config = MISTAKES[mistake], copy.deepcopy(CONFIG)
+    (change, remedy), config = MISTAKES[user_error], copy.deepcopy(CONFIG)
     for path, value in change.items() if isinstance(change, dict) else ():
         put(config, path, value)
     Path("run.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -81,9 +81,9 @@ def test_what_the_package_or_the_disk_refuses_is_a_mistake_and_other_code_is_not
         (lambda: Ledger("unused", delta=2.0), "delta=2.0"),
         (lambda: ArraysDataModule("x.npy", [0], "y.npy", num_classes=2), "x.npy"),
     ):
-        assert word in mistake(raised(function))
-    assert mistake(PrivateStoreError("the budgets\nare older")) == "the budgets are older"
-    assert mistake(OSError(28, "No space left on device")) == "[Errno 28] No space left on device"
+        assert word in user_error(raised(function))
+    assert user_error(PrivateStoreError("the budgets\nare older")) == "the budgets are older"
+    assert user_error(OSError(28, "No space left on device")) == "[Errno 28] No space left on device"
     for foreign in (lambda: torch.ones(2) @ torch.ones(3), lambda: int("seven")):
-        assert mistake(raised(foreign)) is None
-    assert mistake(raised(lambda: int("seven")), anywhere=True).startswith("ValueError: ")
+        assert user_error(raised(foreign)) is None
+    assert user_error(raised(lambda: int("seven")), anywhere=True).startswith("ValueError: ")

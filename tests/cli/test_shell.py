@@ -104,4 +104,4 @@ def test_an_interruption_before_the_run_says_so(monkeypatch, capsys):
 
     monkeypatch.setattr("pl_privknn.cli.train.PrivKNNCLI.instantiate_classes", stop)
     assert main(["fit", *CONFIG]) == 130
-    assert "it spent nothing" in capsys.readouterr().err
+    assert "no privacy budget was spent" in capsys.readouterr().err

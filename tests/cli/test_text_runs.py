@@ -127,4 +127,4 @@ def test_columns_are_those_of_tables(capsys, tmp_path):
     (tmp_path / "public").mkdir()
     words = ["--text", "body", "--epsilon", "1", "--private-records", "120"]
     assert main(["init", "--data", str(tmp_path), *words, "--output", str(tmp_path / "run.yaml")]) == 2
-    assert "there are no tables for --text; want one table, or a folder with" in capsys.readouterr().err
+    assert "there are no tables for --text; expected one table, or a folder with" in capsys.readouterr().err

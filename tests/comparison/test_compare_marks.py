@@ -119,7 +119,7 @@ def test_what_a_file_does_not_say_is_never_read_as_unconditional(tmp_path):
     contradiction = {"guarantee": "unconditional", "reason": "if so"}
     odd = ({"method": 1.5}, {"title": None}, {"place": "1"}, {"records": {}})
     for bad in ({"guarantee": "sure"}, contradiction, {"records": [{"mechanism": "x"}]}, *odd):
-        with pytest.raises(ValueError, match=r"0\.json is no result of a comparison"):
+        with pytest.raises(ValueError, match=r"0\.json is not a result of a comparison"):
             read_results(store(tmp_path / "bad", {**marked("unconditional"), **bad}))
 
 

@@ -47,13 +47,13 @@ def test_all_methods_run_and_their_table_is_written(data, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--data own --epsilon 1", "--private-records N belong together"),
+        ("--data own --epsilon 1", "--private-records N are given together"),
         ("--data own --epsilon 1 --private-records 200 some.yaml", "without a YAML"),
         ("--data own --epsilon -1 --private-records 200", "--epsilon=-1"),
         ("--data own --epsilon 1 --private-records 3", "--private-records=3"),
         ("--data nowhere --epsilon 1 --private-records 200", "nowhere"),
         ("--data own --epsilon 1 --private-records 200 --delta 2", "delta=2"),
-        ("--epsilon 1", "belong together"),
+        ("--epsilon 1", "are given together"),
         ("", "--data PATH or --render DIR"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.comparison.run import Planner, place_in, runs_of
+from pl_privknn.comparison.run import Planner, runs_of, with_run_settings
 from pl_privknn.comparison.runner import choose
 from pl_privknn.comparison.spec import comparison_of, read_comparison
 from pl_privknn.config import ConfigurationError, get, put
@@ -37,7 +37,7 @@ def changed(path, value):
         ("delta", 1, ["delta=1"]),
         ("noise_seeded", "yes", ["noise_seeded='yes'"]),
         ("name", "a/b", ["name='a/b'", "folder"]),
-        ("methods", [KNN, KNN], ["'knn' is there twice"]),
+        ("methods", [KNN, KNN], ["'knn' occurs twice"]),
         ("methods.knn.model", SGD["model"], ["labeling and model", "exactly one"]),
         ("methods.knn.trainer", {"max_epochs": 50}, ["methods.knn.trainer", "share"]),
         ("methods.knn.student", {"class_path": "VATStudent"}, ["unknown key 'student'"]),
@@ -48,7 +48,7 @@ def changed(path, value):
         ("methods.knn.settings", {"1": {"model.init_args.lr": 4}}, ["model.init_args.lr"]),
         ("methods.knn.find", "labeling.delta", ["labeling.delta"]),
         ("methods.knn.labeling.labeler", None, ["methods.knn.labeling.labeler"]),
-        ("methods.sgd.find", SIGMA, ["only a labeler"]),
+        ("methods.sgd.find", SIGMA, ["only the noise of a labeler"]),
         ("methods.supervised.settings", {"1": {}}, ["true_labels"]),
         ("methods.reverse.epsilons", [1, "inf"], ["methods.reverse.epsilons", "settings of inf"]),
         ("base.labeling.labeler", KNN["labeling"]["labeler"], ["base.labeling.labeler"]),
@@ -67,7 +67,7 @@ def test_a_method_must_say_how_it_reaches_each_epsilon():
     whole = document()
     del whole["methods"][0]["find"]
     whole["methods"][0]["settings"] = {0.5: {SIGMA: 100.0}}
-    with pytest.raises(ConfigurationError, match="knn: nothing says how it reaches ε=2"):
+    with pytest.raises(ConfigurationError, match="knn: no setting gives ε=2"):
         list(runs_of(comparison_of(whole)))
     whole["methods"][0]["epsilons"] = [0.5]
     assert comparison_of(whole).methods[0].epsilons == (0.5,)
@@ -119,11 +119,11 @@ def test_wandb_is_outside_the_fingerprint_and_budgets_of_records_lie_beside_the_
     told = comparison_of(document(methods=[ind], wandb={"project": "p", "mode": "offline"}))
     run = next(runs_of(told))
     assert run.fingerprint == plain.fingerprint
-    placed = place_in(run.document, run, tmp_path)
+    placed = with_run_settings(run.document, run, tmp_path)
     assert "state_dir" not in placed["labeling"]["labeler"]["init_args"]
     (logger,) = placed["trainer"]["logger"]
     assert (logger["init_args"]["group"], logger["init_args"]["offline"]) == ("small", True)
-    assert "logger" not in place_in(plain.document, plain, tmp_path)["trainer"]
+    assert "logger" not in with_run_settings(plain.document, plain, tmp_path)["trainer"]
 
 
 def test_file_overrides_and_choices(tmp_path):

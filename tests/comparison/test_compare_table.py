@@ -15,7 +15,7 @@ from pl_privknn.comparison.plot import digest_of, draw, figure_of
 from pl_privknn.comparison.results import epsilon_of_all, result_from
 from pl_privknn.comparison.run import Planner
 from pl_privknn.comparison.runner import choose
-from pl_privknn.comparison.table import together
+from pl_privknn.comparison.table import joint_cost
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
 from tests.comparison.compare_setup import (
     made,
@@ -77,7 +77,7 @@ def test_student_head_and_mean_of_a_run_are_rows_and_its_cost_counts_once():
     names = legend(figure_of([*runs, other]))
     assert {"A, student", "A, head", "A, mean of both", "B"} <= set(names)
     both = epsilon_of_all([record for run in runs for record in run.values["records"]], 1e-5, "add_remove")
-    assert f"ε ≤ {at_most(both)} " in together([*runs, other])
+    assert f"ε ≤ {at_most(both)} " in joint_cost([*runs, other])
 
 
 def test_plot_draws_conditions_hollow_lists_names_by_their_ends_and_draws_bounds_behind_them(tmp_path):
@@ -141,7 +141,7 @@ def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, mon
     stored["compare_made"][0] = result_from({**first.values, "test_accuracy": 0.1}, "made")
     assert render.old_plots() == ["compare_made.svg"]
     assert render.compared() != table
-    with pytest.raises(SystemExit, match="want one line '<!-- results: rendered"):
+    with pytest.raises(SystemExit, match="expected one line '<!-- results: rendered"):
         render.with_table("no marks", "results", table, "page.md")
 
 

@@ -108,8 +108,11 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ),
         ({"public_images": np.zeros((7, 4, 4, 4), np.uint8)}, "channels_last=True"),
         ({"private_images": np.zeros((9, 5, 4), np.uint8)}, r"private_images: images of shape \(1, 5, 4\)"),
-        ({"private_images": np.zeros((9, 4, 5), np.int64)}, "private_images: dtype torch.int64; want uint8"),
-        ({"private_images": np.full((9, 4, 5), "7.125")}, "private_images: dtype .*; want numbers"),
+        (
+            {"private_images": np.zeros((9, 4, 5), np.int64)},
+            "private_images: dtype torch.int64; expected uint8",
+        ),
+        ({"private_images": np.full((9, 4, 5), "7.125")}, "private_images: dtype .*; expected numbers"),
         ({"private_images": BAD_FLOATS}, "private_images: float values outside"),
         (
             {"private_images": NOT_NUMBERS, "unusable": "error"},
@@ -118,14 +121,14 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ({"private_labels": np.arange(9)}, "private_labels: some labels lie outside"),
         ({"private_labels": np.arange(9) / 8}, "private_labels: .* whole numbers"),
         ({"private_labels": np.full((9, 2), 2)}, r"private_labels: shape \(n, 2\)"),
-        ({"private_labels": np.zeros(8, int)}, "private_labels: not as many labels as images"),
+        ({"private_labels": np.zeros(8, int)}, "private_labels: not as many labels as examples"),
         ({"private_images": np.zeros((0, 4, 5)), "private_labels": np.zeros(0, int)}, "private set is empty"),
         ({"public_truth": np.arange(7) - 2}, "public_truth: .* -1 where it isn't known"),
         ({"test_labels": None}, "test_images and test_labels go together"),
         ({"val_labels": [0]}, "val_images and val_labels go together"),
         ({"public_images": None}, "public_images=None: a student needs"),
-        ({"private_images": "images.txt"}, "images.txt': want a .npy, .npz"),
-        ({"task": "multilabel"}, r"private_labels: .*want whole numbers of shape \(n, 3\)"),
+        ({"private_images": "images.txt"}, "images.txt': expected a .npy, .npz"),
+        ({"task": "multilabel"}, r"private_labels: .*expected whole numbers of shape \(n, 3\)"),
     ],
 )
 def test_bad_arrays_are_refused_without_showing_a_value(changes, words):
@@ -242,9 +245,9 @@ def test_bad_parquet_files_are_named(tmp_path, table):
     (tmp_path / "broken.parquet").write_bytes(whole[:4] + bytes(596) + whole[600:])
     assert rows_of("x", tmp_path / "nan.parquet")[1].tolist() == [row != 5 for row in range(COUNT)]
     for name, words in [
-        ("nan.parquet:y", r"x='.*nan\.parquet:y': 'y' holds int64; want lists of floats"),
+        ("nan.parquet:y", r"x='.*nan\.parquet:y': 'y' holds int64; expected lists of floats"),
         ("nan.parquet:z", r"nan\.parquet:z': it holds x, y and no column 'z'"),
-        ("whole.parquet", r"'x' holds torch\.int64; want lists of floats"),
+        ("whole.parquet", r"'x' holds torch\.int64; expected lists of floats"),
         ("none.parquet", r"none\.parquet': it is empty"),
         ("ragged.parquet", r"the lists of 'x' differ in length"),
         ("gaps.parquet", r"some rows of 'x' are empty"),
@@ -296,7 +299,7 @@ def test_shards_that_are_missing_empty_doubled_or_left_over_are_named(tmp_path):
             shard_of(tmp_path, rank, size)
 
     write_shards(tmp_path, [5, 8])
-    refused(r"private_embeddings='.*features-00002.npy': there is no such shard", 2, 3)
+    refused(r"private_embeddings='.*features-00002.npy': no such shard", 2, 3)
     refused(r"private_embeddings='.*features-00001.npy': no process would read this shard", 0, 1)
     write_shards(tmp_path, [5, 0])
     refused(r"private_embeddings='.*features-00001.npy': the shard is empty", 1)

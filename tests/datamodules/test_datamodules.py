@@ -59,9 +59,7 @@ def test_overlap_of_public_and_test_images():
             make_data(test_images=images, overlap="error").setup("fit")
     for stages in (["fit"], ["test", "fit"], ["validate", "fit"]):
         data = make_data(test_images=both)
-        with pytest.warns(
-            UserWarning, match="1 public examples are test examples too .* left out of the public"
-        ):
+        with pytest.warns(UserWarning, match="1 public example in the test part .* left out of the public"):
             list(map(data.setup, stages))
         assert number_of(data.public.images()).tolist() == [n for n in range(PUBLIC) if n != 17]
         assert torch.equal(data.public.truth, loaded().public.truth[number_of(data.public.images())])

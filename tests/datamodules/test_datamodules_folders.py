@@ -109,7 +109,7 @@ def test_folder_mistakes_say_what_to_do(folders, tmp_path):
             ImageFolderDataModule(root, size, **named).setup("fit")
         return str(caught.value)
 
-    with pytest.raises(FileNotFoundError, match="no folder 'private' there; want <class>/"):
+    with pytest.raises(FileNotFoundError, match="no folder 'private' there; expected <class>/"):
         ImageFolderDataModule(tmp_path / "nowhere")
     draw(root / "test" / "bird" / "b.png", 80)
     refused(r"has folders \(bird\) that aren't among the classes cat, dog", class_names=["cat", "dog"])
@@ -125,7 +125,7 @@ def test_folder_mistakes_say_what_to_do(folders, tmp_path):
     shutil.rmtree(root / "test")
     assert ImageFolderDataModule(root).class_names == ("cat", "dog")
     shutil.rmtree(root / "private" / "dog")
-    refused("1 class folders, want 2 or more")
+    refused("1 class folders, expected 2 or more")
     data = ImageFolderDataModule(root, class_names=["dog", "cat"])
     data.setup("fit")
     assert data.private.labels.tolist() == [1, 1]

@@ -55,8 +55,8 @@ def test_soft_labels_turn_all_targets_into_rows(data):
 @pytest.mark.parametrize(
     ("indices", "labels", "soft", "error", "words"),
     [
-        ([40], [0], None, IndexError, "no positions of images"),
-        ([0, 1], [0], None, ValueError, "not as many labels as images"),
+        ([40], [0], None, IndexError, "not positions of examples"),
+        ([0, 1], [0], None, ValueError, "not as many labels as examples"),
         ([0], [3], None, ValueError, "num_classes=3"),
         ([0], [1.0], None, ValueError, "whole numbers"),
         ([[0]], [1], None, IndexError, "shape"),

@@ -236,7 +236,7 @@ FOLDERS = {
     "public pictures in the test set": (
         lambda root: (root / "public/9.png").write_bytes((root / "test/cat/0.png").read_bytes()),
         SAME,
-        "1 public examples are test examples too",
+        "1 public example in the test part",
     ),
     "broken EXIF": (broken_exif, folder_size(public=4)),
     "clear": (value_of("z.png", lambda: Image.new("RGBA", (SIDE, SIDE), (9, 99, 9, 0))), shows(255)),
@@ -447,11 +447,11 @@ TABLES = {
     "a public text of the test set": (
         extra("public", rows("test")[0]),
         plain,
-        "1 public examples are test examples too",
+        "1 public example in the test part",
     ),
     "a public text of the test set, strictly": (
         extra("public", rows("test")[0]),
-        "are test examples too",
+        "in the test part",
         "",
         {"overlap": "error"},
     ),
@@ -670,7 +670,7 @@ ARRAYS = {
         lambda data: data.public.truth.tolist()[4] == -1,
     ),
     "labels above all classes": ({"private_labels": PLAIN + 1}, "private_labels: some labels lie outside"),
-    "too few labels": ({"private_labels": PLAIN[1:]}, "private_labels: not as many labels as images"),
+    "too few labels": ({"private_labels": PLAIN[1:]}, "private_labels: not as many labels as examples"),
     "flat rows": (
         pixels(lambda images: images.reshape(COUNT, 64)),
         lambda data: usual(data) and data.image_shape == (1, 8, 8),
@@ -683,7 +683,7 @@ ARRAYS = {
     "floats up to 255": (pixels(lambda images: images.astype(float)), "divide 0 … 255 data by 255"),
     "whole numbers of 64 bits": (
         pixels(lambda images: images.astype(np.int64)),
-        r"want uint8 .*astype\('uint8'\)",
+        r"expected uint8 .*astype\('uint8'\)",
     ),
     "big ends": (pixels(lambda images: (images / 255).astype(">f4")), usual),
     "NaN in a picture": ({"private_images": nan_at_fourth(arrays()["private_images"])}, without_fourth),
@@ -853,7 +853,7 @@ def test_one_folder_of_class_folders_is_enough(tmp_path):
         lambda: ImageFolderDataModule(root / "private", public=inside),
         "cat: it, or a link in it, leads to private",
     )
-    checked(lambda: data_at(tmp_path / "none"), "there is no such file or folder")
+    checked(lambda: data_at(tmp_path / "none"), "no such file or folder")
 
 
 @pytest.mark.parametrize("kind", ["images", "embeddings"])

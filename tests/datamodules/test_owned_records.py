@@ -49,7 +49,7 @@ def test_owners_come_from_arrays_files_and_columns(tmp_path, kind):
 def test_owners_that_do_not_fit_are_refused(tmp_path):
     for bad in (OWNERS[:5], OWNERS / 2, np.stack([OWNERS, OWNERS], axis=1)):
         with pytest.raises(
-            ValueError, match="private_groups: want int64, one number for each private record"
+            ValueError, match="private_groups: expected int64, one number for each private record"
         ):
             embeddings(tmp_path, bad).setup("fit")
     with pytest.raises(ValueError, match="private_groups go together"):

@@ -200,9 +200,9 @@ def flipped(position):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\x89PNG\r\n\x1a\n" + bytes(50), "doesn't begin"),
-        (idx_bytes(IMAGES, code=13), "doesn't begin"),
-        (idx_bytes(IMAGES[0]), "doesn't begin as an IDX file of 3 dimensions"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "not an IDX file"),
+        (idx_bytes(IMAGES, code=13), "not an IDX file"),
+        (idx_bytes(IMAGES[0]), "not an IDX file of 3 dimensions"),
         (idx_bytes(IMAGES)[:9], "buffer is smaller"),
         (idx_bytes(IMAGES)[:-1], "cannot reshape array of size 1567"),
         (gzip.compress(idx_bytes(IMAGES))[:-20], "EOFError"),
@@ -374,7 +374,7 @@ def test_market_is_split_by_person(written):
 
 def test_market_damage_is_refused_by_name(written, tmp_path):
     root, _ = written
-    said = "bounding_box_train: 48 images and 12 people in the table, want"
+    said = "bounding_box_train: 48 images and 12 people in the table, expected"
     with pytest.raises(DamagedFileError, match=said):
         loaded(Market1501DataModule, root)
     folder = tmp_path / "Market-1501-v15.09.15"

@@ -168,14 +168,14 @@ STRICT = {"unusable": "error"}
         ({"public": {"text": ["a", None, "b", "c", "d", "e"]}}, STRICT, r": 1 with no text \(.* record 2\)"),
         ({"private": {"label": ["spam", "x"] * 3}}, {}, "private: some labels are none of the classes ham"),
         ({"public": {"label": None}, "test": {"label": ["spam"] * 6}}, {}, "have 1 classes in the column 'label'"),
-        ({"private": {"who": ["Ann", None] * 3}}, STRICT, "private: some records cannot be used: no person; mend"),
+        ({"private": {"who": ["Ann", None] * 3}}, STRICT, "private: some records cannot be used: no person; correct"),
         ({"private": {"key": ["1"] * 6}}, {}, "private: some ids occur more than once"),
-        ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; want texts"),
-        ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {"features": None}, ": want a list of equally many floats"),
+        ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; expected texts"),
+        ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {"features": None}, "expected a list of equally many floats"),
         ({}, {"classes": ["one"]}, "num_classes=1 must be a whole number of at least 2"),
         ({"public": {"text": [[1.0]] * 6}}, {}, "'text' holds vectors, which are taken as they are"),
         ({}, {"longest": 0}, "longest=0 must be a whole number"),
-        ({}, {"features": lambda text: 1.0}, "features: want a function that gives one vector"),
+        ({}, {"features": lambda text: 1.0}, "features: expected a function that gives one vector"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, changes, arguments, message):
@@ -195,13 +195,13 @@ def test_files_that_are_none_or_hold_other_text_than_utf8(tmp_path, suffix, part
     damaged = [f"{SECRET} is no table".encode() * 100 + b"\xff", b"", whole.replace(b"said", b"s\xffid")]
     for content in damaged if suffix != ".csv" else damaged[1:]:
         path.write_bytes(content)
-        said = rf"{part}.*can't be read \(\w+\); write it anew, text in UTF-8"
+        said = rf"{part}.*can't be read \(\w+\); write it again, text in UTF-8"
         with pytest.raises(ValueError, match=said) as caught:
             module(root).setup()
         assert SECRET not in str(caught.value)
         assert caught.value.__cause__ is None or part == "public"
     path.unlink()
-    said = f"there is no {part} part; want {part} with one of .parquet, .csv"
+    said = f"there is no {part} part; expected {part} with one of .parquet, .csv"
     with pytest.raises(FileNotFoundError, match=said):
         module(root)
 

@@ -77,6 +77,6 @@ def test_audit_a_run(run):
     assert scope["honest"] == 0
     for name, (status, line) in scope["found"].items():
         assert status == 1
-        assert line.startswith("the summary does not follow from the ledger: ")
+        assert line.startswith("figures that do not match the ledger: ")
         assert name in line.partition(": ")[2].split(", ")
     assert scope["page"].is_file()

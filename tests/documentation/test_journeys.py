@@ -84,7 +84,7 @@ def test_own_arrays_become_a_first_private_model(first):
     assert (summary["guarantee"], summary["labeler"]) == ("unconditional", "ReverseKNN")
     # Stated in own_data.md; the noise is the operating system's, and runs reached 0.9 and more.
     assert summary["test_accuracy"] >= 0.8
-    assert "the summary follows from the ledger" in printed
+    assert "all figures match the ledger" in printed
     for name in ("report.html", "privacy_card.md", "privacy_card.json"):
         assert (folder / "runs/first" / name).is_file()
 
@@ -94,8 +94,8 @@ def test_an_auditor_finds_three_forgeries(first):
     folder, _ = first
     printed = walk("audit.sh", folder, "runs/first")
     assert re.findall(r"^exit status (\d)$", printed, re.MULTILINE) == ["1", "1", "2"]
-    assert re.findall(r"does not follow from the ledger: (.+)", printed) == ["epsilon", "answered"]
-    assert printed.count("the summary follows from the ledger") == 1
+    assert re.findall(r"do not match the ledger: (.+)", printed) == ["epsilon", "answered"]
+    assert printed.count("all figures match the ledger") == 1
 
 
 @pytest.mark.long
@@ -142,7 +142,7 @@ def test_photographs_are_predicted_by_the_exported_file_without_this_package(tmp
 def test_without_public_data_photographs_are_predicted_by_the_exported_file(tmp_path):
     draw_photographs(tmp_path / "photos", {"private": 150, "test": 10})
     printed = walk("no_public_data.sh", tmp_path, "photos", "300")
-    assert "Public examples of the same kind, without labels" in printed
+    assert "Unlabelled public examples of the same kind" in printed
     summary = json.loads((tmp_path / "runs/no_public/summary.json").read_text(encoding="utf-8"))
     assert summary["epsilon"] <= 1
     rows = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()[1:]]

@@ -202,7 +202,7 @@ test_what_is_no_extractor_is_refused = refusals(
         r"'body\.1' \(BatchNorm2d\).*GroupNorm": asked(mixing),
         r"Linear has no features\(images\)": lambda: BackboneFeatures(nn.Linear(2, 2)),
         "batch_size=0": lambda: BackboneFeatures(Net(), batch_size=0),
-        r"returned shape \(n, 1, 8, 8\); want \(n, d\)": asked(Net(), features=lambda images: images),
+        r"returned shape \(n, 1, 8, 8\); expected \(n, d\)": asked(Net(), features=lambda images: images),
         "model_name='no_such_net'": lambda: TimmFeatures("no_such_net"),
         r"weights='nowhere\.pth'": lambda: TimmFeatures(LITE, "nowhere.pth"),
         "no weights for 'resnet18'": lambda: TimmFeatures("resnet18"),

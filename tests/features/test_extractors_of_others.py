@@ -181,7 +181,7 @@ def test_statistics_that_a_function_updates_are_refused(tmp_path):
 
 
 def test_other_shapes_than_vectors_are_refused(tmp_path):
-    refused(tmp_path, nn.Identity(), r"Identity returned \(32, 1, 8, 8\) for 32 images; want \(n, d\)")
+    refused(tmp_path, nn.Identity(), r"Identity returned \(32, 1, 8, 8\) for 32 images; expected \(n, d\)")
 
 
 @pytest.mark.parametrize("make", [OfLightning, timm_network])

@@ -48,7 +48,7 @@ def test_learned_from_public_images_alone_and_each_image_by_itself(name, monkeyp
     public, private = images(30, 2), images(40, 2, seed=1)
     extractor = MADE[name]()
     assert extractor.learns
-    with pytest.raises(RuntimeError, match=r"learn from public images first"):
+    with pytest.raises(RuntimeError, match=r"learn from public examples first"):
         extractor(private)
     extractor.fit_public(public)
     with monkeypatch.context() as patch:
@@ -212,7 +212,7 @@ test_bad_arguments_are_named = refusals(
         "components=0": lambda: PublicPCA(HOG(), components=0),
         "scales=0": lambda: Scattering(scales=0),
         "groups=7 must divide the 81 channels": lambda: Scattering(groups=7),
-        "scales=2 wants at least 8 pixels": learned(Scattering(2), 4, 1, 7, 7),
+        "scales=2 needs at least 8 pixels": learned(Scattering(2), 4, 1, 7, 7),
         "144 patches of 3 x 3 pixels, fewer than centers=500": learned(patches(centers=500), 4, 1, 8, 8),
         r"images: shape \(n, 8, 8\)": learned(patches(), 4, 8, 8),
     }

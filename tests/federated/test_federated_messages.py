@@ -78,7 +78,7 @@ def test_a_request_that_is_not_whole_or_out_of_range_is_refused_by_name(name, va
 def test_a_crowd_of_one_and_a_field_less_are_refused():
     with pytest.raises(Refused, match="min_records"):
         Request.from_fields({**ASKED.fields(), "trust": "shuffle", "min_records": 1})
-    with pytest.raises(Refused, match="request: want the fields"):
+    with pytest.raises(Refused, match="request: expected the fields"):
         Request.from_fields({name: value for name, value in ASKED.fields().items() if name != "k"})
 
 

@@ -163,7 +163,7 @@ def test_every_configuration_that_fixes_its_cost_states_it(path, tmp_path, monke
     monkeypatch.chdir(tmp_path)  # where there is no data
     document = read_document(path)
     if path.stem in PUBLIC_ALONE:
-        with pytest.raises(ValueError, match="no cost to state"):
+        with pytest.raises(ValueError, match="no privacy cost"):
             plan_of(document, path)
         return
     stated = plan_of(document, path)
@@ -219,7 +219,7 @@ def test_plans_of_trainings_and_of_all_public_examples():
             {**training({"noise_multiplier": 3.0}), **labeling("PrivateKNN", {})},
             "trainer.callbacks.0 trains on the private records",
         ),
-        ({"model": {"class_path": "VATStudent"}}, "no cost to state"),
+        ({"model": {"class_path": "VATStudent"}}, "no privacy cost"),
         (labeling("PrivateKNN", {}, selection="all"), "there is no data section"),
         (labeling("os.system", {}), "os.system"),
         (labeling("NoSuch", {}), "NoSuch"),
@@ -228,7 +228,7 @@ def test_plans_of_trainings_and_of_all_public_examples():
 def test_configurations_that_say_too_little_are_refused(document, match):
     with pytest.raises(ValueError, match=match):
         plan_of(document, "here", num_classes=10)
-    with pytest.raises(ConfigurationError, match="trainer=3: want a section"):
+    with pytest.raises(ConfigurationError, match="trainer=3: expected a section"):
         planned_steps(3, 10)
 
 

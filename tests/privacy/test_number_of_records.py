@@ -47,10 +47,10 @@ def test_progress_on_private_records_has_no_numbers(tmp_path, capfd, monkeypatch
     )
     shown = re.sub(r"\x1b\[[\d;?]*\w", "", capfd.readouterr().out)
     lines = {line for line in re.split(r"[\r\n]", shown) if line.startswith("round")}
-    assert {re.sub(r"[━╸╺ ]+$", "", line) for line in lines if "private images" in line or "fitting" in line} == {
-        "round 1/1: features of private images", "round 1/1: fitting the private teacher",
+    assert {re.sub(r"[━╸╺ ]+$", "", line) for line in lines if "private records" in line or "fitting" in line} == {
+        "round 1/1: features of private records", "round 1/1: fitting the private teacher",
     }  # fmt: skip
-    assert any("asking the private teacher" in line and "10/10" in line for line in lines)
+    assert any("querying the private teacher" in line and "10/10" in line for line in lines)
 
 
 N = 4711

@@ -40,7 +40,7 @@ def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
     assert not re.search(r"(?:src|href|srcset|action)\s*=\s*[\"'](?!#|data:)", text)
     assert not re.search(r"url\(\s*[\"']?(?!#)|@import|fetch\(|XMLHttpRequest", text)
     assert f"ε = {at_most(callback.epsilon)}" in text
-    assert "This run protects nobody" in text  # its noise came from a seed
+    assert "This run gives no protection" in text  # its noise came from a seed
     assert text.count('<img src="data:image/png') == 2 * QUERIES == facts["answers"]["counts"]["queried"]
     assert "cat" in text
     assert text.count("<svg") == 4  # attacker, growth, two curves

@@ -90,7 +90,7 @@ def test_a_resumed_fit_trains_on_what_the_checkpoint_learned(tmp_path):
 test_what_does_not_fit_is_refused = refusals(
     {
         "VATStudent needs gradients at pixels": lambda: make(VATStudent),
-        "want an Extractor, such as HOG": lambda: make(extractor=nn.Flatten()),
+        "expected an Extractor, such as HOG": lambda: make(extractor=nn.Flatten()),
         "leave mean and std out": lambda: make(normalization=Normalization((0.5,), (0.5,))),
         "image_size=.* does not fit network='small_cnn'": lambda: make(network="small_cnn"),
     }

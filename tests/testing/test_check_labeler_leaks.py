@@ -79,4 +79,4 @@ def test_the_command_checks_a_class(capsys, monkeypatch):
     assert main(["check", "own_teacher.Shows"]) == 1
     assert "public attributes differ" in capsys.readouterr().out
     assert main(["check", "IndKNN"]) == 2
-    assert "can't be made without arguments" in capsys.readouterr().err
+    assert "can't be constructed without arguments" in capsys.readouterr().err

@@ -162,9 +162,7 @@ def test_a_resumed_training_holds_out_the_same_records_and_releases_at_its_end(t
         check["name"] for check in audit["checks"] if check["agrees"]
     }
     card = privacy_card(tmp_path)
-    assert card["evaluation"].startswith(
-        f"accuracy of the hold-out {resumed.accuracy['holdout_accuracy']:.3f} ± "
-    )
+    assert card["evaluation"].startswith(f"hold-out accuracy {resumed.accuracy['holdout_accuracy']:.3f} ± ")
     assert "on held-out private records, released at ε" in write_report(tmp_path).read_text(encoding="utf-8")
     path = tmp_path / "holdout.json"
     path.write_text(path.read_text().replace('"holdout_accuracy": 0', '"holdout_accuracy": 1'))
@@ -175,8 +173,8 @@ test_what_has_no_accuracy_or_no_parallel_payment_is_refused = refusals(
     {
         "evaluate='free'": lambda: training(evaluate="free"),
         "share=1.0": lambda: PaidEvaluation(1.0),
-        "evaluate: the hold-out pays in parallel": lambda: training(evaluate="paid", epsilon=math.inf),
-        "evaluate: the hold-out pays in parallel with": lambda: training(
+        "evaluate: the hold-out is charged in parallel": lambda: training(evaluate="paid", epsilon=math.inf),
+        "evaluate: the hold-out is charged in parallel with": lambda: training(
             evaluate="paid", ledger_path="shared.sqlite"
         ),
     }

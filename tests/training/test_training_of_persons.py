@@ -113,7 +113,7 @@ def test_a_network_trains_by_persons_with_the_layers_of_its_fast_path(tmp_path):
     [
         ({}, None, "private records have no owners"),
         ({}, OWNERS - 1, "have no owner"),
-        ({}, OWNERS[:-1], "want int64, one number"),
+        ({}, OWNERS[:-1], "expected int64, one number"),
         ({"records_per_person": 2, "clipping": "ghost"}, OWNERS, "norms of records and not of persons"),
     ],
 )

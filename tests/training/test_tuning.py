@@ -107,7 +107,7 @@ def test_the_best_is_released_alone_and_the_search_is_one_charge(tmp_path, monke
     assert secret.stat().st_mode & 0o077 == (secret / "private.sqlite").stat().st_mode & 0o077 == 0
     with pytest.raises(ValueError, match="holds a run with other parameters"):
         TuningRun(tuning_at(4.0), tmp_path, noise=Fixed(0)).run()
-    with pytest.raises(ValueError, match="says that all noise comes from a seed; go on as it began"):
+    with pytest.raises(ValueError, match="says that all noise comes from a seed; continue as it began"):
         TuningRun(tuning, tmp_path, noise=SystemNoise()).run()
     result = TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
     assert interrupted == [0.0001, 0.5, 0.5, 2.0]  # the candidate that was interrupted is trained anew
@@ -141,7 +141,7 @@ def test_a_search_whose_state_is_lost_is_not_repeated_for_free(tmp_path, monkeyp
     with pytest.raises(ZeroDivisionError):
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
     (tmp_path / ".candidates" / "private.sqlite").unlink()
-    with pytest.raises(ValueError, match="paid for and what it had found is gone"):
+    with pytest.raises(ValueError, match="paid for and its state is lost"):
         TuningRun(tuning, tmp_path, noise=Fixed(0)).run()
 
 
@@ -200,11 +200,11 @@ SAME_COST = "changes nothing of a candidate's cost"
         (of_a_module(), f"{CALLBACK}.expected_batch_size", SAME_COST),
         (of_a_module(), f"{CALLBACK}.noise_multiplier", SAME_COST),
         (of_a_module(), "trainer.callbacks.1.init_args.decay", SAME_COST),
-        (of_a_module(groups={"members": [0]}), "model.init_args.lr", "groups: a search pays for"),
+        (of_a_module(groups={"members": [0]}), "model.init_args.lr", "groups: a search is charged for"),
         (
             document({"class_path": "NoisySGD", "init_args": {"groups": {"members": [0]}}}),
             "model.init_args.optimization.lr",
-            "model.init_args.groups: a search pays for",
+            "model.init_args.groups: a search is charged for",
         ),
         (
             of_a_module({"class_path": "EMAWeightAveraging"}),

@@ -341,7 +341,7 @@ def check_queries(queries: Tensor, dimension: int) -> None:
     """Raise ``ValueError`` unless ``queries`` are finite vectors of the table's dimension."""
     if queries.ndim != 2 or queries.shape[1] != dimension or not queries.is_floating_point():
         raise ValueError(
-            f"queries: shape {tuple(queries.shape)}, {queries.dtype}; want float of shape (m, {dimension}), "
+            f"queries: shape {tuple(queries.shape)}, {queries.dtype}; expected float of shape (m, {dimension}), "
             "from the same extractor as the private features"
         )
     if not bool(torch.isfinite(queries).all()):

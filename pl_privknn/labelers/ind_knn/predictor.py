@@ -195,11 +195,11 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         features = self._features(x)
         check_table(features, y, self.num_classes)
         if features.shape[1] != self.dimension:
-            raise ValueError(f"x: {features.shape[1]} features; want dimension={self.dimension}")
+            raise ValueError(f"x: {features.shape[1]} features; expected dimension={self.dimension}")
         numbers = read_ids(np.atleast_1d(np.asarray(ids)), len(y))
         if (persons is None) != (self.unit == "record"):
             raise ValueError(
-                f"persons: want the person of each record where the unit is one; it is {self.unit!r}"
+                f"persons: expected the person of each record where the unit is one; it is {self.unit!r}"
             )
         owners = numbers if persons is None else check_owners(torch.as_tensor(persons), len(y)).numpy()
         with self._turn:
@@ -266,8 +266,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             if engine.budgets.path is not None:
                 if target != engine.budgets.path:
                     raise ValueError(
-                        f"folder={str(folder)!r}: this predictor lives in {engine.budgets.path.parent}; two copies "
-                        "would each spend the same budget. Close it and move the folder"
+                        f"folder={str(folder)!r}: this predictor is stored in {engine.budgets.path.parent}; two "
+                        "copies would each spend the same budget. Close it and move the folder"
                     )
                 return
             if target.exists():

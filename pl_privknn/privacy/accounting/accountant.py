@@ -107,7 +107,7 @@ def read_records(records: Sequence[dict[str, Any]]) -> list[Charge]:
     """
     if not isinstance(records, (list, tuple)):
         raise ValueError(
-            f"records: found {type(records).__name__}; want a JSON list of objects with a 'mechanism' field"
+            f"records: found {type(records).__name__}; expected a JSON list of objects with a 'mechanism' field"
         )
     charges = []
     for place, record in enumerate(records):
@@ -452,7 +452,7 @@ class TradeOff:
         figure = Figure(figsize=(5.5, 4), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        axes.plot(rates, self.true_positive_rate(rates), label="the best attack, at most")
+        axes.plot(rates, self.true_positive_rate(rates), label="strongest attack, at most")
         if self.gaussian is None and math.isfinite(self.mu):
             bound = _gaussian_rate(self.mu, rates)
             axes.plot(rates, bound, ":", label=f"Gaussian DP with μ = {self.mu:.3g}")
@@ -518,11 +518,12 @@ def _trade_off(charges: tuple[Charge, ...], delta: float, adjacency: Adjacency, 
     return TradeOff(tuple(totals), None, smallest)
 
 
-def attack_in_words(rates: Mapping[str, Any]) -> str:
-    """Sentence about the strongest attack from the result of :meth:`TradeOff.to_dict`."""
+def attack_in_words(rates: Mapping[str, Any], unit: str = "record") -> str:
+    """What the strongest attack reaches, from the result of :meth:`TradeOff.to_dict`."""
     return (
-        f"{at_most(100 * rates['tpr_at_fpr_0.01'], 3)} % true at 1 % false positives (advantage "
-        f"{at_most(rates['advantage'], 3)}, Gaussian DP μ = {at_most(rates['gaussian_dp_mu'], 3)})"
+        f"detects at most {at_most(100 * rates['tpr_at_fpr_0.01'], 3)} % of the private {unit}s at 1 % false alarms; "
+        f"guessing detects 1 % (advantage {at_most(rates['advantage'], 3)}, Gaussian DP μ = "
+        f"{at_most(rates['gaussian_dp_mu'], 3)})"
     )
 
 

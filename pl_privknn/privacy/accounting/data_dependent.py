@@ -202,7 +202,7 @@ def _check_pate(mechanism: Gaussian | Laplace) -> None:
     if mechanism.sampling_rate < 1 or not math.isclose(expected, stated):
         raise ValueError(
             f"mechanism={mechanism!r}: the data-dependent cost is that of one vote that moves between two "
-            f"classes, without sampling; want a sensitivity of {expected:.6g} and sampling_rate=1"
+            f"classes, without sampling; expected a sensitivity of {expected:.6g} and sampling_rate=1"
         )
 
 
@@ -210,7 +210,7 @@ def _counts(votes: Any) -> NDArray[np.int64]:
     counts = np.asarray(votes)
     if counts.ndim != 2 or counts.shape[1] < 2 or counts.dtype.kind not in "iu":
         raise ValueError(
-            f"votes: {counts.dtype} of shape {counts.shape}; want whole numbers, (queries, classes), with a "
+            f"votes: {counts.dtype} of shape {counts.shape}; expected whole numbers, (queries, classes), with a "
             "column for every class, voted for or not"
         )
     if (counts < 0).any():

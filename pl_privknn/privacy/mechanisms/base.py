@@ -34,8 +34,8 @@ SEEDED_NOISE = (
     "subtracted, so this ε is what the same run would have with cryptographic noise"
 )
 UNSTATED_NOISE = (
-    "the noise came from the operating system's generator, and the plan holds under the ledger's adjacency; whoever "
-    "charged the ledger did not say so"
+    "the noise came from the operating system's generator, and the plan holds under the ledger's adjacency, "
+    "which the ledger does not state"
 )
 #: Conditions of code that is not of this package, to be formatted with its name.
 READS_ALONE = "reading a record uses that record alone ({})"

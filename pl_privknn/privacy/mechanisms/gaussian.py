@@ -76,7 +76,7 @@ class Gaussian(AdditiveNoise):
             ValueError: for other numbers than whole ones, or another step.
         """
         if counts.is_floating_point():
-            raise ValueError(f"counts: dtype {counts.dtype}; noise on multiples wants whole numbers (int64)")
+            raise ValueError(f"counts: dtype {counts.dtype}; expected int64 for noise on multiples")
         if math.frexp(check_positive("step", step))[0] != 0.5:
             raise ValueError(f"step={step!r} must be a power of two, so that no product with it is rounded")
         return self.draw(

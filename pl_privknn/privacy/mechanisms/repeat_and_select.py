@@ -54,12 +54,12 @@ class RepeatAndSelect(Mechanism):
 
     def __post_init__(self) -> None:
         if not isinstance(self.candidate, list | tuple):
-            raise ValueError(f"candidate={shown(self.candidate)}: want a list of charges")
+            raise ValueError(f"candidate={shown(self.candidate)}: expected a list of charges")
         charges = tuple(
             charge if isinstance(charge, Charge) else Charge.from_record(charge) for charge in self.candidate
         )
         if not charges or any(charge.guarantee.level != "unconditional" for charge in charges):
-            raise ValueError("candidate: want at least one charge, each with an unconditional guarantee")
+            raise ValueError("candidate: expected at least one charge, each with an unconditional guarantee")
         object.__setattr__(self, "candidate", charges)
         if check_finite("mean", self.mean) < 1:
             raise ValueError(f"mean={self.mean!r} must be at least 1")

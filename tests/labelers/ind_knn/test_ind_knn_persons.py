@@ -185,7 +185,9 @@ def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
         again.remove([1, 2])
         again.add([9], *rows(1), persons=[7])  # who comes back comes back with what was left
         assert dict(zip(*again.remaining(), strict=True)) == {3: left[2], 9: left[0]}
-        with pytest.raises(ValueError, match="persons: want the person of each record where the unit is one"):
+        with pytest.raises(
+            ValueError, match="persons: expected the person of each record where the unit is one"
+        ):
             again.add([4], *rows(1))
         with pytest.raises(ValueError, match="some records have no owner"):
             again.add([4], *rows(1), persons=[-1])

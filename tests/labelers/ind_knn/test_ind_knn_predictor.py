@@ -119,7 +119,7 @@ def test_bad_arguments_show_no_record():
         "some are in the table already": lambda: predictor.add([39, 40], *rows(2)),
         "some are not in the table": lambda: predictor.remove([40]),
         "ids: shape": lambda: predictor.add([50, 50], *rows(2)),
-        "5 features; want dimension=6": lambda: predictor.add([50], torch.ones(1, 5), one),
+        "5 features; expected dimension=6": lambda: predictor.add([50], torch.ones(1, 5), one),
         "labels: some lie outside": lambda: predictor.add([50], torch.ones(1, D), one + 3),
         "queries: shape": lambda: predictor.predict(torch.ones(2, 5)),
         "no extractor": lambda: predictor.predict(rows(20)[0].reshape(20, 1, 2, 3)),

@@ -109,7 +109,7 @@ def test_other_features_in_a_later_round_are_refused():
         teacher.label(table()[0], ledger)
     for features in (None, [HOG(), Pixels()]):
         with pytest.raises(
-            ValueError, match=r"features: rounds ask about different ones, and SufficientStatistics"
+            ValueError, match=r"features: rounds use different ones, but SufficientStatistics"
         ):
             PrivateLabeler(SufficientStatistics(noise_multiplier=2.0), rounds=2, features=features)
     PrivateLabeler(SufficientStatistics(noise_multiplier=2.0), rounds=2, features=[HOG()])

@@ -90,7 +90,7 @@ def test_a_training_configuration_states_its_plan_without_data(capsys):
         ("a: [1", "not readable as YAML"),
         ("just words", "neither JSON"),
         ("\xff\xfe", "can't decode byte 0xff"),
-        ("data: {}\ntrainer: {}", "holds data, trainer; want"),
+        ("data: {}\ntrainer: {}", "holds data, trainer; expected"),
         ("releases: [{mechanism: gaussian, sigma: -1}]", "record 0.*sigma"),
         ("releases: []\ndelta: 2", "delta=2"),
         ("releases: []\nadjacency: near", "adjacency='near'"),

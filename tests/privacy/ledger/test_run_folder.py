@@ -256,5 +256,5 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
         assert found == previous(last)
         assert io.load_checkpoint(found)["epoch"] == 1
     previous(last).write_bytes(b"")
-    with pytest.warns(UserWarning, match="training starts again"):
+    with pytest.warns(UserWarning, match="training restarts"):
         assert usable_checkpoint(last) is None

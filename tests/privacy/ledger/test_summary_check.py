@@ -43,7 +43,7 @@ def audited(tmp_path_factory):
 def test_an_honest_summary_follows_and_the_releases_are_listed(audited, capsys):
     assert main(["audit", *map(str, audited)]) == 0
     shown = capsys.readouterr().out
-    assert "the summary follows from the ledger" in shown
+    assert "all figures match the ledger" in shown
     assert "DIFFERS" not in shown
     assert "not in the ledger" not in shown
     listed = [line.split() for line in shown.splitlines() if " gaussian " in line]
@@ -75,7 +75,7 @@ def test_the_command_fails_for_a_forged_summary(audited, tmp_path, capsys):
     (tmp_path / "summary.json").write_text(json.dumps({**json.loads(audited[0].read_text()), "epsilon": 0.5}))
     assert main(["audit", str(tmp_path / "summary.json"), str(audited[1])]) == 1
     shown = capsys.readouterr().out
-    assert "the summary does not follow from the ledger" in shown
+    assert "figures that do not match the ledger" in shown
     assert "epsilon" in {line.split()[0] for line in shown.splitlines() if line.endswith("DIFFERS")}
 
 
@@ -136,7 +136,7 @@ def test_what_is_no_summary_is_one_line(audited, tmp_path, capsys):
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "public.json").write_text(json.dumps({"epsilon": None}))
     for name, word in (
-        ("list.json", "no run's summary"),
+        ("list.json", "not a run's summary"),
         ("public.json", "no private record"),
         ("none.json", "none.json"),
     ):

@@ -184,10 +184,10 @@ def test_it_reads_back_from_its_record_and_refuses_what_it_can_t_be():
     record = json.loads(json.dumps(Charge(mechanism, 2).to_record()))
     assert Charge.from_record(record) == Charge(mechanism, 2)
     for candidate, mean, message in (
-        ((), 3.0, "candidate: want"),
-        (5, 3.0, "candidate=5: want a list"),
+        ((), 3.0, "candidate: expected"),
+        (5, 3.0, "candidate=5: expected a list"),
         (charges, 0.5, r"mean=0\.5"),
-        ((Charge(Conditional(Gaussian(1.0, 1.0, 1.0), "if so")),), 3.0, "candidate: want"),
+        ((Charge(Conditional(Gaussian(1.0, 1.0, 1.0), "if so")),), 3.0, "candidate: expected"),
     ):
         with pytest.raises(ValueError, match=message):
             RepeatAndSelect(candidate, mean)
