@@ -15,6 +15,7 @@ from pl_privknn.datamodules.datasets import ImageShape, ImageStore, LabeledImage
 from pl_privknn.datamodules.tables import (
     ArrayOrPath,
     Table,
+    blocks,
     dimension_of,
     in_shards,
     labels_of,
@@ -29,7 +30,6 @@ _PARTS = ("private", "public", "test", "val")
 _COLOURS = (1, 3)
 _MOST_FOUND = 1000  # classes that may be found in private labels
 _NOT_FINITE = "NaN or infinite values"
-_CHUNK = 4096
 
 
 class _TablesDataModule(PrivatePublicDataModule):
@@ -219,24 +219,29 @@ class ArraysDataModule(_TablesDataModule):
         super().__init__(sources, shapes[first], num_classes=num_classes, **kwargs)
 
     def _store(self, name: str) -> tuple[ImageStore, Tensor]:
-        array = Table(name, self._sources[name]).numbers()
-        finite = torch.ones(len(array), dtype=torch.bool)
+        array = (table := Table(name, self._sources[name])).numbers()
         if array.dtype != torch.uint8 and not array.is_floating_point():
             raise ValueError(
                 f"{name}: dtype {array.dtype}; want uint8 with values 0 … 255 (.astype('uint8')) or float "
                 "with values 0 … 1"
             )
-        if array.is_floating_point():
-            finite = torch.cat([torch.isfinite(part.flatten(1)).all(1) for part in array.split(_CHUNK)])
-            for part, known in zip(array.split(_CHUNK), finite.split(_CHUNK), strict=True):
-                if not bool(((part[known] >= 0) & (part[known] <= 1)).all()):
-                    raise ValueError(
-                        f"{name}: float values outside [0, 1]; divide 0 … 255 data by 255, or pass it as uint8"
-                    )
-        if array.ndim == 4:
+        if array.ndim != 4:
+            images = array.reshape(len(array), *self.image_shape)
+        else:
             last = _colours_are_last(name, tuple(array.shape), self.channels_last)
-            return TensorImages(array.permute(0, 3, 1, 2) if last else array), finite
-        return TensorImages(array.reshape(len(array), *self.image_shape)), finite
+            images = array.permute(0, 3, 1, 2) if last else array
+        store = TensorImages(images, table.mapping)
+        if array.dtype == torch.uint8:
+            return store, torch.ones(len(array), dtype=torch.bool)
+        finite = []
+        for block in blocks(store):
+            finite.append(block.isfinite().all(1))
+            known = block[finite[-1]]
+            if not bool(((known >= 0) & (known <= 1)).all()):
+                raise ValueError(
+                    f"{name}: float values outside [0, 1]; divide 0 … 255 data by 255, or pass it as uint8"
+                )
+        return store, torch.cat(finite)
 
 
 class EmbeddingsDataModule(_TablesDataModule):
