@@ -192,7 +192,7 @@ def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         for start in range(0, len(inputs), size):
             session.run(None, {"inputs": inputs[start : start + size]})
 
-    ways = [functools.partial(bare, session, size) for session in sessions for size in (4, 16, 64)]
+    ways = [functools.partial(bare, session, size) for session in sessions for size in (2, 4, 16)]
     turns = [
         [_taken(way)[1] for way in (lambda: extractor(images), *ways)] for _ in range(options.repeat + 1)
     ][1:]

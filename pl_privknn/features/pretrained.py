@@ -78,8 +78,9 @@ class TimmFeatures(BackboneFeatures):
         options: dict[str, Any] = {"img_size": size} if config.fixed_input_size else {}
         model = timm.create_model(model_name, num_classes=0, **options)
         _load(model, _read(path), path)
-        key = (model_name, str(size), hashlib.sha256(path.read_bytes()).hexdigest(), timm.__version__)
-        module = _Preprocessed(model, size, config.mean, config.std, OnnxNetwork(key))
+        scale = config.mean, config.std
+        key = (model_name, f"{size} {scale}", hashlib.sha256(path.read_bytes()).hexdigest(), timm.__version__)
+        module = _Preprocessed(model, size, *scale, OnnxNetwork(key))
         super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
 
 
@@ -105,9 +106,12 @@ class _Preprocessed(nn.Module):
                 images, (self.size, self.size), mode="bicubic", align_corners=False, antialias=True
             )
             images = resized.clamp(0, 1)  # bicubic weights overshoot
-        inputs = (images - self.mean) / self.std
-        vectors = self.runtime(self.model, inputs)
-        return self.model(inputs) if vectors is None else vectors
+        images = images.expand(-1, len(self.mean), -1, -1)
+        vectors = self.runtime(self, images)
+        return self(images) if vectors is None else vectors
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model((images - self.mean) / self.std)
 
 
 def _weights_file(model_name: str, weights: str | Path | None) -> Path:
