@@ -203,20 +203,13 @@ class ArraysDataModule(_TablesDataModule):
     ) -> None:
         sources = self._sources_among(locals())
         self.channels_last = channels_last
-        images = {
-            name: source for name, source in sources.items() if name.endswith("images") and source is not None
-        }
         shapes = {
-            name: image_shape(name, Table(name, images[name]).shape(), channels_last) for name in images
+            name: image_shape(name, Table(name, source).shape(), channels_last)
+            for name, source in sources.items()
+            if source is not None and name.endswith("images")
         }
-        first = next(name for name in ("public_images", "private_images") if name in shapes)
-        for name, shape in shapes.items():
-            if shape != (wanted := shapes[first]):
-                raise ValueError(
-                    f"{name}: images of shape {shape} (channels, height, width), {first} have {wanted}; bring all "
-                    "parts to one size"
-                )
-        super().__init__(sources, shapes[first], num_classes=num_classes, **kwargs)
+        shape = _one_shape(shapes, "images of shape {} (channels, height, width)", "bring all to one size")
+        super().__init__(sources, shape, num_classes=num_classes, **kwargs)
 
     def _store(self, name: str) -> tuple[ImageStore, Tensor]:
         array = (table := Table(name, self._sources[name])).numbers()
@@ -225,19 +218,15 @@ class ArraysDataModule(_TablesDataModule):
                 f"{name}: dtype {array.dtype}; want uint8 with values 0 … 255 (.astype('uint8')) or float "
                 "with values 0 … 1"
             )
-        if array.ndim != 4:
-            images = array.reshape(len(array), *self.image_shape)
-        else:
-            last = _colours_are_last(name, tuple(array.shape), self.channels_last)
-            images = array.permute(0, 3, 1, 2) if last else array
+        last = array.ndim == 4 and _colours_are_last(name, tuple(array.shape), self.channels_last)
+        images = array.permute(0, 3, 1, 2) if last else array.reshape(len(array), *self.image_shape)
         store = TensorImages(images, table.mapping)
         if array.dtype == torch.uint8:
             return store, torch.ones(len(array), dtype=torch.bool)
         finite = []
         for block in blocks(store):
             finite.append(block.isfinite().all(1))
-            known = block[finite[-1]]
-            if not bool(((known >= 0) & (known <= 1)).all()):
+            if bool(((block < 0) | (block > 1))[finite[-1]].any()):
                 raise ValueError(
                     f"{name}: float values outside [0, 1]; divide 0 … 255 data by 255, or pass it as uint8"
                 )
@@ -318,14 +307,8 @@ class EmbeddingsDataModule(_TablesDataModule):
             for name, source in sources.items()
             if source is not None and name.endswith("embeddings")
         }
-        first = next(name for name in ("public_embeddings", "private_embeddings") if name in dimensions)
-        wanted = dimensions[first]
-        for name, dimension in dimensions.items():
-            if dimension != wanted:
-                raise ValueError(
-                    f"{name}: {dimension} numbers a record, {first} have {wanted}; embed all parts by the same model"
-                )
-        super().__init__(sources, (wanted, 1, 1), num_classes=num_classes, **kwargs)
+        dimension = _one_shape(dimensions, "{} numbers a record", "embed all parts by the same model")
+        super().__init__(sources, (dimension, 1, 1), num_classes=num_classes, **kwargs)
 
     def load_private(self) -> LabeledImages:
         """``private_embeddings`` and ``private_labels``; this process's own files where there is one for each."""
@@ -345,6 +328,15 @@ class EmbeddingsDataModule(_TablesDataModule):
 
     def _store(self, name: str) -> tuple[ImageStore, Tensor]:
         return rows_of(name, self._sources[name])
+
+
+def _one_shape(shapes: dict[str, Any], what: str, remedy: str) -> Any:
+    """The shape of the records of all parts, by the names of their arguments."""
+    first = min(shapes, key=lambda name: not name.startswith("public"))
+    for name, shape in shapes.items():
+        if shape != shapes[first]:
+            raise ValueError(f"{name}: {what.format(shape)}, {first} have {shapes[first]}; {remedy}")
+    return shapes[first]
 
 
 def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -> ImageShape:

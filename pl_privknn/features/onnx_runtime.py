@@ -82,11 +82,9 @@ class OnnxNetwork:
 
     @staticmethod
     def _run(session: Any, inputs: Tensor) -> Tensor:
-        name = session.get_inputs()[0].name
-
         def run(part: Tensor) -> Tensor:
             # numpy's copy: torch's would start threads of its own in each of these.
-            return torch.from_numpy(session.run(None, {name: np.ascontiguousarray(part)})[0])
+            return torch.from_numpy(session.run(None, {"inputs": np.ascontiguousarray(part)})[0])
 
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             return torch.cat([*pool.map(run, inputs.split(_BATCH))])

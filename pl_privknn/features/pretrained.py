@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_int, shape_text
-from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.backbone import BackboneFeatures, Normalized
 from pl_privknn.features.onnx_runtime import OnnxNetwork
 
 #: Packages that hold nothing but weights: architecture -> (module, class with ``get_model_file_path()``).
@@ -84,17 +84,12 @@ class TimmFeatures(BackboneFeatures):
         super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
 
 
-class _Preprocessed(nn.Module):
+class _Preprocessed(Normalized):
     """Resizing and normalisation before a model that returns vectors."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, model: nn.Module, size: int, mean: Any, std: Any, runtime: OnnxNetwork) -> None:
-        super().__init__()
-        self.model, self.size, self.runtime = model.requires_grad_(False), size, runtime
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+        super().__init__(model, mean, std)
+        self.size, self.runtime = size, runtime
 
     def features(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] not in (1, len(self.mean)):
@@ -111,7 +106,7 @@ class _Preprocessed(nn.Module):
         return self(images) if vectors is None else vectors
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.model((images - self.mean) / self.std)
+        return self.network((images - self.mean) / self.std)
 
 
 def _weights_file(model_name: str, weights: str | Path | None) -> Path:

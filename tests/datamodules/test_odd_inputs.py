@@ -836,7 +836,10 @@ def test_one_table_is_enough(tmp_path):
 def test_classes_of_one_table_are_not_shown_where_they_are_refused():
     for label, wanted in (
         ("SPORT ", "classes: some classes of the private records differ in case or spaces alone"),
-        (None, "classes: the private part has fewer than 2, or more than 1000, classes in the column 'label'"),
+        (
+            None,
+            "classes: the private part has fewer than 2, or more than 1000, classes in the column 'label'",
+        ),
     ):
         more = [{"text": f"{n}", "label": label or f"{SECRET}{n}"} for n in range(1 if label else 1001)]
         checked(lambda more=more: TextDataModule(private=[*rows("private"), *more], features=vector), wanted)
