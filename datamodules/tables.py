@@ -180,6 +180,10 @@ class Table:
             store = TensorImages(self.vectors()[:, :, None, None], self.mapping)
         return store, torch.cat([block.isfinite().all(1) for block in blocks(store)])
 
+    def group(self, number: int) -> Tensor:
+        """The lists of one row group of a Parquet column, float ``(m, d)``."""
+        return self._lists(self.parquet(lambda file: file.read_row_group(number, [self.member]))[self.member])
+
     def parquet(self, read: Callable[[Any], Any]) -> Any:
         """Read rows of the Parquet file, which is opened anew: worker processes share no handle."""
         try:
@@ -262,8 +266,7 @@ class ParquetRows(JoinedImages):
 
     def _group(self, number: int) -> Tensor:
         if number not in self._kept:
-            rows = self._table.parquet(lambda file: file.read_row_group(number, [self._table.member]))
-            group = self._table._lists(rows.column(0)).to(torch.float32)
+            group = self._table.group(number).to(torch.float32)
             if group.shape[1] != self.shape[0]:
                 raise ValueError(
                     f"{self._table.named}: the lists of {self._table.member!r} differ in length; want one length"
