@@ -7,13 +7,14 @@ import io
 import os
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from pl_privknn.neighbors.search import in_threads
 
 #: How far vectors may lie from torch's, in shares of their length.
 TOLERANCE = 1e-4
@@ -82,12 +83,15 @@ class OnnxNetwork:
 
     @staticmethod
     def _run(session: Any, inputs: Tensor) -> Tensor:
-        def run(part: Tensor) -> Tensor:
-            # numpy's copy: torch's would start threads of its own in each of these.
-            return torch.from_numpy(session.run(None, {"inputs": np.ascontiguousarray(part)})[0])
+        found: dict[int, Tensor] = {}
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            return torch.cat([*pool.map(run, inputs.split(_BATCH))])
+        def run(start: int, stop: int) -> None:
+            # numpy's copy: torch's would start threads of its own in each of these.
+            part = np.ascontiguousarray(inputs[start:stop])
+            found[start] = torch.from_numpy(session.run(None, {"inputs": part})[0])
+
+        in_threads(run, max(1, len(inputs)), _BATCH)
+        return torch.cat([found[start] for start in sorted(found)])
 
 
 def session_of(content: bytes, threads: int | None = None) -> Any:
