@@ -246,8 +246,9 @@ class EmbeddingsDataModule(_TablesDataModule):
     name is taken, or the one named as in ``data.parquet:embedding`` or ``folder:embedding``; embeddings are a column
     of lists of equal length.
 
-    Embeddings are not loaded: ``.npy`` files are mapped, and what was read of them does not stay in memory; Parquet is
-    read row group by row group, of which 256 MB are kept. Values are looked through once, at ``setup``. Labels are held in memory.
+    Embeddings are not loaded: ``.npy`` files are mapped, and what was read of them does not stay in memory; Parquet
+    is read row group by row group, of which 256 MB are kept. Values are looked through once, at ``setup``. Labels are
+    held in memory.
 
     A training of several processes may have one file of private records for each: ``shards/features-{rank:05d}.npy``
     and ``shards/labels-{rank:05d}.npy`` are then each process's own, by its global rank. A file that is missing,

@@ -78,9 +78,13 @@ class TimmFeatures(BackboneFeatures):
         options: dict[str, Any] = {"img_size": size} if config.fixed_input_size else {}
         model = timm.create_model(model_name, num_classes=0, **options)
         _load(model, _read(path), path)
-        scale = config.mean, config.std
-        key = (model_name, f"{size} {scale}", hashlib.sha256(path.read_bytes()).hexdigest(), timm.__version__)
-        module = _Preprocessed(model, size, *scale, OnnxNetwork(key))
+        key = (
+            model_name,
+            f"{size} {config}",
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            timm.__version__,
+        )
+        module = _Preprocessed(model, size, config.mean, config.std, OnnxNetwork(key))
         super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
 
 
