@@ -79,10 +79,8 @@ class TimmFeatures(BackboneFeatures):
         model = timm.create_model(model_name, num_classes=0, **options)
         _load(model, _read(path), path)
         key = (
-            model_name,
-            f"{size} {config}",
             hashlib.sha256(path.read_bytes()).hexdigest(),
-            timm.__version__,
+            f"{model_name} {size} {config} {timm.__version__}",
         )
         module = _Preprocessed(model, size, config.mean, config.std, OnnxNetwork(key))
         super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
