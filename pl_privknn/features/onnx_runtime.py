@@ -67,8 +67,7 @@ class OnnxNetwork:
         path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pl_privknn" / self._name
         path = path.with_suffix(".onnx")
         try:
-            content = path.read_bytes()
-            session = session_of(content, threads=1)
+            session = session_of(path.read_bytes(), threads=1)
         except Exception:  # not there, or damaged
             content = _exported(network, example)
             session = session_of(content, threads=1)

@@ -78,10 +78,8 @@ class TimmFeatures(BackboneFeatures):
         options: dict[str, Any] = {"img_size": size} if config.fixed_input_size else {}
         model = timm.create_model(model_name, num_classes=0, **options)
         _load(model, _read(path), path)
-        key = (
-            hashlib.sha256(path.read_bytes()).hexdigest(),
-            f"{model_name} {size} {config} {timm.__version__}",
-        )
+        names = f"{model_name} {size} {config} {timm.__version__}"
+        key = (hashlib.sha256(path.read_bytes()).hexdigest(), names)
         module = _Preprocessed(model, size, config.mean, config.std, OnnxNetwork(key))
         super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
 
