@@ -170,7 +170,10 @@ def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, 
 
 
 def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """Images a second of the default network, over those of the fastest of several sessions of ONNX Runtime alone."""
+    """Images a second of the default network, over those of the fastest of several sessions of ONNX Runtime alone.
+
+    The fastest is found for processor seconds and for the clock by itself: threads that spin take more of the former.
+    """
     import onnxruntime
 
     torch.set_num_threads(threads)
@@ -180,7 +183,7 @@ def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
     )
     module: Any = extractor.module
     inputs = ((images - module.mean) / module.std).numpy()
-    content = _exported(module.model, images[:1])
+    content = _exported(module.network, images[:1])
     sessions = []
     for spinning in ("0", "1"):
         settings = onnxruntime.SessionOptions()
@@ -192,15 +195,22 @@ def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         for start in range(0, len(inputs), size):
             session.run(None, {"inputs": inputs[start : start + size]})
 
-    ways = [functools.partial(bare, session, size) for session in sessions for size in (4, 16, 64)]
-    turns = [
-        [_taken(way)[1] for way in (lambda: extractor(images), *ways)] for _ in range(options.repeat + 1)
-    ][1:]
-    ours, *others = (statistics.median(times) for times in zip(*turns, strict=True))
-    best = others.index(min(others)) + 1
+    bare_ways = [functools.partial(bare, session, size) for session in sessions for size in (2, 4, 16)]
+    ways = [lambda: extractor(images), *bare_ways]
+    turns = [[_taken(way) for way in ways] for _ in range(options.repeat + 1)][1:]
+
+    def over_best(side: int) -> tuple[float, list[float]]:
+        """Median time of ours, and the ratios of the fastest way's times to ours."""
+        times = [[taken[side] for taken in turn] for turn in turns]
+        ours, *others = (statistics.median(column) for column in zip(*times, strict=True))
+        best = others.index(min(others)) + 1
+        return ours, [turn[best] / turn[0] for turn in times]
+
+    (_, ratios), (ours, on_the_clock) = over_best(0), over_best(1)
     return {
         "images_per_second": round(len(images) / ours),
-        **_summary([turn[best] / turn[0] for turn in turns]),
+        **_summary(ratios),
+        **_summary(on_the_clock, "_on_the_clock"),
     }
 
 
@@ -445,7 +455,7 @@ ROWS: dict[str, tuple[Any, ...]] = {
     **{
         f"network, {threads}": (
             f"images of 224 x 224 a second of the default network, {threads}", "the fastest session of ONNX Runtime",
-            "≥ 0.9 on the clock", _on_threads, count,
+            "≥ 0.9", _on_threads, count,
         )
         for count, threads in ((1, "one thread"), (2, "two threads"))
     },

@@ -24,6 +24,7 @@ from pl_privknn.datamodules.datasets import (
 from pl_privknn.datamodules.tables import (
     ArrayOrPath,
     Table,
+    blocks,
     dimension_of,
     in_shards,
     labels_of,
@@ -38,7 +39,6 @@ _PARTS = ("private", "public", "test", "val")
 _COLOURS = (1, 3)
 _MOST_FOUND = 1000  # classes that may be found in private labels
 _NOT_FINITE = "NaN or infinite values"
-_CHUNK = 4096
 # Without a parameter: jsonargparse makes no subclass of Dataset[Any].
 Records = Dataset | Sequence[Any]
 
@@ -214,40 +214,34 @@ class ArraysDataModule(_TablesDataModule):
     ) -> None:
         sources = self._sources_among(locals())
         self.channels_last = channels_last
-        images = {
-            name: source for name, source in sources.items() if name.endswith("images") and source is not None
-        }
         shapes = {
-            name: image_shape(name, Table(name, images[name]).shape(), channels_last) for name in images
+            name: image_shape(name, Table(name, source).shape(), channels_last)
+            for name, source in sources.items()
+            if source is not None and name.endswith("images")
         }
-        first = next(name for name in ("public_images", "private_images") if name in shapes)
-        for name, shape in shapes.items():
-            if shape != (wanted := shapes[first]):
-                raise ValueError(
-                    f"{name}: images of shape {shape} (channels, height, width), {first} have {wanted}; bring all "
-                    "parts to one size"
-                )
-        super().__init__(sources, shapes[first], num_classes=num_classes, **kwargs)
+        shape = _one_shape(shapes, "images of shape {} (channels, height, width)", "bring all to one size")
+        super().__init__(sources, shape, num_classes=num_classes, **kwargs)
 
     def _store(self, name: str) -> tuple[ImageStore, Tensor]:
-        array = Table(name, self._sources[name]).numbers()
-        finite = torch.ones(len(array), dtype=torch.bool)
+        array = (table := Table(name, self._sources[name])).numbers()
         if array.dtype != torch.uint8 and not array.is_floating_point():
             raise ValueError(
                 f"{name}: dtype {array.dtype}; expected uint8 with values 0 … 255 (.astype('uint8')) or float "
                 "with values 0 … 1"
             )
-        if array.is_floating_point():
-            finite = torch.cat([torch.isfinite(part.flatten(1)).all(1) for part in array.split(_CHUNK)])
-            for part, known in zip(array.split(_CHUNK), finite.split(_CHUNK), strict=True):
-                if not bool(((part[known] >= 0) & (part[known] <= 1)).all()):
-                    raise ValueError(
-                        f"{name}: float values outside [0, 1]; divide 0 … 255 data by 255, or pass it as uint8"
-                    )
-        if array.ndim == 4:
-            last = _colours_are_last(name, tuple(array.shape), self.channels_last)
-            return TensorImages(array.permute(0, 3, 1, 2) if last else array), finite
-        return TensorImages(array.reshape(len(array), *self.image_shape)), finite
+        last = array.ndim == 4 and _colours_are_last(name, tuple(array.shape), self.channels_last)
+        images = array.permute(0, 3, 1, 2) if last else array.reshape(len(array), *self.image_shape)
+        store = TensorImages(images, table.mapping)
+        if array.dtype == torch.uint8:
+            return store, torch.ones(len(array), dtype=torch.bool)
+        finite = []
+        for block in blocks(store):
+            finite.append(block.isfinite().all(1))
+            if bool(((block < 0) | (block > 1))[finite[-1]].any()):
+                raise ValueError(
+                    f"{name}: float values outside [0, 1]; divide 0 … 255 data by 255, or pass it as uint8"
+                )
+        return store, torch.cat(finite)
 
 
 class EmbeddingsDataModule(_TablesDataModule):
@@ -263,8 +257,9 @@ class EmbeddingsDataModule(_TablesDataModule):
     name is taken, or the one named as in ``data.parquet:embedding`` or ``folder:embedding``; embeddings are a column
     of lists of equal length.
 
-    Embeddings are not loaded: ``.npy`` files are mapped into memory, Parquet is read row group by row group, of which
-    256 MB are kept. Values are looked through once, at ``setup``. Labels are held in memory.
+    Embeddings are not loaded: ``.npy`` files are mapped, and what was read of them does not stay in memory; Parquet
+    is read row group by row group, of which 256 MB are kept. Values are looked through once, at ``setup``. Labels are
+    held in memory.
 
     A training of several processes may have one file of private records for each: ``shards/features-{rank:05d}.npy``
     and ``shards/labels-{rank:05d}.npy`` are then each process's own, by its global rank. A file that is missing,
@@ -324,14 +319,8 @@ class EmbeddingsDataModule(_TablesDataModule):
             for name, source in sources.items()
             if source is not None and name.endswith("embeddings")
         }
-        first = next(name for name in ("public_embeddings", "private_embeddings") if name in dimensions)
-        wanted = dimensions[first]
-        for name, dimension in dimensions.items():
-            if dimension != wanted:
-                raise ValueError(
-                    f"{name}: {dimension} numbers a record, {first} have {wanted}; embed all parts by the same model"
-                )
-        super().__init__(sources, (wanted, 1, 1), num_classes=num_classes, **kwargs)
+        dimension = _one_shape(dimensions, "{} numbers a record", "embed all parts by the same model")
+        super().__init__(sources, (dimension, 1, 1), num_classes=num_classes, **kwargs)
 
     def load_private(self) -> LabeledImages:
         """``private_embeddings`` and ``private_labels``; this process's own files where there is one for each."""
@@ -457,6 +446,15 @@ class DatasetsDataModule(PrivatePublicDataModule):
     def load_predict(self) -> Any:
         """The records to predict, if given."""
         return self._stores.get("predict")
+
+
+def _one_shape(shapes: dict[str, Any], what: str, remedy: str) -> Any:
+    """The shape of the records of all parts, by the names of their arguments."""
+    first = min(shapes, key=lambda name: not name.startswith("public"))
+    for name, shape in shapes.items():
+        if shape != shapes[first]:
+            raise ValueError(f"{name}: {what.format(shape)}, {first} have {shapes[first]}; {remedy}")
+    return shapes[first]
 
 
 def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -> ImageShape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -56,15 +57,16 @@ class TensorImages(ImageStore):
 
     Args:
         images: shape ``(n, channels, height, width)``.
+        file: the mapped file that holds them, if one does; what was read of it does not stay in the process's memory.
     """
 
-    def __init__(self, images: Tensor) -> None:
+    def __init__(self, images: Tensor, file: mmap.mmap | None = None) -> None:
         if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
             raise ValueError(
                 f"images: shape {shape_text(images.shape)}, {images.dtype}; expected uint8 or float of shape "
                 "(n, channels, height, width)"
             )
-        self._images = images
+        self._images, self._file = images, file
         channels, height, width = images.shape[1:]
         self.shape = (channels, height, width)
 
@@ -73,7 +75,14 @@ class TensorImages(ImageStore):
 
     def read(self, indices: Tensor) -> Tensor:
         """See :meth:`ImageStore.read`."""
-        return _as_float(self._images[indices]).contiguous()
+        found = _as_float(self._images[indices]).contiguous()
+        if self._file is not None:
+            self._file.madvise(mmap.MADV_DONTNEED)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without the mapping, which another process can't take."""
+        return {**self.__dict__, "_file": None}
 
 
 class ItemImages(ImageStore):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import math
+import mmap
 import os
 import re
 import zipfile
@@ -55,6 +57,8 @@ class Table:
     def __init__(self, name: str, source: ArrayOrPath | Sequence[int]) -> None:
         self.named, self.member, self._array = name, name, source
         self.path: Path | None = None
+        #: The mapping of a file whose :meth:`values` were asked for, where its pages can be given back.
+        self.mapping: mmap.mmap | None = None
         if not isinstance(source, str | Path):
             return
         self.named = f"{name}={str(source)!r}"
@@ -132,6 +136,8 @@ class Table:
             if self.path.suffix.lower() == ".npz":
                 with array as members:
                     array = members[self._chosen(members.files)]
+            elif hasattr(mmap, "MADV_DONTNEED"):
+                self.mapping = array.base
         return array
 
     def _flat_index(self) -> Any:
@@ -170,12 +176,9 @@ class Table:
         """
         if self._is_parquet:
             store: ImageStore = ParquetRows(self)
-            blocks: Any = store.blocks()  # type: ignore[attr-defined]
         else:
-            table = self.vectors()
-            store = TensorImages(table[:, :, None, None])
-            blocks = table.split(max(1, _VALUES_AT_A_TIME // table.shape[1]))
-        return store, torch.cat([torch.isfinite(block).all(1) for block in blocks])
+            store = TensorImages(self.vectors()[:, :, None, None], self.mapping)
+        return store, torch.cat([block.isfinite().all(1) for block in blocks(store)])
 
     def group(self, number: int) -> Tensor:
         """The lists of one row group of a Parquet column, float ``(m, d)``."""
@@ -263,10 +266,6 @@ class ParquetRows(JoinedImages):
     def _read_part(self, number: int, rows: Tensor) -> Tensor:
         return self._group(number)[rows][:, :, None, None]
 
-    def blocks(self) -> Iterator[Tensor]:
-        """float32 rows of each row group, ``(m, d)``."""
-        return map(self._group, range(len(self._ends)))
-
     def _group(self, number: int) -> Tensor:
         if number not in self._kept:
             group = self._table.group(number).to(torch.float32)
@@ -279,6 +278,12 @@ class ParquetRows(JoinedImages):
             self._kept[number] = group
         self._kept.move_to_end(number)
         return self._kept[number]
+
+
+def blocks(store: ImageStore) -> Iterator[Tensor]:
+    """All images of a store in their order, some at a time, float32 ``(b, d)``."""
+    for rows in torch.arange(len(store)).split(max(1, _VALUES_AT_A_TIME // math.prod(store.shape))):
+        yield store.read(rows).flatten(1)
 
 
 def split_member(source: str | Path) -> tuple[str, str]:

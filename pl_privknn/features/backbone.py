@@ -155,8 +155,8 @@ class CheckpointFeatures(Extractor):
         return self._features
 
 
-class _Normalized(nn.Module):
-    """Network with the input normalisation of its student."""
+class Normalized(nn.Module):
+    """Frozen network with the normalisation of its inputs by public constants."""
 
     mean: Tensor
     std: Tensor
@@ -168,6 +168,7 @@ class _Normalized(nn.Module):
         self.register_buffer("std", torch.tensor(std or [1.0]).view(-1, 1, 1))
 
     def features(self, images: Tensor) -> Tensor:
+        """Vectors of the network's own ``features``."""
         return self.network.features((images - self.mean) / self.std)
 
 
@@ -187,7 +188,7 @@ def _read(path: Path) -> nn.Module:
         network.load_state_dict(
             {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         )
-        return _Normalized(network, **settings["normalization"])
+        return Normalized(network, **settings["normalization"])
     # torch's unpickler, missing entries and weights that don't fit raise different things.
     except Exception as error:
         raise ValueError(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_installed, check_int, compiled, shape_text
 from pl_privknn.features.base import Extractor
+from pl_privknn.neighbors.search import in_threads
 
 BLOCK_NORMS = ("L1", "L1-sqrt", "L2", "L2-Hys")
 
@@ -284,12 +283,10 @@ def _describe_all(
         features: where they go, shape ``(n, feature_size)``.
     """
 
-    def work(start: int) -> None:
-        part, into = images[start : start + _STRETCH], features[start : start + _STRETCH]
-        _describe_stretch(part, boundaries, *cell, *block, eps, into)
+    def work(start: int, stop: int) -> None:
+        _describe_stretch(images[start:stop], boundaries, *cell, *block, eps, features[start:stop])
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        collections.deque(pool.map(work, range(0, len(images), _STRETCH)), maxlen=0)  # raises what was raised
+    in_threads(work, len(images), _STRETCH)
 
 
 @compiled(error_model="numpy")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import check_installed, check_int, shape_text
-from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.backbone import BackboneFeatures, Normalized
 from pl_privknn.features.onnx_runtime import OnnxNetwork
 
 #: Packages that hold nothing but weights: architecture -> (module, class with ``get_model_file_path()``).
@@ -37,8 +37,8 @@ class TimmFeatures(BackboneFeatures):
             other names they must come in timm's order, each of the same kind and shape. A classifier at the
             end is left out.
         image_size: side in pixels to which images are resized; the architecture's own by default.
-        batch_size: images at once. Small batches suit a processor, whose caches then hold a layer's activations
-            (EfficientNet-Lite0 on one core: twice as fast with 16 as with 64); on a GPU take more.
+        batch_size: images at once. Of more than 48 images of 224 pixels the memory is new each time, which the system
+            has to clear; ONNX Runtime's threads take two of them at a time. On a GPU take more.
         device: where the model runs; the CPU by default.
         normalize: scale each vector to unit length, by itself.
 
@@ -65,7 +65,7 @@ class TimmFeatures(BackboneFeatures):
         model_name: str = "tf_efficientnet_lite0",
         weights: str | Path | None = None,
         image_size: int | None = None,
-        batch_size: int = 16,
+        batch_size: int = 48,
         device: torch.device | str | None = None,
         normalize: bool = False,
     ) -> None:
@@ -80,22 +80,18 @@ class TimmFeatures(BackboneFeatures):
         options: dict[str, Any] = {"img_size": size} if config.fixed_input_size else {}
         model = timm.create_model(model_name, num_classes=0, **options)
         _load(model, _read(path), path)
-        key = (model_name, str(size), hashlib.sha256(path.read_bytes()).hexdigest(), timm.__version__)
+        names = f"{model_name} {size} {config} {timm.__version__}"
+        key = (hashlib.sha256(path.read_bytes()).hexdigest(), names)
         module = _Preprocessed(model, size, config.mean, config.std, OnnxNetwork(key))
         super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
 
 
-class _Preprocessed(nn.Module):
+class _Preprocessed(Normalized):
     """Resizing and normalisation before a model that returns vectors."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, model: nn.Module, size: int, mean: Any, std: Any, runtime: OnnxNetwork) -> None:
-        super().__init__()
-        self.model, self.size, self.runtime = model.requires_grad_(False), size, runtime
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+        super().__init__(model, mean, std)
+        self.size, self.runtime = size, runtime
 
     def features(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] not in (1, len(self.mean)):
@@ -107,9 +103,12 @@ class _Preprocessed(nn.Module):
                 images, (self.size, self.size), mode="bicubic", align_corners=False, antialias=True
             )
             images = resized.clamp(0, 1)  # bicubic weights overshoot
-        inputs = (images - self.mean) / self.std
-        vectors = self.runtime(self.model, inputs)
-        return self.model(inputs) if vectors is None else vectors
+        images = images.expand(-1, len(self.mean), -1, -1)
+        vectors = self.runtime(self, images)
+        return self(images) if vectors is None else vectors
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network((images - self.mean) / self.std)
 
 
 def _weights_file(model_name: str, weights: str | Path | None) -> Path:

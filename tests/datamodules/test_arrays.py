@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import pickle
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -336,3 +338,28 @@ def test_files_whose_names_differ_in_the_case_of_the_suffix_are_refused(tmp_path
     with pytest.raises(ValueError, match=r"labels\.npy|labels\.NPY") as error:
         data_at(tmp_path)
     assert "is there twice, with suffixes that differ in case" in str(error.value)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(), reason="tells which pages are in memory on Linux alone"
+)
+def test_what_was_read_of_a_mapped_file_does_not_stay_in_memory(tmp_path):
+    table = np.random.default_rng(0).random((40_000, 100), dtype=np.float32)
+    np.save(tmp_path / "private.npy", table)
+    np.save(tmp_path / "public.npy", table[:10])
+    data = EmbeddingsDataModule(
+        tmp_path / "private.npy", np.arange(40_000) % 3, tmp_path / "public.npy", num_classes=3
+    )
+    data.setup("fit")
+    batches = [images for images, _ in data.private_batches(1000)]
+    assert torch.equal(torch.cat(batches).flatten(1), torch.from_numpy(table))
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    resident = [
+        int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+        for line in lines
+        if line.endswith("private.npy")
+    ]
+    assert resident
+    assert sum(resident) < 100  # kB, of 16,000
+    again = pickle.loads(pickle.dumps(data.private.store))
+    assert torch.equal(again.read(torch.tensor([39_999])).flatten(), torch.from_numpy(table[-1]))
