@@ -7,6 +7,7 @@ The choice follows rules that a battery of data sets and sizes gave (``python -m
 * teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 200, with n private records and C
   classes; released gradients (``PreconditionedGradients``) above;
 * student: a network on the same features, and the mean of it and the teacher's own model where there is one;
+* attributes: released gradients, whatever n ε (``docs/methods/multilabel.md``);
 * centre: released gradients begin with one. Where public examples are of the private ones' kind, it costs 0.2 points
   at most; where they are not, it gains 1 to 14.
 
@@ -47,6 +48,7 @@ from pl_privknn.labelers.centre import centre_of, differences
 from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from pl_privknn.students.losses import TASKS
 from pl_privknn.testing import FreeLedger
 
 #: Teachers that are recommended, and what they are called.
@@ -67,6 +69,8 @@ WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
 WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
     "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
 }
+#: Likewise of gradients about attributes.
+WIDTHS_OF_ATTRIBUTES = {"PreconditionedGradients": ((16, 700.0), *WIDTHS["PreconditionedGradients"])}
 #: What public examples are, beside private ones.
 KINDS = ("same", "other")
 # Test examples whose features are compared with public ones, and the distance of the means (features have length 1)
@@ -119,8 +123,9 @@ class Sizes:
         delta: target δ.
         num_classes: C.
         public: number of public examples.
-        widths: :data:`WIDTHS`, :data:`WIDTHS_OF_EMBEDDINGS`, or :data:`WIDTHS_OF_SHIFTED`.
+        widths: :data:`WIDTHS`, or one of the tables after it.
         public_kind: one of :data:`KINDS`.
+        task: ``"multiclass"``, or ``"multilabel"`` where C is a number of attributes.
     """
 
     private_records: int
@@ -132,11 +137,17 @@ class Sizes:
         default_factory=lambda: WIDTHS, repr=False
     )
     public_kind: str = "same"
+    task: str = "multiclass"
 
     def shifted(self) -> Sizes:
         """The same where public examples are of another kind."""
         widths = WIDTHS_OF_SHIFTED if self.widths is WIDTHS else self.widths
         return dataclasses.replace(self, widths=widths, public_kind="other")
+
+    @property
+    def labels(self) -> str:
+        """What C counts, in a word."""
+        return "attributes" if self.task == "multilabel" else "classes"
 
     @property
     def ratio(self) -> float:
@@ -157,7 +168,7 @@ class Sizes:
     def rule(self, teacher: str | None = None) -> Setting:
         """Setting that the measured rules choose, of one teacher or of all."""
         if teacher is None:
-            votes = self.ratio <= CROSSING and self.public_kind == "same"
+            votes = self.ratio <= CROSSING and self.public_kind == "same" and self.task == "multiclass"
             teacher = "ReverseKNN" if votes else "PreconditionedGradients"
         place = sum(self.private_records * self.epsilon > most for _, most in self.widths[teacher])
         settings = self.settings(teacher)
@@ -209,7 +220,7 @@ def answers(
         sizes: what it is planned for.
         public: features of public examples, ``(m, d)``.
         private: features of the stand-in, ``(s, d)``.
-        labels: its classes, int64 ``(s,)``.
+        labels: its classes, int64 ``(s,)``, or attributes ``(s, c)``.
         seed: of the noise and the clusters.
 
     Returns:
@@ -230,7 +241,10 @@ def answers(
         return label_by_spread(selection.spread, release.scores, release.score_deviation)[1], None
     planned = PreconditionedGradients(sizes.epsilon, delta=sizes.delta, private_records=sizes.private_records)
     sums = PreconditionedGradients(
-        noise_multiplier=planned.noise_multiplier * share, private_records=len(private), noise_source=source
+        noise_multiplier=planned.noise_multiplier * share,
+        private_records=len(private),
+        task=sizes.task,
+        noise_source=source,
     )
     sums.fit_public(public)
     sums.fit(private, labels, sizes.num_classes)
@@ -275,14 +289,16 @@ def narrowed(features: Tensor, width: int) -> Tensor:
 def compare(
     candidates: list[Setting], sizes: Sizes, tables: Mapping[str, tuple[Tensor, Tensor]], truth: Tensor
 ) -> dict[Setting, Tensor]:
-    """For each candidate, which stand-in examples it gets right, as they take turns: bool ``(folds · s,)``.
+    """For each candidate, which stand-in examples it gets right, as they take turns: ``(folds · s,)``.
+
+    Of attributes it is the share of them, float64; of classes bool.
 
     Args:
         candidates: what is compared.
         sizes: what is planned.
         tables: of each teacher the features, as wide as its widest candidate, of all public examples and of those
             whose classes are known, ``(s, d)``.
-        truth: the known classes, int64 ``(s,)``.
+        truth: the known classes, int64 ``(s,)``, or attributes ``(s, c)``.
     """
     order = torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))
     right: dict[Setting, list[Tensor]] = {setting: [] for setting in candidates}
@@ -293,7 +309,7 @@ def compare(
             asked, stand_in = (narrowed(table, setting.width) for table in tables[setting.teacher])
             soft, own = answers(setting, sizes, asked, stand_in[~held], truth[~held], fold)
             model = own or probe(asked, soft)
-            right[setting].append(model(stand_in[held]).argmax(1) == truth[held])
+            right[setting].append(TASKS[sizes.task].hits(model(stand_in[held]), truth[held]))
     return {setting: torch.cat(parts) for setting, parts in right.items()}
 
 
@@ -361,7 +377,12 @@ class Recommendation:
         """
         channels, height, width = data.image_shape
         shape = {"in_channels": channels, "image_size": height if height == width else [height, width]}
-        model = {**self.config["model"]["init_args"], "num_classes": data.num_classes, **shape}
+        model = {
+            **self.config["model"]["init_args"],
+            "num_classes": data.num_classes,
+            "task": data.task,
+            **shape,
+        }
         made = instantiate(
             {"labeling": self.config["labeling"], "model": model},
             {"labeling": PrivateLabeler, "model": SupervisedStudent},
@@ -445,11 +466,13 @@ def recommend(
             f"public={public!r}, test={test!r}: these belong to data as a path; give the data module them itself"
         )
     section, left_out = as_section(data)
-    if data.task != "multiclass":
+    attributes = data.task == "multilabel"
+    if attributes and teacher == "ReverseKNN":
         raise ValueError(
-            f"data: task={data.task!r}; recommend is for classes, see docs/methods/multilabel.md"
+            "teacher='ReverseKNN': recommend takes released gradients for attributes; leave it out, or start from "
+            "configs/fashion_mnist_attributes_reverse_knn.yaml"
         )
-    if records < 5 * data.num_classes:
+    if not attributes and records < 5 * data.num_classes:
         raise ValueError(
             f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can tell "
             "them apart"
@@ -459,28 +482,32 @@ def recommend(
         data.setup("test")
         setting, sizes = (
             Setting("SufficientStatistics", 0),
-            Sizes(records, epsilon, delta, data.num_classes, 0),
+            Sizes(records, epsilon, delta, data.num_classes, 0, task=data.task),
         )
         reasons, alone = _alone(data, sizes)
         return Recommendation(setting, sizes, reasons, config | alone, None, data)
     with _progress(progress) as tell:
         data.setup("validate")
         truth = data.public.truth
-        if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2:
+        if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2 and not attributes:
             raise ValueError(
                 "data: all public examples are of one class; give public examples of every class"
             )
         widths: Mapping[str, tuple[tuple[int, float], ...]] = (
-            WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
+            WIDTHS_OF_EMBEDDINGS
+            if data.image_shape[1:] == (1, 1)
+            else WIDTHS_OF_ATTRIBUTES
+            if attributes
+            else WIDTHS
         )
-        sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths)
+        sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths, task=data.task)
         judged = ""
         if public_kind is None and teacher != "ReverseKNN":
             public_kind, judged = _kind_by_test(data, sizes, tell)
         if public_kind == "other":
             teacher, sizes = "PreconditionedGradients", sizes.shifted()
         rule = sizes.rule(teacher)
-        teachers = tuple(TEACHERS) if teacher is None else (teacher,)
+        teachers = (rule.teacher,) if attributes else tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, sizes, rule, teachers, tell)
     reasons = _reasons(sizes, setting, data, compared, judged)
     return Recommendation(setting, sizes, reasons, config | config_of(setting, sizes), expected, data)
@@ -534,7 +561,9 @@ def _compared(
     """The setting that does best on labelled public examples, its accuracy there, and a line about it."""
     truth = data.public.truth
     validation = data._validation
-    rows = torch.nonzero(truth >= 0).flatten() if truth is not None else torch.empty(0, dtype=torch.int64)
+    rows = torch.empty(0, dtype=torch.int64)
+    if truth is not None:
+        rows = (truth.view(len(truth), -1) >= 0).all(dim=1).nonzero().flatten()
     count = len(rows) if validation is None else len(validation)
     if count < max(_LABELLED, _OF_EACH * sizes.num_classes) or sizes.public_kind == "other":
         return rule, None, ""
@@ -557,8 +586,8 @@ def _compared(
         best = rule  # no more than chance
     accuracy = float(right[best].double().mean())
     line = (
-        f"{count} public examples with known classes stood in for private records: {TEACHERS[best.teacher]} with "
-        f"{best.width} features got {100 * accuracy:.0f} % right"
+        f"{count} public examples with known {sizes.labels} stood in for private records: {TEACHERS[best.teacher]} "
+        f"with {best.width} features got {100 * accuracy:.0f} % right"
     )
     if best != rule:
         rules = 100 * float(right[rule].double().mean())
@@ -578,11 +607,16 @@ def _reasons(
     table = shape[1:] == (1, 1)
     what = f"embeddings of {shape[0]} numbers" if table else f"images {'×'.join(map(str, shape))}"
     lines = [
-        f"{sizes.public} public examples, {sizes.num_classes} classes, {what}; {sizes.private_records} private "
-        f"records, as you state; ε {sizes.epsilon:g} at δ {sizes.delta:g}.",
+        f"{sizes.public} public examples, {sizes.num_classes} {sizes.labels}, {what}; {sizes.private_records} "
+        f"private records, as you state; ε {sizes.epsilon:g} at δ {sizes.delta:g}.",
         f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two cross at about "
         f"{CROSSING:g}). {_WHY[setting.teacher]}",
     ]
+    if sizes.task == "multilabel":
+        lines[1] = (
+            "Teacher: released gradients. Of attributes they do better than votes from records × ε of about 300 on; "
+            "below, neither is of much use."
+        )
     if sizes.public_kind == "other":
         stated = "" if judged else ", as you state"
         lines[1] = (
@@ -611,7 +645,8 @@ def _reasons(
         or (
             "Expected accuracy: not known, as public examples are of another kind."
             if sizes.public_kind == "other"
-            else "Expected accuracy: not known, as no public example has a known class (public/<class>/ gives some)."
+            else f"Expected accuracy: not known, as too few public examples have known {sizes.labels} "
+            "(public/<class>/, or public_truth beside arrays, gives some)."
         )
     )
     return tuple(lines)
@@ -634,12 +669,14 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
             f"is released at ε {sizes.epsilon:g} too; no record is in both parts."
         )
     arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
+    if sizes.task == "multilabel":
+        arguments["task"] = sizes.task
     labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
     labeling["budget"] = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     reasons = (
-        f"No public examples, {sizes.num_classes} classes; {sizes.private_records} private records, as you state; ε "
-        f"{sizes.epsilon:g} at δ {sizes.delta:g}.",
-        "Teacher: noisy sums of the features of each class make a linear model: the result.",
+        f"No public examples, {sizes.num_classes} {sizes.labels}; {sizes.private_records} private records, as you "
+        f"state; ε {sizes.epsilon:g} at δ {sizes.delta:g}.",
+        f"Teacher: noisy sums of features by {sizes.labels} make a linear model: the result.",
         f"Features: {named}; nothing is learned from public examples.",
         "Public examples of the same kind, without labels (--public PATH, or public/ in the folder), would bring "
         "features that are learned from them, teachers with less noise and a student.",
@@ -676,6 +713,8 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": sizes.private_records}
         if (centre := sizes.centre(setting)) is not None:
             arguments["centre"] = centre
+        if sizes.task == "multilabel":
+            arguments["task"] = sizes.task
         if sizes.public_kind == "other":
             arguments["releases"] = _RELEASES_OF_SHIFTED
         labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}
