@@ -46,7 +46,8 @@ _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability f
 _OVERLAP: tuple[Overlap, ...] = ("leave_out", "error", "warn", "ignore")
 #: The condition of a run whose classes no public data, and no argument, name.
 CLASSES_ARE_PUBLIC = (
-    "the names of the classes, which are those of the private records, may be known to anybody"
+    "the names of the classes, which are those of the private records, and whether any has several may be known "
+    "to anybody"
 )
 _UNUSABLE: tuple[Unusable, ...] = ("leave_out", "error")
 
