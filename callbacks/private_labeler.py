@@ -276,9 +276,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     def _hold_out(self, data: PrivatePublicDataModule) -> None:
         """Hold out a share of the private records, drawn by the run's coins."""
-        if self.evaluate is not None and (
-            self._group.size > 1 or data.private_in_shards
-        ):
+        if self.evaluate is not None and (self._group.size > 1 or data.private_in_shards):
             raise ValueError(
                 "evaluate: the accuracy is that of one process, on one table; use devices=1 and such data, or "
                 "evaluate=None"

@@ -66,7 +66,7 @@ def test_of_attributes_it_is_the_mean_share_of_right_ones(tmp_path, monkeypatch,
         noise_multiplier=1.0, private_records=PRIVATE // 2, task="multilabel", noise_source=SeededNoise(0)
     )
     options = {"selection": "all", "released": released, "features": Pixels(), "evaluate": HALF}
-    labeling = PrivateLabeler(teacher, run_dir=tmp_path, progress=False, **options)
+    labeling = PrivateLabeler(teacher, run_dir=tmp_path, **grouped(PrivateLabeler, progress=False, **options))
     student = SupervisedStudent("linear_probe", 4, in_channels=1, image_size=4, task="multilabel")
     quiet_trainer(tmp_path, 3, callbacks=[labeling]).fit(student, data)
     held = held_out(HALF, tmp_path, labeling.run_id, torch.arange(PRIVATE), True, data.private_batches)
