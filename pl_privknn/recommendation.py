@@ -668,7 +668,7 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
             f"Accuracy: a secret coin holds out a share of {PaidEvaluation().share:g}; a noisy count of hits on it "
             f"is released at ε {sizes.epsilon:g} too; no record is in both parts."
         )
-    arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
+    arguments: dict[str, Any] = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
     if sizes.task == "multilabel":
         arguments["task"] = sizes.task
     labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
@@ -710,7 +710,11 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
         network, optimizer, lr, decay = "linear_probe", "sgd", 3 / setting.width, setting.width / 1000
     else:
-        arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": sizes.private_records}
+        arguments: dict[str, Any] = {
+            "epsilon": sizes.epsilon,
+            "delta": sizes.delta,
+            "private_records": sizes.private_records,
+        }
         if (centre := sizes.centre(setting)) is not None:
             arguments["centre"] = centre
         if sizes.task == "multilabel":
