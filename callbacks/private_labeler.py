@@ -66,6 +66,7 @@ from pl_privknn.privacy.mechanisms.base import (
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import foreign_loader, foreign_reader
 from pl_privknn.privacy.redaction import check_declared, redacted
+from pl_privknn.students.losses import TASKS, Outputs
 
 _EVALUATED_AT_ONCE = 256  # held-out images
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
@@ -275,12 +276,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     def _hold_out(self, data: PrivatePublicDataModule) -> None:
         """Hold out a share of the private records, drawn by the run's coins."""
-        if self.evaluate is not None and (
-            self._group.size > 1 or data.private_in_shards or data.task != "multiclass"
-        ):
+        if self.evaluate is not None and (self._group.size > 1 or data.private_in_shards):
             raise ValueError(
-                "evaluate: the accuracy is that of one process, on one table, of one class a record; use devices=1 "
-                "and such data, or evaluate=None"
+                "evaluate: the accuracy is that of one process, on one table; use devices=1 and such data, or "
+                "evaluate=None"
             )
         if self._run is None or self._group.size > 1:
             return
@@ -305,7 +304,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             release_accuracy,
             self._place,
             self._run.run_id,
-            redacted(self._hits, pl_module, self._held[0]),
+            redacted(self._hits, pl_module, self._held[0], TASKS[data_module(trainer).task]),
             self._held[1],
             epsilon=self._run.ledger.report(self._run.delta, exact=True).guarantee.epsilon,
             delta=self.delta,
@@ -316,23 +315,24 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         )
 
     @torch.no_grad()
-    def _hits(self, module: pl.LightningModule, held: LabeledImages) -> Tensor:
-        """**Private.** Whether the released model predicts each held-out record right, bool ``(n,)``."""
+    def _hits(self, module: pl.LightningModule, held: LabeledImages, outputs: Outputs) -> Tensor:
+        """**Private.** Whether the released model predicts each held-out record right: see :meth:`Outputs.hits`."""
         head = self.load_head(self._place) if self.released != "student" else None
         foreign = not keeps_apart(module) or any(
             is_foreign(one) for one in self.features if isinstance(one, Extractor)
         )
-        was_training, found = module.training, torch.zeros(len(held), dtype=torch.bool)
+        was_training, found = module.training, list[Tensor]()
         module.eval()
         for rows in torch.arange(len(held)).split(1 if foreign else _EVALUATED_AT_ONCE):
             images, probabilities = held.images(rows), torch.zeros(len(rows), held.num_classes)
             if head is not None:
                 probabilities += head(images).cpu()
             if self.released != "head":
-                probabilities += module(images.to(module.device)).float().softmax(dim=1).cpu()
-            found[rows] = probabilities.argmax(dim=1) == held.labels[rows]
+                probabilities += outputs.probabilities(module(images.to(module.device))).cpu()
+            mean = probabilities / (2 if self.released == "mean" else 1)
+            found.append(outputs.hits(mean, held.labels[rows]))
         module.train(was_training)
-        return found
+        return torch.cat(found)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Release the run's folder; the ledger stays readable for reports."""

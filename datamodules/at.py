@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.folder import ImageFolderDataModule, images_under
+from pl_privknn.datamodules.tables import labels_of
 from pl_privknn.datamodules.text import TABLES, TextDataModule, files_in
 from pl_privknn.features.public import has_pretrained
 from pl_privknn.features.text import WordLlamaFeatures
+from pl_privknn.privacy.redaction import redacted
 
 _ARGUMENTS = {
     f"{part}_{kind}" for part in ("private", "public", "test", "val") for kind in ("images", "embeddings")
@@ -78,11 +81,26 @@ def data_at(
             "images (or embeddings) and labels, or private_images, private_labels, public_images and so on as .npy "
             "files or in one .npz"
         )
+    arguments["task"] = _task(files, num_classes)
     module = EmbeddingsDataModule if "private_embeddings" in files else ArraysDataModule
     kind = "embeddings" if "private_embeddings" in files else "images"
     if f"public_{kind}" not in files:
         arguments["public"] = "none"
     return module(**files, num_classes=num_classes, **arguments)
+
+
+def _task(files: Mapping[str, str], num_classes: int | None) -> str:
+    """What labels are: of one-hot rows classes, of other rows attributes.
+
+    Private labels are looked at where no others are known and they tell the number of classes too, which is a
+    condition of the guarantee.
+    """
+    known = [name for name in ("test_labels", "val_labels", "public_truth") if name in files]
+    if not known and num_classes is None:
+        known = ["private_labels"]
+    tables = [redacted(labels_of, name, files[name]) for name in known]
+    rows = any(isinstance(table, Tensor) and table.ndim == 2 for table in tables)
+    return "multilabel" if rows else "multiclass"
 
 
 def _arrays(path: Path) -> dict[str, str]:

@@ -45,7 +45,10 @@ _EVALUATED_AT_ONCE = 256  # images in a batch of validation, test and prediction
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
 _OVERLAP: tuple[Overlap, ...] = ("leave_out", "error", "warn", "ignore")
 #: The condition of a run whose classes no public data, and no argument, name.
-CLASSES_ARE_PUBLIC = "the names of the classes, which are those of the private records, may become public"
+CLASSES_ARE_PUBLIC = (
+    "the names of the classes, which are those of the private records, and whether any record has several may become "
+    "public"
+)
 _UNUSABLE: tuple[Unusable, ...] = ("leave_out", "error")
 
 

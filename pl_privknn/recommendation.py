@@ -7,6 +7,7 @@ The rules were measured on several data sets and sizes (``python -m benchmarks r
 * teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 200, with n private records and C
   classes; released gradients (``PreconditionedGradients``) above;
 * student: a network on the same features, and the mean of it and the teacher's own model where there is one;
+* attributes: released gradients, whatever n ε (``docs/methods/multilabel.md``);
 * centre: released gradients begin with one. Where public examples are of the private ones' kind, it costs 0.2 points
   at most; where they are not, it gains 1 to 14.
 
@@ -47,6 +48,7 @@ from pl_privknn.labelers.centre import centre_of, differences
 from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
+from pl_privknn.students.losses import TASKS
 from pl_privknn.testing import FreeLedger
 from pl_privknn.training.configured import made_data
 
@@ -68,6 +70,8 @@ WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
 WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
     "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
 }
+#: Likewise, for gradients of attributes.
+WIDTHS_OF_ATTRIBUTES = {"PreconditionedGradients": ((16, 700.0), *WIDTHS["PreconditionedGradients"])}
 #: Kinds of public examples, relative to private ones.
 KINDS = ("same", "other")
 # Number of test examples whose features are compared with public ones, and the distance of the means (features have
@@ -120,8 +124,9 @@ class Sizes:
         delta: target δ.
         num_classes: C.
         public: number of public examples.
-        widths: :data:`WIDTHS`, :data:`WIDTHS_OF_EMBEDDINGS`, or :data:`WIDTHS_OF_SHIFTED`.
+        widths: :data:`WIDTHS`, or one of the tables after it.
         public_kind: one of :data:`KINDS`.
+        task: ``"multiclass"``, or ``"multilabel"`` where C is a number of attributes.
     """
 
     private_records: int
@@ -133,11 +138,17 @@ class Sizes:
         default_factory=lambda: WIDTHS, repr=False
     )
     public_kind: str = "same"
+    task: str = "multiclass"
 
     def shifted(self) -> Sizes:
         """The same where public examples are of another kind."""
         widths = WIDTHS_OF_SHIFTED if self.widths is WIDTHS else self.widths
         return dataclasses.replace(self, widths=widths, public_kind="other")
+
+    @property
+    def labels(self) -> str:
+        """What C counts, in a word."""
+        return "attributes" if self.task == "multilabel" else "classes"
 
     @property
     def ratio(self) -> float:
@@ -158,7 +169,7 @@ class Sizes:
     def rule(self, teacher: str | None = None) -> Setting:
         """Setting chosen by the measured rules, of one teacher or of all."""
         if teacher is None:
-            votes = self.ratio <= CROSSING and self.public_kind == "same"
+            votes = self.ratio <= CROSSING and self.public_kind == "same" and self.task == "multiclass"
             teacher = "ReverseKNN" if votes else "PreconditionedGradients"
         place = sum(self.private_records * self.epsilon > most for _, most in self.widths[teacher])
         settings = self.settings(teacher)
@@ -210,7 +221,7 @@ def answers(
         sizes: the planned sizes.
         public: features of public examples, ``(m, d)``.
         private: features of the public examples used as records, ``(s, d)``.
-        labels: their classes, int64 ``(s,)``.
+        labels: their classes, int64 ``(s,)``, or attributes ``(s, c)``.
         seed: of the noise and the clusters.
 
     Returns:
@@ -231,7 +242,10 @@ def answers(
         return label_by_spread(selection.spread, release.scores, release.score_deviation)[1], None
     planned = PreconditionedGradients(sizes.epsilon, delta=sizes.delta, private_records=sizes.private_records)
     sums = PreconditionedGradients(
-        noise_multiplier=planned.noise_multiplier * share, private_records=len(private), noise_source=source
+        noise_multiplier=planned.noise_multiplier * share,
+        private_records=len(private),
+        task=sizes.task,
+        noise_source=source,
     )
     sums.fit_public(public)
     sums.fit(private, labels, sizes.num_classes)
@@ -276,14 +290,16 @@ def narrowed(features: Tensor, width: int) -> Tensor:
 def compare(
     candidates: list[Setting], sizes: Sizes, tables: Mapping[str, tuple[Tensor, Tensor]], truth: Tensor
 ) -> dict[Setting, Tensor]:
-    """Correct predictions of each candidate in a cross-validated simulation, bool ``(folds · s,)``.
+    """Correct predictions of each candidate in a cross-validated simulation, ``(folds · s,)``.
+
+    Bool for classes; for attributes the share of correct ones, float64.
 
     Args:
         candidates: settings to compare.
         sizes: the planned sizes.
         tables: features by teacher, as wide as its widest candidate, of all public examples and of the labelled
             ones, ``(s, d)``.
-        truth: labels, int64 ``(s,)``.
+        truth: labels, int64 ``(s,)``, or attributes ``(s, c)``.
     """
     order = torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))
     right: dict[Setting, list[Tensor]] = {setting: [] for setting in candidates}
@@ -294,7 +310,7 @@ def compare(
             asked, simulated = (narrowed(table, setting.width) for table in tables[setting.teacher])
             soft, own = answers(setting, sizes, asked, simulated[~held], truth[~held], fold)
             model = own or probe(asked, soft)
-            right[setting].append(model(simulated[held]).argmax(1) == truth[held])
+            right[setting].append(TASKS[sizes.task].hits(model(simulated[held]), truth[held]))
     return {setting: torch.cat(parts) for setting, parts in right.items()}
 
 
@@ -362,7 +378,12 @@ class Recommendation:
         """
         channels, height, width = data.image_shape
         shape = {"in_channels": channels, "image_size": height if height == width else [height, width]}
-        model = {**self.config["model"]["init_args"], "num_classes": data.num_classes, **shape}
+        model = {
+            **self.config["model"]["init_args"],
+            "num_classes": data.num_classes,
+            "task": data.task,
+            **shape,
+        }
         made = instantiate(
             {"labeling": self.config["labeling"], "model": model},
             {"labeling": PrivateLabeler, "model": SupervisedStudent},
@@ -457,11 +478,13 @@ def recommend(
             "data module"
         )
     section, left_out = as_section(data)
-    if data.task != "multiclass":
+    attributes = data.task == "multilabel"
+    if attributes and teacher == "ReverseKNN":
         raise ValueError(
-            f"data: task={data.task!r}; recommend is for classes, see docs/methods/multilabel.md"
+            "teacher='ReverseKNN': recommend takes released gradients for attributes; leave it out, or start from "
+            "configs/fashion_mnist_attributes_reverse_knn.yaml"
         )
-    if records < 5 * data.num_classes:
+    if not attributes and records < 5 * data.num_classes:
         raise ValueError(
             f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can "
             "separate them"
@@ -471,28 +494,32 @@ def recommend(
         data.setup("test")
         setting, sizes = (
             Setting("SufficientStatistics", 0),
-            Sizes(records, epsilon, delta, data.num_classes, 0),
+            Sizes(records, epsilon, delta, data.num_classes, 0, task=data.task),
         )
         reasons, alone = _alone(data, sizes)
         return Recommendation(setting, sizes, reasons, config | alone, None, data)
     with _progress(progress) as show:
         data.setup("validate")
         truth = data.public.truth
-        if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2:
+        if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2 and not attributes:
             raise ValueError(
                 "data: all public examples are of one class; give public examples of every class"
             )
         widths: Mapping[str, tuple[tuple[int, float], ...]] = (
-            WIDTHS_OF_EMBEDDINGS if data.image_shape[1:] == (1, 1) else WIDTHS
+            WIDTHS_OF_EMBEDDINGS
+            if data.image_shape[1:] == (1, 1)
+            else WIDTHS_OF_ATTRIBUTES
+            if attributes
+            else WIDTHS
         )
-        sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths)
+        sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths, task=data.task)
         judged = ""
         if public_kind is None and teacher != "ReverseKNN":
             public_kind, judged = _kind_by_test(data, sizes, show)
         if public_kind == "other":
             teacher, sizes = "PreconditionedGradients", sizes.shifted()
         rule = sizes.rule(teacher)
-        teachers = tuple(TEACHERS) if teacher is None else (teacher,)
+        teachers = (rule.teacher,) if attributes else tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, sizes, rule, teachers, show)
     reasons = _reasons(sizes, setting, data, compared, judged)
     return Recommendation(setting, sizes, reasons, config | config_of(setting, sizes), expected, data)
@@ -546,7 +573,9 @@ def _compared(
     """Best setting in a simulation with labelled public examples, its accuracy, and a line about it."""
     truth = data.public.truth
     validation = data._validation
-    rows = torch.nonzero(truth >= 0).flatten() if truth is not None else torch.empty(0, dtype=torch.int64)
+    rows = torch.empty(0, dtype=torch.int64)
+    if truth is not None:
+        rows = (truth.view(len(truth), -1) >= 0).all(dim=1).nonzero().flatten()
     count = len(rows) if validation is None else len(validation)
     if count < max(_LABELLED, _OF_EACH * sizes.num_classes) or sizes.public_kind == "other":
         return rule, None, ""
@@ -597,10 +626,15 @@ def _reasons(
     table = shape[1:] == (1, 1)
     what = f"embeddings of dimension {shape[0]}" if table else f"images {'×'.join(map(str, shape))}"
     lines = [
-        f"{counted(sizes.public, 'public example')}, {sizes.num_classes} classes, {what}; {_private(sizes)}.",
-        f"Teacher: {TEACHERS[setting.teacher]} (records × ε / classes = {sizes.ratio:.3g}; the two teachers break "
-        f"even at about {CROSSING:g}). {_WHY[setting.teacher]}",
+        f"{counted(sizes.public, 'public example')}, {sizes.num_classes} {sizes.labels}, {what}; {_private(sizes)}.",
+        f"Teacher: {TEACHERS[setting.teacher]} (records × ε / {sizes.labels} = {sizes.ratio:.3g}; the two teachers "
+        f"break even at about {CROSSING:g}). {_WHY[setting.teacher]}",
     ]
+    if sizes.task == "multilabel":
+        lines[1] = (
+            "Teacher: released gradients, which for attributes are more accurate than votes from records × ε of about "
+            "300; below that, neither is useful."
+        )
     if sizes.public_kind == "other":
         stated = "" if judged else " (public_kind)"
         lines[1] = (
@@ -630,7 +664,8 @@ def _reasons(
         or (
             "Expected accuracy: unknown, because public examples are of another kind."
             if sizes.public_kind == "other"
-            else "Expected accuracy: unknown, because no public example is labelled (public/<class>/ labels them)."
+            else f"Expected accuracy: unknown, because too few public examples have known {sizes.labels} "
+            "(public/<class>/, or public_truth of arrays)."
         )
     )
     return tuple(lines)
@@ -653,12 +688,14 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
             f"count of correct predictions on it is also released, at ε {sizes.epsilon:g}; no record is in both "
             "parts."
         )
-    arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
+    arguments: dict[str, Any] = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
+    if sizes.task == "multilabel":
+        arguments["task"] = sizes.task
     labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
     labeling["budget"] = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
     reasons = (
-        f"No public examples, {sizes.num_classes} classes; {_private(sizes)}.",
-        "Teacher: noisy per-class sums of features give a linear model, which is the result.",
+        f"No public examples, {sizes.num_classes} {sizes.labels}; {_private(sizes)}.",
+        f"Teacher: noisy sums of features by {sizes.labels} give a linear model, which is the result.",
         f"Features: {named}; nothing is learned from public examples.",
         "Unlabelled public examples of the same kind (--public PATH, or public/ in the folder) would allow features "
         "that are learned from them, teachers with less noise and a student.",
@@ -692,9 +729,15 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
         network, optimizer, lr, decay = "linear_probe", "sgd", 3 / setting.width, setting.width / 1000
     else:
-        arguments = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": sizes.private_records}
+        arguments: dict[str, Any] = {
+            "epsilon": sizes.epsilon,
+            "delta": sizes.delta,
+            "private_records": sizes.private_records,
+        }
         if (centre := sizes.centre(setting)) is not None:
             arguments["centre"] = centre
+        if sizes.task == "multilabel":
+            arguments["task"] = sizes.task
         if sizes.public_kind == "other":
             arguments["releases"] = _RELEASES_OF_SHIFTED
         labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}

@@ -90,6 +90,8 @@ def _part(name: str, count: int, labels: Any, data: PrivatePublicDataModule) -> 
     """Size of a public part, and its number of labelled examples of each class."""
     if labels is None or not count:
         return f"{name}: {counted(count, 'example') if count else 'none'}."
-    sizes = [int((labels == number).sum()) for number in range(data.num_classes)]
+    attributes = data.task == "multilabel"
+    each = range(data.num_classes)
+    sizes = [int(((labels[:, one] == 1) if attributes else (labels == one)).sum()) for one in each]
     known = ", ".join(f"{word} {size}" for word, size in zip(data.class_names, sizes, strict=True))
-    return f"{name}: {counted(count, 'example')}; labelled: {known}."
+    return f"{name}: {counted(count, 'example')}; {'with attribute' if attributes else 'labelled'}: {known}."

@@ -41,12 +41,17 @@ def own_comparison(
         **arguments: further arguments of :func:`~pl_privknn.recommend`.
 
     Raises:
-        ValueError: for data without test examples, or arguments out of range.
+        ValueError: for attributes, data without test examples, or arguments out of range.
     """
     epsilons = sorted({check_epsilon("--epsilon", epsilon) for epsilon in epsilons})
     check_int("--private-records", records, 10, 10**9)
     middle = epsilons[len(epsilons) // 2]
     found = recommend(path, epsilon=middle, private_records=records, **arguments)
+    if found.data.task == "multilabel":
+        raise ValueError(
+            f"--data {path}: its labels are attributes, --data compares methods for classes; give a comparison like "
+            "configs/compare_fashion_mnist_attributes.yaml, or run privknn fit --data"
+        )
     if not len(found.data.test):
         raise ValueError(
             f"--data {path}: there are no test examples to compare methods on; give --test PATH, or run privknn fit "

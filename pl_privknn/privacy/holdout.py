@@ -154,7 +154,8 @@ def release_accuracy(
     Args:
         run_dir: the run's folder.
         run_id: the run.
-        hits: whether each held-out record is predicted right, bool ``(n,)``. **Private**.
+        hits: whether each held-out record is predicted right, bool ``(n,)``, or the share of its attributes that
+            are, float in 0 … 1. **Private**.
         owners: person of each, where the unit is a person: a person's hits are averaged.
         epsilon: of the training, which the release costs too.
         delta: likewise.
@@ -173,8 +174,8 @@ def release_accuracy(
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
-    values = hits.long()
-    counts = torch.stack([values.sum(), torch.tensor(len(values))])
+    values = hits.double() if hits.is_floating_point() else hits.long()
+    counts = torch.stack([values.sum(), torch.tensor(len(values), dtype=values.dtype)])
     if owners is not None:
         places, persons = persons_of(owners)
         sums, sizes = (torch.zeros(len(persons), dtype=torch.float64) for _ in range(2))

@@ -241,6 +241,10 @@ class Outputs:
         """Float32 ``(n, c)``."""
         return logits.float().softmax(dim=1)
 
+    def hits(self, probabilities: Tensor, labels: Tensor) -> Tensor:
+        """Whether each example is answered right, bool ``(n,)``."""
+        return probabilities.argmax(dim=1) == labels
+
     def _shaped(self, values: Tensor, logits: Tensor) -> Tensor:
         return values
 
@@ -269,6 +273,10 @@ class AttributeOutputs(Outputs):
     def probabilities(self, logits: Tensor) -> Tensor:
         """See :meth:`Outputs.probabilities`."""
         return logits.float().sigmoid()
+
+    def hits(self, probabilities: Tensor, labels: Tensor) -> Tensor:
+        """Share of each example's attributes that are answered right, float64 ``(n,)``."""
+        return ((probabilities > 0.5) == labels).double().mean(dim=1)
 
     def _shaped(self, values: Tensor, logits: Tensor) -> Tensor:
         return values.view(logits.shape)

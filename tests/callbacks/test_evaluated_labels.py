@@ -9,10 +9,11 @@ import torch
 from pl_privknn import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels
-from pl_privknn.labelers import PrivateKNN
+from pl_privknn.labelers import PrivateKNN, SufficientStatistics
 from pl_privknn.privacy import Gaussian, Ledger
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out
 from pl_privknn.privacy.noise import SeededNoise, default_noise
+from pl_privknn.students import SupervisedStudent
 from tests.setup.grouped import grouped
 from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
@@ -51,6 +52,35 @@ def test_the_teacher_learns_from_the_others_and_the_accuracy_is_the_students(tmp
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["holdout_accuracy"] == pytest.approx(float(right.float().mean()), abs=1e-4)
     assert 0.99 * summary["epsilon"] < summary["holdout_epsilon"] <= summary["epsilon"]
+
+
+@pytest.mark.parametrize("released", ["student", "head", "mean"])
+def test_of_attributes_it_is_the_mean_share_of_right_ones(tmp_path, monkeypatch, released):
+    monkeypatch.setattr(Gaussian, "add_noise", lambda self, values, noise: values.double())
+    rows = torch.rand(PRIVATE, 4, generator=torch.Generator().manual_seed(0)) < 0.4
+    images, public = (torch.rand(count, 1, 4, 4) * 0.2 for count in (PRIVATE, 60))
+    images[:, 0, 0] += rows * 0.8
+    public[:, 0, 0] += (torch.rand(60, 4) < 0.4) * 0.8
+    data = ArraysDataModule(images, rows.long(), public, task="multilabel", num_classes=4, batch_size=16)
+    teacher = SufficientStatistics(
+        noise_multiplier=1.0, private_records=PRIVATE // 2, task="multilabel", noise_source=SeededNoise(0)
+    )
+    options = {"selection": "all", "released": released, "features": Pixels(), "evaluate": HALF}
+    labeling = PrivateLabeler(teacher, run_dir=tmp_path, **grouped(PrivateLabeler, progress=False, **options))
+    student = SupervisedStudent("linear_probe", 4, in_channels=1, image_size=4, task="multilabel")
+    quiet_trainer(tmp_path, 3, callbacks=[labeling]).fit(student, data)
+    held = held_out(HALF, tmp_path, labeling.run_id, torch.arange(PRIVATE), True, data.private_batches)
+    with torch.no_grad():
+        own = student.eval()(images[held]).sigmoid()
+    made = {
+        "student": own,
+        "head": (head := labeling.load_head(tmp_path)(images[held])),
+        "mean": (own + head) / 2,
+    }
+    right = float(((made[released] > 0.5) == rows[held]).double().mean())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["holdout_accuracy"] == pytest.approx(right, abs=1e-4)
+    assert 0.5 < right < 1
 
 
 def test_a_person_is_wholly_in_one_part(tmp_path):

@@ -1,5 +1,6 @@
 """What is recommended for one's own data: rules, comparisons on public labels, and configurations that run."""
 
+import csv
 import json
 import shutil
 import signal
@@ -18,11 +19,12 @@ from pl_privknn._checks import at_most
 from pl_privknn.cli.main import main
 from pl_privknn.config import as_section
 from pl_privknn.datamodules import DigitsDataModule, EmbeddingsDataModule
+from pl_privknn.datamodules.at import data_at
 from pl_privknn.features import HOG
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.verification import audit_ledger
-from pl_privknn.recommendation import Setting, Sizes, usual_delta
+from pl_privknn.recommendation import WIDTHS_OF_ATTRIBUTES, Setting, Sizes, usual_delta
 
 
 def embeddings(counts, classes=4, width=24, seed=0):
@@ -79,6 +81,112 @@ def test_votes_where_records_are_few_and_gradients_where_they_are_many(
     records, epsilon, classes, teacher, width
 ):
     assert Sizes(records, epsilon, 1e-5, classes, 1000).rule() == Setting(teacher, width)
+
+
+# Of attributes gradients at every size; widths as in a scan on Fashion-MNIST, two sizes on each side of a step.
+@pytest.mark.parametrize(
+    ("records", "epsilon", "width"),
+    [(300, 2.0, 16), (1000, 1.0, 30), (3000, 1.0, 100), (10_000, 2.0, 300)],
+)
+def test_gradients_for_attributes(records, epsilon, width):
+    sizes = Sizes(records, epsilon, 1e-5, 10, 1000, WIDTHS_OF_ATTRIBUTES, task="multilabel")
+    assert sizes.rule() == Setting("PreconditionedGradients", width)
+
+
+def attribute_tables(folder, names, seed=0):
+    """Files of embeddings of which every attribute moves a record in its own direction: file name to rows."""
+    draw = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    directions = draw.normal(size=(5, 24))
+    for part, count in names.items():
+        rows = (draw.random((count, 5)) < 0.4).astype(np.int64)
+        values = (rows - 0.4) @ directions + draw.normal(size=(count, 24)) * 0.4
+        np.save(folder / f"{part}embeddings.npy", values.astype(np.float32))
+        if part != "public_":
+            np.save(folder / f"{part}labels.npy", rows)
+        else:
+            np.save(folder / "public_truth.npy", rows)
+    return rows
+
+
+def test_rows_of_attributes_are_trained_on_by_one_command_and_predicted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    truth = attribute_tables(Path("own"), {"private_": 800, "public_": 150, "test_": 200})
+    words = ["--data", "own", "--epsilon", "1", "--private-records", "800"]
+    assert main(["check", *words]) == 0
+    counted = ", ".join(f"{name} {count}" for name, count in enumerate(truth.sum(0)))
+    assert f"Test part: 200 examples; with attribute: {counted}." in capsys.readouterr().out
+    found = recommend("own", epsilon=1.0, private_records=800)
+    stated = plan_of({**found.config, "data": as_section(found.data)[0]}, "own")
+    assert 0.9 < account(stated.charges, delta=stated.delta, adjacency="add_remove").epsilon <= 1
+    quiet = ["--trainer.max_epochs", "4", "--trainer.enable_progress_bar", "false"]
+    assert main(["fit", *words, *quiet]) == 0
+    assert "150 public examples with known attributes stood in" in capsys.readouterr().out
+    summary = json.loads(Path("runs/own/0/summary.json").read_text(encoding="utf-8"))
+    assert 0.9 < summary["epsilon"] <= 1
+    assert summary["guarantee"] == "unconditional"
+    assert audit_ledger("runs/own/0/ledger.sqlite", exact=True)["epsilon_spent"] <= 1
+    assert main(["predict", "runs/own/0", "own/test_embeddings.npy"]) == 0
+    with Path("predictions.csv").open(encoding="utf-8", newline="") as file:
+        rows = np.array([row[-5:] for row in csv.reader(file)][1:], dtype=float)
+    accuracy = ((rows > 0.5) == truth).mean()
+    assert accuracy >= 0.95
+    assert accuracy == pytest.approx(summary["test_accuracy"], abs=2e-3)
+    assert found.expected == pytest.approx(accuracy, abs=0.05)
+
+
+def test_attributes_of_private_records_alone_are_a_condition_and_their_accuracy_is_paid_for(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    attribute_tables(Path("own"), {"": 1500})
+    words = ["fit", "--data", "own", "--epsilon", "2", "--private-records", "1500", "--run_dir", "run"]
+    assert main([*words, "--trainer.enable_progress_bar", "false"]) == 0
+    found = json.loads(Path("run/summary.json").read_text())
+    assert 0.9 < found["epsilon"] <= 2
+    assert found["holdout_epsilon"] <= 2
+    assert "whether any has several" in found["reason"]
+    assert abs(found["holdout_accuracy"] - 0.97) < 4 * found["holdout_deviation"] + 0.05
+    assert main(["predict", "run", "own/embeddings.npy"]) == 0
+
+
+def test_what_is_for_classes_alone_is_refused_for_attributes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    attribute_tables(Path("own"), {"private_": 800, "public_": 150, "test_": 200})
+    words = ["--data", "own", "--epsilon", "1", "--private-records", "800"]
+    for asked, said in (
+        (
+            ["init", *words, "--teacher", "ReverseKNN"],
+            "teacher='ReverseKNN': recommend takes released gradients",
+        ),
+        (["compare", *words, "--output", "made"], "labels are attributes"),
+    ):
+        assert main(asked) == 2
+        error = capsys.readouterr().err.strip()
+        assert said in error
+        assert len(error.splitlines()) == 1
+    assert sorted(Path().iterdir()) == [Path("own")]
+
+
+def test_one_hot_rows_are_classes_and_other_rows_attributes(tmp_path):
+    rows = np.eye(3, dtype=np.int64)[np.arange(30) % 3]
+    several = np.maximum(rows, np.roll(rows, 1, axis=1))
+    values = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
+    for number, (private, test, task) in enumerate((
+        (rows, None, "multiclass"),
+        (several, None, "multilabel"),
+        (rows, several, "multilabel"),
+        (several[:, :1], None, "multiclass"),
+        (rows.argmax(1), rows.argmax(1), "multiclass"),
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        np.save(folder / "embeddings.npy", values)
+        np.save(folder / "labels.npy", private)
+        if test is not None:
+            np.save(folder / "test_embeddings.npy", values)
+            np.save(folder / "test_labels.npy", test)
+        assert data_at(folder).task == task
 
 
 def test_sizes_follow_the_records_and_the_public_examples():
