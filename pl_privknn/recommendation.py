@@ -632,7 +632,7 @@ def _reasons(
     ]
     if sizes.task == "multilabel":
         lines[1] = (
-            "Teacher: released gradients, which for attributes are more accurate than votes from records × ε of about "
+            "Teacher: released gradients, which for attributes beat votes from records × ε of about "
             "300; below that, neither is useful."
         )
     if sizes.public_kind == "other":

@@ -211,7 +211,7 @@ REFUSED = {
     ),
     "private records in the test set": ({"private": TABLE, "test": TABLE}, "test: shares records"),
     "no shape": ({"public": "none", "test": None}, "image_shape=None"),
-    "too few persons": ({"private_groups": [1, 2]}, "private_groups: want int64, one number for each"),
+    "too few persons": ({"private_groups": [1, 2]}, "private_groups: expected int64, one number for each"),
 }  # fmt: skip
 
 
@@ -256,7 +256,7 @@ def test_recommend_takes_a_configuration_of_data(tmp_path):
         (tmp_path / "wrong.yaml").write_text(wrong)
         with pytest.raises(ValueError, match="want a section data, with the class_path of a data module"):
             recommend(tmp_path / "wrong.yaml", epsilon=1.0, private_records=120)
-    with pytest.raises(ValueError, match=r"num_classes=3.*give the data module"):
+    with pytest.raises(ValueError, match=r"num_classes=3.*state them in the data module"):
         recommend(tmp_path / "data.yaml", epsilon=1.0, private_records=120, num_classes=3)
     with pytest.raises(ValueError, match="list is no PrivatePublicDataModule"):
         recommend([1, 2], epsilon=1.0, private_records=120)

@@ -121,7 +121,7 @@ def test_rows_of_attributes_are_trained_on_by_one_command_and_predicted(tmp_path
     assert 0.9 < account(stated.charges, delta=stated.delta, adjacency="add_remove").epsilon <= 1
     quiet = ["--trainer.max_epochs", "4", "--trainer.enable_progress_bar", "false"]
     assert main(["fit", *words, *quiet]) == 0
-    assert "150 public examples with known attributes stood in" in capsys.readouterr().out
+    assert "Simulation with 150 labelled public examples" in capsys.readouterr().out
     summary = json.loads(Path("runs/own/0/summary.json").read_text(encoding="utf-8"))
     assert 0.9 < summary["epsilon"] <= 1
     assert summary["guarantee"] == "unconditional"
@@ -145,7 +145,7 @@ def test_attributes_of_private_records_alone_are_a_condition_and_their_accuracy_
     found = json.loads(Path("run/summary.json").read_text())
     assert 0.9 < found["epsilon"] <= 2
     assert found["holdout_epsilon"] <= 2
-    assert "whether any has several" in found["reason"]
+    assert "whether any record has several" in found["reason"]
     assert abs(found["holdout_accuracy"] - 0.97) < 4 * found["holdout_deviation"] + 0.05
     assert main(["predict", "run", "own/embeddings.npy"]) == 0
 

@@ -136,7 +136,7 @@ def test_what_is_no_summary_is_one_line(audited, tmp_path, capsys):
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "public.json").write_text(json.dumps({"epsilon": None}))
     for name, word in (
-        ("list.json", "not a run's summary"),
+        ("list.json", "holds list, where a run leaves a mapping"),
         ("public.json", "no private record"),
         ("none.json", "none.json"),
     ):
