@@ -90,7 +90,7 @@ def data_at(
 
 
 def _task(files: Mapping[str, str], num_classes: int | None) -> str:
-    """What labels are: of one-hot rows classes, of other rows attributes.
+    """Task of a table of labels: one-hot rows are classes, other rows attributes.
 
     Private labels are looked at where no others are known and they tell the number of classes too, which is a
     condition of the guarantee.

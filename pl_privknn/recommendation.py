@@ -147,7 +147,7 @@ class Sizes:
 
     @property
     def labels(self) -> str:
-        """What C counts, in a word."""
+        """Name of the labels: classes or attributes."""
         return "attributes" if self.task == "multilabel" else "classes"
 
     @property

@@ -519,7 +519,7 @@ def _trade_off(charges: tuple[Charge, ...], delta: float, adjacency: Adjacency, 
 
 
 def attack_in_words(rates: Mapping[str, Any], unit: str = "record") -> str:
-    """What the strongest attack reaches, from the result of :meth:`TradeOff.to_dict`."""
+    """Sentence about the strongest attack from the result of :meth:`TradeOff.to_dict`."""
     return (
         f"detects at most {at_most(100 * rates['tpr_at_fpr_0.01'], 3)} % of the private {unit}s at 1 % false alarms; "
         f"guessing detects 1 % (advantage {at_most(rates['advantage'], 3)}, Gaussian DP μ = "
