@@ -49,17 +49,8 @@ from pl_privknn.features import JoinedFeatures
 from pl_privknn.features.public import has_pretrained
 from pl_privknn.labelers import NoisySGDTeacher, SufficientStatistics
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.recommendation import (
-    CROSSING,
-    TEACHERS,
-    Recommendation,
-    Setting,
-    Sizes,
-    answers,
-    extractor_of,
-    narrowed,
-    probe,
-)
+from pl_privknn.recommendation import Recommendation
+from pl_privknn.rules import CROSSING, TEACHERS, Setting, Sizes, answers, extractor_of, narrowed, probe
 from pl_privknn.testing import FreeLedger
 
 DELTA = 1e-5

@@ -12,7 +12,8 @@ from typing import Any
 from pl_privknn._checks import at_most, check_epsilon, check_int
 from pl_privknn.comparison.run import Run
 from pl_privknn.comparison.spec import Comparison, comparison_of
-from pl_privknn.recommendation import TEACHERS, Recommendation, config_of, recommend
+from pl_privknn.recommendation import Recommendation, recommend
+from pl_privknn.rules import TEACHERS, config_of
 
 _TITLES = {
     "ReverseKNN": "Reverse kNN",

@@ -24,7 +24,7 @@ from pl_privknn.features import HOG
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.verification import audit_ledger
-from pl_privknn.recommendation import WIDTHS_OF_ATTRIBUTES, Setting, Sizes, usual_delta
+from pl_privknn.rules import WIDTHS_OF_ATTRIBUTES, Setting, Sizes, usual_delta
 
 
 def embeddings(counts, classes=4, width=24, seed=0):

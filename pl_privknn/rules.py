@@ -1,0 +1,333 @@
+"""Rules of the recommendation: teacher, width of features and centre by ε and sizes, and their configuration.
+
+:mod:`pl_privknn.recommendation` describes the rules and their source. :func:`compare` simulates candidates on
+labelled public examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
+from pl_privknn.config import as_section
+from pl_privknn.features.base import Extractor
+from pl_privknn.features.kernel_pca import PublicKernelPCA
+from pl_privknn.features.public import PublicFeatures, has_pretrained
+from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
+from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.students.losses import TASKS
+from pl_privknn.testing import FreeLedger
+
+#: Teachers that are recommended, and their names in texts.
+TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
+#: Break-even value of n ε / C, above which released gradients are more accurate than votes.
+CROSSING = 200.0
+#: Feature widths of each teacher, and the n ε up to which each is used. Gradients are noisy in every component; votes
+#: are not, so wide features only lose what a few clusters can't use.
+WIDTHS = {
+    "ReverseKNN": ((30, 400.0), (100, math.inf)),
+    "PreconditionedGradients": ((30, 2_000.0), (100, 10_000.0), (300, math.inf)),
+}
+#: The same for embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
+WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
+    TEACHERS, ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
+)
+#: The same for gradients where public examples are of another kind.
+WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
+    "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
+}
+#: Likewise, for gradients of attributes.
+WIDTHS_OF_ATTRIBUTES = {"PreconditionedGradients": ((16, 700.0), *WIDTHS["PreconditionedGradients"])}
+#: Kinds of public examples, relative to private ones.
+KINDS = ("same", "other")
+# Share of μ for a centre; the norm of its noise (feature vectors have norm 1) above which it is left out or, where
+# public examples are of another kind, takes a larger share.
+_CENTRE, _CENTRE_NOISE, _LARGER_CENTRE = 0.2, 0.4, 0.4
+# Number of gradient releases then: ten instead of six gain 0.8 points on average between MNIST and digits, both ways
+# (1,000 records, ε 0.5 and 1, widths 30, 60 and 100, four seeds).
+_RELEASES_OF_SHIFTED = 10
+# The noise of a vote has a standard deviation of √2/ε, well below clusters of 10/ε records; fewer than six public
+# examples do not locate a cluster.
+_VOTES_A_CLUSTER, _PUBLIC_A_CLUSTER = 10.0, 6
+#: Kernel features of released gradients: input principal components, whitening power of its own components, and
+# largest number of landmarks among public examples.
+BENEATH, _POWER, _LANDMARKS = 100, 0.4, 2_000
+_SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
+#: Optimizer steps and batch size of a student on features.
+_STEPS, BATCH = 1_000, 32
+# Folds of a simulation, each with a noise seed.
+_FOLDS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Teacher and feature width.
+
+    Attributes:
+        teacher: one of :data:`TEACHERS`.
+        width: components of the features.
+    """
+
+    teacher: str
+    width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Public constants of the rules.
+
+    Attributes:
+        private_records: n, approximate number of private records; becomes public.
+        epsilon: target ε.
+        delta: target δ.
+        num_classes: C.
+        public: number of public examples.
+        widths: :data:`WIDTHS`, or one of the tables after it.
+        public_kind: one of :data:`KINDS`.
+        task: ``"multiclass"``, or ``"multilabel"`` where C is a number of attributes.
+    """
+
+    private_records: int
+    epsilon: float
+    delta: float
+    num_classes: int
+    public: int
+    widths: Mapping[str, tuple[tuple[int, float], ...]] = dataclasses.field(
+        default_factory=lambda: WIDTHS, repr=False
+    )
+    public_kind: str = "same"
+    task: str = "multiclass"
+
+    def shifted(self) -> Sizes:
+        """The same where public examples are of another kind."""
+        widths = WIDTHS_OF_SHIFTED if self.widths is WIDTHS else self.widths
+        return dataclasses.replace(self, widths=widths, public_kind="other")
+
+    @property
+    def labels(self) -> str:
+        """Name of the labels: classes or attributes."""
+        return "attributes" if self.task == "multilabel" else "classes"
+
+    @property
+    def ratio(self) -> float:
+        """Ratio n ε / C, which decides between the teachers."""
+        return self.private_records * self.epsilon / self.num_classes
+
+    @property
+    def clusters(self) -> int:
+        """Number of public clusters that records vote for."""
+        wanted = max(2 * self.num_classes, round(self.private_records * self.epsilon / _VOTES_A_CLUSTER))
+        return max(2, min(wanted, self.public // _PUBLIC_A_CLUSTER))
+
+    def settings(self, teacher: str) -> list[Setting]:
+        """Settings of a teacher, from narrow to wide."""
+        widths = sorted({max(2, min(width, self.public // 3)) for width, _ in self.widths[teacher]})
+        return [Setting(teacher, width) for width in widths]
+
+    def rule(self, teacher: str | None = None) -> Setting:
+        """Setting chosen by the measured rules, of one teacher or of all."""
+        if teacher is None:
+            votes = self.ratio <= CROSSING and self.public_kind == "same" and self.task == "multiclass"
+            teacher = "ReverseKNN" if votes else "PreconditionedGradients"
+        place = sum(self.private_records * self.epsilon > most for _, most in self.widths[teacher])
+        settings = self.settings(teacher)
+        return settings[min(place, len(settings) - 1)]
+
+    def centre(self, setting: Setting) -> float | None:
+        """Share of μ for a released centre; None for teachers without one, or where noise would dominate it."""
+        if setting.teacher == "ReverseKNN":
+            return None
+        planned = PreconditionedGradients(
+            self.epsilon, delta=self.delta, private_records=self.private_records, centre=_CENTRE
+        )
+        length = planned.length_of_centre_noise(setting.width)
+        if length <= _CENTRE_NOISE:
+            return _CENTRE
+        if self.public_kind == "same":
+            return None
+        if length * _CENTRE / _LARGER_CENTRE >= 1:
+            raise ValueError(
+                f"epsilon={self.epsilon:g}: the noise of a centre of {self.private_records} records has length "
+                f"{length * _CENTRE / _LARGER_CENTRE:.2g}, and a feature vector 1; raise epsilon, or say "
+                "public_kind='same'"
+            )
+        return _LARGER_CENTRE
+
+
+def usual_delta(records: int) -> float:
+    """Largest power of ten that is at most 1/(10 n) for n records."""
+    return 10.0 ** math.floor(-math.log10(10 * records))
+
+
+# ------------------------------------------------------------------------------- what a teacher would do
+
+
+def answers(
+    setting: Setting,
+    sizes: Sizes,
+    public: Tensor,
+    private: Tensor,
+    labels: Tensor,
+    seed: int = 0,
+) -> tuple[Tensor, Callable[[Tensor], Tensor] | None]:
+    """Simulated answers of a teacher about all public examples, from public examples in place of private records.
+
+    Fewer records than ``sizes.private_records`` represent that number: the noise is reduced in proportion.
+
+    Args:
+        setting: the teacher.
+        sizes: the planned sizes.
+        public: features of public examples, ``(m, d)``.
+        private: features of the public examples used as records, ``(s, d)``.
+        labels: their classes, int64 ``(s,)``, or attributes ``(s, c)``.
+        seed: of the noise and the clusters.
+
+    Returns:
+        Class probabilities of the public examples, float32 ``(m, c)``, and the teacher's own model or None.
+    """
+    share, source, ledger = len(private) / sizes.private_records, SeededNoise(seed), FreeLedger()
+    if setting.teacher == "ReverseKNN":
+        votes = ReverseKNN(epsilon=sizes.epsilon / share, noise_source=source)
+        select = ClusterSelection(**_SELECTION)
+        nothing = torch.full((len(public),), -1)
+        pool = PublicPool(nothing, nothing >= 0, lambda: public)
+        selection = select(pool, sizes.clusters, torch.Generator().manual_seed(seed))
+        votes.fit(private, labels, sizes.num_classes)
+        release = votes.label(selection.query_features(public), ledger)
+        assert selection.spread is not None
+        assert release.scores is not None
+        assert release.score_deviation is not None
+        return label_by_spread(selection.spread, release.scores, release.score_deviation)[1], None
+    planned = PreconditionedGradients(sizes.epsilon, delta=sizes.delta, private_records=sizes.private_records)
+    sums = PreconditionedGradients(
+        noise_multiplier=planned.noise_multiplier * share,
+        private_records=len(private),
+        task=sizes.task,
+        noise_source=source,
+    )
+    sums.fit_public(public)
+    sums.fit(private, labels, sizes.num_classes)
+    soft = sums.label(public, ledger).soft
+    state = sums.head_state()
+    assert soft is not None
+    assert state is not None
+    return soft, sums.head(state)
+
+
+def probe(features: Tensor, soft: Tensor, penalty: float = 1e-3) -> Callable[[Tensor], Tensor]:
+    """Fit softmax regression from features ``(m, d)`` to probabilities ``(m, c)``; returns the model."""
+    weights = torch.zeros(soft.shape[1], features.shape[1] + 1, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=60)
+
+    def scores(of: Tensor) -> Tensor:
+        return of @ weights[:, :-1].T + weights[:, -1]
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = -(soft * scores(features).log_softmax(1)).sum(1).mean() + penalty * weights.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return lambda of: scores(of).softmax(1).detach()
+
+
+def extractor_of(setting: Setting, pretrained: bool) -> Extractor:
+    """Feature extractor of a setting."""
+    if setting.teacher == "ReverseKNN":
+        return PublicFeatures(setting.width, pretrained=pretrained)
+    joined = PublicFeatures(BENEATH, pretrained=pretrained)
+    return PublicKernelPCA(joined, components=setting.width, power=_POWER, landmarks=_LANDMARKS)
+
+
+def narrowed(features: Tensor, width: int) -> Tensor:
+    """First components of a public PCA, scaled to unit length."""
+    return torch.nn.functional.normalize(features[:, :width], dim=1)
+
+
+def compare(
+    candidates: list[Setting], sizes: Sizes, tables: Mapping[str, tuple[Tensor, Tensor]], truth: Tensor
+) -> dict[Setting, Tensor]:
+    """Correct predictions of each candidate in a cross-validated simulation, ``(folds · s,)``.
+
+    Bool for classes; for attributes the share of correct ones, float64.
+
+    Args:
+        candidates: settings to compare.
+        sizes: the planned sizes.
+        tables: features by teacher, as wide as its widest candidate, of all public examples and of the labelled
+            ones, ``(s, d)``.
+        truth: labels, int64 ``(s,)``, or attributes ``(s, c)``.
+    """
+    order = torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))
+    right: dict[Setting, list[Tensor]] = {setting: [] for setting in candidates}
+    for fold in range(_FOLDS):
+        held = torch.zeros(len(truth), dtype=torch.bool)
+        held[order[fold::_FOLDS]] = True
+        for setting in candidates:
+            asked, simulated = (narrowed(table, setting.width) for table in tables[setting.teacher])
+            soft, own = answers(setting, sizes, asked, simulated[~held], truth[~held], fold)
+            model = own or probe(asked, soft)
+            right[setting].append(TASKS[sizes.task].hits(model(simulated[held]), truth[held]))
+    return {setting: torch.cat(parts) for setting, parts in right.items()}
+
+
+# ------------------------------------------------------------------------------- the public side
+
+
+def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
+    """Sections ``model``, ``labeling`` and ``trainer`` of a setting's configuration."""
+    features = as_section(extractor_of(setting, has_pretrained()))[0]
+    budget = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
+    if setting.teacher == "ReverseKNN":
+        labeler: dict[str, Any] = {
+            "class_path": "ReverseKNN",
+            "init_args": {"k": 1, "epsilon": sizes.epsilon},
+        }
+        asked: dict[str, Any] = {
+            "queries_per_round": sizes.clusters,
+            "selection": {
+                "class_path": "pl_privknn.callbacks.selection.ClusterSelection",
+                "init_args": _SELECTION,
+            },
+            "released": "student",
+        }
+        # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
+        network, optimizer, lr, decay = "linear_probe", "sgd", 3 / setting.width, setting.width / 1000
+    else:
+        arguments: dict[str, Any] = {
+            "epsilon": sizes.epsilon,
+            "delta": sizes.delta,
+            "private_records": sizes.private_records,
+        }
+        if (centre := sizes.centre(setting)) is not None:
+            arguments["centre"] = centre
+        if sizes.task == "multilabel":
+            arguments["task"] = sizes.task
+        if sizes.public_kind == "other":
+            arguments["releases"] = _RELEASES_OF_SHIFTED
+        labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}
+        asked = {"selection": "all", "released": "mean" if sizes.public_kind == "same" else "head"}
+        network, optimizer, lr, decay = "mlp", "adamw", 0.002, 0.001
+    optimization = {
+        "optimizer": optimizer,
+        "lr": lr,
+        "weight_decay": decay,
+        "scheduler": "one_cycle",
+        "decay_vectors": False,
+    }
+    epochs = min(max(10, math.ceil(_STEPS * BATCH / sizes.public)), 80)
+    return {
+        "model": {
+            "class_path": "SupervisedStudent",
+            "init_args": {"network": network, "optimization": optimization, "extractor": features},
+        },
+        "labeling": {"labeler": labeler, "rounds": 1, "features": [features], **asked, "budget": budget},
+        "trainer": {"max_epochs": epochs, "accelerator": "auto", "devices": 1},
+    }
