@@ -139,13 +139,10 @@ def test_shapes(name):
 
 
 def test_default_device_does_not_matter():
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         source = SeededNoise(1)
         draws = [source.normal(3, 1.0), source.bernoulli(3, 0.5), SystemNoise().rounded_laplace(2, 1.0)]
         pickle.loads(pickle.dumps(source)).normal(3, 1.0)
-    finally:
-        torch.set_default_device(None)  # "cpu" would leave every later call with a detour
     assert {draw.device.type for draw in draws} == {"cpu"}
 
 
