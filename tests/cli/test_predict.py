@@ -100,8 +100,9 @@ def test_the_exported_file_says_the_same_and_states_what_it_takes(run):
             wanted = student(pixels / 255).softmax(1)
         for taken in (pixels, pixels / 255):
             torch.testing.assert_close(model(taken), wanted, atol=1e-5, rtol=1e-4)
-        with pytest.raises(RuntimeError, match="Expected: Float, Got: double"):
-            model(pixels.double() / 255)
+        if hasattr(torch.export, "default_decompositions"):  # torch 2.4 takes float64, which it converts
+            with pytest.raises(RuntimeError, match="Expected: Float, Got: double"):
+                model(pixels.double() / 255)
         summary = json.loads((folder / "run" / "summary.json").read_text())
         assert about["classes"] == list(NAMES)
         assert (about["epsilon"], about["unit"]) == (summary["epsilon"], "record")
