@@ -63,7 +63,7 @@ def nothing(*given, **named):
 
 
 def note_moves(self, found):
-    """What ``Largest.take`` does, but for raising."""
+    """``Largest.take`` without its error for a record that moves too much."""
     self.pairs += 1
     for move in found:
         self.moves[move.what] = dataclasses.replace(move, amount=1.0, allowed=math.inf, rounding=0.0)
