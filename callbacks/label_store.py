@@ -21,6 +21,7 @@ from pl_privknn.privacy.ledger import counts_text, counts_topic
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import guarantee_rank
 from pl_privknn.privacy.run import Run, noted_run_id
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.sqlite_file import FACTS, SQLiteFile
 from pl_privknn.privacy.store import refuse_wal
 
@@ -345,6 +346,8 @@ def _state(asked: bool, released: bool, answered: bool) -> str:
 #: The file of released labels in a run's folder.
 LABELS = "labels.sqlite"
 _EXAMPLES_AT_ONCE = 1024
+# Of a budget, what a run keeps for life; the ledger compares ε as well.
+_LASTING = ("delta", "adjacency", "unit")
 
 
 class LabelRun(Run):
@@ -359,7 +362,7 @@ class LabelRun(Run):
         public: further public facts that are fixed for life, such as the hash of the public examples, to which the
             labels belong.
         checkpoint: id of the run that a checkpoint belongs to, or None.
-        **ledger: see ``Run``.
+        budget: see ``Run``, as for the others.
 
     Raises:
         LabelStoreError: if the folder holds an older copy of the labels; for others see ``Run``.
@@ -374,13 +377,17 @@ class LabelRun(Run):
         description: dict[str, Any],
         public: dict[str, Any],
         checkpoint: str | None = None,
+        *,
+        budget: Budget,
         **ledger: Any,
     ) -> None:
         self._plan, self._description = plan, description
         # Charges without their marks: what those say of the noise is in the ledger, and never stops a resume.
         bare = [Charge(charge.mechanism, charge.count).to_record() for charge in plan]
-        terms = {"plan": bare, **{name: ledger[name] for name in ("delta", "adjacency", "unit")}, **public}
-        super().__init__(folder, lambda: LabelStore(folder / LABELS), terms, checkpoint, **ledger)
+        terms = {"plan": bare, **{name: getattr(budget, name) for name in _LASTING}, **public}
+        super().__init__(
+            folder, lambda: LabelStore(folder / LABELS), terms, checkpoint, budget=budget, **ledger
+        )
 
     @property
     def store(self) -> LabelStore:

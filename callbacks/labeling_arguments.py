@@ -17,8 +17,8 @@ from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
 from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import Unit, check_adjacency
-from pl_privknn.privacy.settings import Budget, LedgerFiles
+from pl_privknn.privacy.mechanisms.base import Unit
+from pl_privknn.privacy.settings import LedgerFiles
 
 #: Represents the student's backbone in a list of features.
 STUDENT = "student"
@@ -28,29 +28,6 @@ _FAST = ("cuda",)
 
 #: An extractor, the word ``"student"``, or several of them side by side.
 RoundFeatures = Extractor | str | list[Extractor | str]
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelingBudget(Budget):
-    """Budget of all rounds together.
-
-    Args:
-        delta: δ of the guarantee.
-        max_epsilon: budget; a run whose worst case passes it raises ``BudgetExceeded`` at once. None: no
-            limit, the ε is only stated.
-        unit: unit of privacy, ``"record"`` or ``"person"``; a person's records are those that the data module's
-            ``private_groups`` ascribe to them.
-        adjacency: neighbouring relation of the guarantee.
-
-    Raises:
-        ValueError: for an argument out of its range.
-    """
-
-    adjacency: Adjacency = "add_remove"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_adjacency(self.adjacency)
 
 
 @dataclasses.dataclass(frozen=True)

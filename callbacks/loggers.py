@@ -193,9 +193,7 @@ def name_of(label: int | list[int] | None, names: tuple[str, ...]) -> str | None
     return None if label is None else names[label]
 
 
-_OF_LABELING = (
-    "rounds", "epochs_per_round", "queries_per_round", "max_answers", "delta", "max_epsilon", "adjacency", "unit",
-)  # fmt: skip
+_OF_LABELING = ("rounds", "epochs_per_round", "queries_per_round", "max_answers")
 _COLUMNS = ("example", "round", "state", "label", "truth", "right")
 
 
@@ -213,6 +211,7 @@ def run_settings(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, A
     if labeling is not None and labeling.labeler is not None:
         found["labeler"] = type(labeling.labeler).__name__
         found |= {name: getattr(labeling, name) for name in _OF_LABELING}
+        found["budget"] = dataclasses.asdict(labeling.budget)
         found["retrain"] = labeling.options.retrain
     if (spender := spender_of(trainer, module)) is not None:
         report = spender.ledger.report()

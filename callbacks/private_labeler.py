@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,6 @@ from pl_privknn._checks import check_choice, check_int, check_path
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
 from pl_privknn.callbacks.label_store import LabelRun, digest_of, stored_run_id
 from pl_privknn.callbacks.labeling_arguments import (
-    LabelingBudget,
     LabelingOptions,
     RoundFeatures,
     check_fits,
@@ -66,6 +66,7 @@ from pl_privknn.privacy.mechanisms.base import (
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import foreign_loader, foreign_reader
 from pl_privknn.privacy.redaction import check_declared, redacted
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS, Outputs
 
 _EVALUATED_AT_ONCE = 256  # held-out images
@@ -77,7 +78,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     Each round extracts features of private and public images, picks queries among the public images, lets
     the labeler answer them, and writes the answers into the public dataset, where the student's next epoch
-    finds them. The worst case of all rounds is stated in the ledger, and checked against ``max_epsilon``,
+    finds them. The worst case of all rounds is stated in the ledger, and checked against the budget,
     before anything is asked. Nothing is asked in ``fast_dev_run``, sanity checking, validation or after the
     last epoch, and a resumed run never asks again what it already paid for.
 
@@ -128,20 +129,18 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         max_answers: int | None = None,
         features: list[RoundFeatures] | Extractor | None = None,
         selection: str | Selector = "random",
-        budget: LabelingBudget = LabelingBudget(),
+        budget: Budget = Budget(),
         released: str = "student",
         evaluate: PaidEvaluation | str | None = None,
         run_dir: str | Path | None = None,
         options: LabelingOptions = LabelingOptions(),
     ) -> None:
-        budget = as_group("budget", budget, LabelingBudget())
+        self.budget = as_group("budget", budget, Budget())
         self.options = as_group("options", options, LabelingOptions())
         self.labeler = labeler
         self.rounds = check_int("rounds", rounds, maximum=_MOST_ROUNDS)
         self.epochs_per_round = check_int("epochs_per_round", epochs_per_round)
         self.queries_per_round = queries_of_rounds(queries_per_round, self.rounds)
-        self.delta, self.max_epsilon = budget.delta, budget.max_epsilon
-        self.adjacency, self.unit = budget.adjacency, budget.unit
         self.max_answers = None if max_answers is None else check_int("max_answers", max_answers)
         self.features = features_of_rounds(features)
         if selection not in SELECTORS if isinstance(selection, str) else not callable(selection):
@@ -150,7 +149,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.selects_all = selection == "all"
         self.run_dir = None if run_dir is None else Path(check_path("run_dir", run_dir))
         if labeler is not None:
-            check_fits(labeler, self.adjacency, self.features, self.queries_per_round, self.unit)
+            check_fits(
+                labeler, self.budget.adjacency, self.features, self.queries_per_round, self.budget.unit
+            )
         self.evaluate = PaidEvaluation.of(evaluate)
         if self.evaluate is not None and self.options.ledger_path is not None:
             raise ValueError(
@@ -232,7 +233,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             return
         self._group = ProcessGroup.of(trainer)
         self._place = self._folder(trainer)
-        if self.unit == "person":
+        if self.budget.unit == "person":
             check_owners(data.private_groups, len(data.private))
         self._group.shared(functools.partial(self._open, trainer, pl_module, data))
         self._hold_out(data)
@@ -283,7 +284,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             )
         if self._run is None or self._group.size > 1:
             return
-        owners = data.private_groups if self.unit == "person" else None
+        owners = data.private_groups if self.budget.unit == "person" else None
         numbers = torch.arange(len(data.private)) if owners is None else owners
         begun = self._run.ledger_run.num_charges > 0
         held = redacted(
@@ -306,11 +307,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             self._run.run_id,
             redacted(self._hits, pl_module, self._held[0], TASKS[data_module(trainer).task]),
             self._held[1],
-            epsilon=self._run.ledger.report(self._run.delta, exact=True).guarantee.epsilon,
-            delta=self.delta,
+            budget=dataclasses.replace(self.budget, epsilon=self.report()[0].epsilon),  # type: ignore[index]
             noise=self.labeler.noise_source,
-            adjacency=self.adjacency,
-            unit=self.unit,
             conditions=self._stated,
         )
 
@@ -405,10 +403,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
                 "num_classes": data.num_classes,
             },
             None if self._loaded is None else self._loaded["run_id"],
-            delta=self.delta,
-            max_epsilon=self.max_epsilon,
-            adjacency=self.adjacency,
-            unit=self.unit,
+            budget=self.budget,
             ledger_path=self.options.ledger_path,
             ledger_head_path=self.options.ledger_head_path,
         )
@@ -453,7 +448,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         assert self.labeler is not None
         queries, options = self._queries(len(data.public)), self.options
         self.labeler.device = device_of(options.device, trainer.strategy.root_device)
-        shard = shard_of(self.labeler, data, self._group, options.sharded, self.adjacency, self.unit)
+        shard = shard_of(
+            self.labeler, data, self._group, options.sharded, self.budget.adjacency, self.budget.unit
+        )
         self.labeler.shard = shard
         if shard is not None:
             same_buffers(pl_module, self._group)
@@ -469,7 +466,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             predict=functools.partial(probabilities_of, pl_module),
             check=self._group.check if self._group.size > 1 else None,
             memory=options.memory,
-            unit=self.unit,
+            unit=self.budget.unit,
             conditions=self._conditions,
         )
         store, ledger = (None, None) if self._run is None else (self._run.store, self._run.ledger_run)
@@ -530,6 +527,11 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         return dict(self._metrics)
 
     @property
+    def delta(self) -> float:
+        """δ of the guarantee."""
+        return self.budget.delta
+
+    @property
     def ledger(self) -> Ledger | None:
         """The ledger, once the fit has started, on the process that asks (global rank 0)."""
         return None if self._run is None else self._run.ledger
@@ -547,7 +549,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             **report.guarantee.to_dict(),
             **report.trade_off().to_dict(),
             "epsilon_spent": report.spent.epsilon,
-            "max_epsilon": self.max_epsilon,
+            "max_epsilon": self.budget.epsilon,
             **self.label_counts(),
             **self.accuracy,
             "label_accuracy": self.metrics.get("labels/accuracy"),

@@ -320,7 +320,7 @@ def _releases(document: Mapping[str, Any], source: str | Path, data: _Data) -> R
                         f"{places[0]} trains on the private records and uses no teacher; leave out labeling.labeler"
                     )
                 charges = labeling_plan(made, data.num_classes, lambda: data.public_examples)
-                return Releases(tuple(charges), made.delta, made.adjacency, made.unit)
+                return Releases(tuple(charges), made.delta, made.budget.adjacency, made.budget.unit)
         if not places:
             raise ConfigurationError(_NOTHING)
         training = _made(document, places[0], data.own_code)

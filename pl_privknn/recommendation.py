@@ -158,7 +158,7 @@ class Recommendation:
 _COMMENTS = {
     "data": "The three parts must not overlap. Only the teacher reads private records.",
     "model": "Learns from released labels, on the features of the teacher.",
-    "labeling": "A run whose worst case exceeds max_epsilon stops before its first query.",
+    "labeling": "A run whose worst case exceeds the budget stops before its first query.",
     "trainer": "Accuracy of the last epoch is reported; never pick the best one on the test set.",
 }
 _WHY = {
@@ -448,7 +448,7 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
     if sizes.task == "multilabel":
         arguments["task"] = sizes.task
     labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
-    labeling["budget"] = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
+    labeling["budget"] = {"epsilon": sizes.epsilon, "delta": sizes.delta}
     reasons = (
         f"No public examples, {sizes.num_classes} {sizes.labels}; {_private(sizes)}.",
         f"Teacher: noisy sums of features by {sizes.labels} give a linear model, which is the result.",

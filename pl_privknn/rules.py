@@ -284,7 +284,7 @@ def compare(
 def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
     """Sections ``model``, ``labeling`` and ``trainer`` of a setting's configuration."""
     features = as_section(extractor_of(setting, has_pretrained()))[0]
-    budget = {"delta": sizes.delta, "max_epsilon": sizes.epsilon}
+    budget = {"epsilon": sizes.epsilon, "delta": sizes.delta}
     if setting.teacher == "ReverseKNN":
         labeler: dict[str, Any] = {
             "class_path": "ReverseKNN",

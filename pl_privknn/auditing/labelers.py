@@ -556,9 +556,9 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
         rounds=len(asking),
         max_answers=labeling.max_answers,
         plan=labeling_plan(labeling, data.num_classes, len(public)),
-        delta=labeling.delta,
-        adjacency=labeling.adjacency,
-        unit=labeling.unit,
+        delta=labeling.budget.delta,
+        adjacency=labeling.budget.adjacency,
+        unit=labeling.budget.unit,
     )
 
 

@@ -27,7 +27,7 @@ _SECTIONS = """sections of the configuration, each also an option with dots:
   --model CLASS           student, as VATStudent; NoisySGD has no teacher
   --labeling.labeler CLASS
                           teacher, as PrivateKNN, ReverseKNN, PATE
-  --labeling.NAME VALUE   as rounds, queries_per_round, budget.max_epsilon
+  --labeling.NAME VALUE   as rounds, queries_per_round, budget.epsilon
   --trainer.NAME VALUE    as max_epochs (20), accelerator, logger
   --SECTION.help CLASS    all arguments of a class
 

@@ -127,7 +127,7 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
     values: dict[str, Any] = {**common, "progress": False}
     where = "model"
     if method.kind == "labeler":
-        where, budget = "labeling.labeler", {} if epsilon == math.inf else {"max_epsilon": epsilon}
+        where, budget = "labeling.labeler", {} if epsilon == math.inf else {"epsilon": epsilon}
         for name, value in {**common, **budget}.items():
             put(document, f"labeling.budget.{name}", value)
         put(document, "labeling.options.seed", seed)

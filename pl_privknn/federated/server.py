@@ -21,7 +21,7 @@ from pl_privknn.labelers.reverse_knn_clients import ClientReverseKNN
 from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, SingleMessage
 from pl_privknn.privacy.files import replaced_durably
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms.base import check_unit
+from pl_privknn.privacy.settings import Budget
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -49,11 +49,10 @@ class FederatedRound:
         extractor: the public extractor that was agreed upon, or a name for it.
         ledger: the server's file of all releases about these clients' records.
         release: the ``.npz`` file that is written: ``labels``, ``soft``, ``scores``, ``score_deviation``.
-        delta: δ of the ledger's budget.
-        max_epsilon: the ledger's budget; None for no limit.
+        budget: of the ledger; ``unit="person"``: nodes that hold persons send one message for each. Senders are
+            visible, so the adjacency is ``"replace_one"``.
         num_nodes: nodes that must be there before anyone is asked, the shuffler among them.
         max_messages: records (or persons) of one node; more are refused.
-        unit: unit of privacy, ``"record"``, or ``"person"``: nodes that hold persons send one message for each.
 
     Example:
         >>> import torch
@@ -75,14 +74,15 @@ class FederatedRound:
     extractor: Extractor | str
     ledger: str | Path
     release: str | Path
-    delta: float = 1e-5
-    max_epsilon: float | None = None
+    budget: Budget = Budget(adjacency="replace_one")
     num_nodes: int = 1
     max_messages: int = 1_000_000
-    unit: str = "record"
 
     def __post_init__(self) -> None:
-        check_unit(self.unit)
+        if self.budget.adjacency != "replace_one":
+            raise ValueError(
+                f"budget.adjacency={self.budget.adjacency!r}: senders are visible; use adjacency='replace_one'"
+            )
         check_int("num_nodes", self.num_nodes)
         check_int("max_messages", self.max_messages)
         check_int("num_classes", self.num_classes, 2)
@@ -125,7 +125,7 @@ class FederatedRound:
             extractor=extractor_digest(self.extractor),
             min_records=getattr(self._protocol(), "num_clients", 0),
             seeded=not labeler.noise_source.cryptographic,
-            unit=self.unit,
+            unit=self.budget.unit,
         )
 
     def message(self) -> LocalRandomizer:
@@ -156,14 +156,8 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
             f"release={str(target)!r} already exists, and each round is queried once; give another name to a new one"
         )
     # Of no record here; what is charged is for the unit of the nodes.
-    labeler.private_owners = torch.empty(0, dtype=torch.int64) if config.unit == "person" else None
-    ledger = Ledger(
-        config.ledger,
-        adjacency=labeler.adjacency,
-        delta=config.delta,
-        max_epsilon=config.max_epsilon,
-        unit=check_unit(config.unit),
-    )
+    labeler.private_owners = torch.empty(0, dtype=torch.int64) if config.budget.unit == "person" else None
+    ledger = Ledger(config.ledger, config.budget)
     with contextlib.closing(ledger):
         run = ledger.run(config.name, plan=config.plan())
         if run.num_charges:

@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "accounting.exact": ["exact_epsilon"],
         "accounting.lower_bound": ["epsilon_lower"],
         "ledger": ["BudgetExceeded", "Ledger"],
+        "settings": ["Budget"],
         "mechanisms": [
             "Charge",
             "Conditional",

@@ -25,11 +25,12 @@ from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import Guarantee, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import persons_of
 from pl_privknn.privacy.private_store import PrivateStore
+from pl_privknn.privacy.settings import Budget
 
 #: Files of a run's folder.
 LEDGER, RESULT = "holdout.sqlite", "holdout.json"
@@ -142,11 +143,8 @@ def release_accuracy(
     hits: Tensor,
     owners: Tensor | None,
     *,
-    epsilon: float,
-    delta: float,
+    budget: Budget,
     noise: NoiseSource,
-    adjacency: Adjacency = "add_remove",
-    unit: Unit = "record",
     conditions: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Release the accuracy on the hold-out, once per run: a second call returns what the first one released.
@@ -157,11 +155,8 @@ def release_accuracy(
         hits: whether each held-out record is predicted right, bool ``(n,)``, or the share of its attributes that
             are, float in 0 … 1. **Private**.
         owners: person of each, where the unit is a person: a person's hits are averaged.
-        epsilon: of the training, which the release costs too.
-        delta: likewise.
+        budget: of the training, ε included: the release costs as much.
         noise: source of the noise.
-        adjacency: of the training.
-        unit: of the training.
         conditions: under which a record moves its own hit alone.
 
     Returns:
@@ -175,6 +170,7 @@ def release_accuracy(
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
     values = hits.double() if hits.is_floating_point() else hits.long()
+    assert budget.epsilon is not None
     counts = torch.stack([values.sum(), torch.tensor(len(values), dtype=values.dtype)])
     if owners is not None:
         places, persons = persons_of(owners)
@@ -185,19 +181,19 @@ def release_accuracy(
     sigma = calibrate(
         lambda sigma: [Charge(Gaussian(sigma, _L2))],
         Parameter("sigma", start=4.0, low=1e-2, high=1e7, rising=False),
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
         exact=False,
     ).value
     mechanism = Gaussian(sigma, _L2, 1.0)
     guarantee = noise_guarantee(noise)
     guarantee = guarantee & Guarantee("conditional", conditions) if conditions else guarantee
-    ledger = Ledger(run_dir / LEDGER, delta=delta, max_epsilon=epsilon, adjacency=adjacency, unit=unit)
+    ledger = Ledger(run_dir / LEDGER, budget)
     with contextlib.closing(ledger):
         run = ledger.run(
             run_id, [Charge(mechanism).with_guarantee(guarantee)], {"release": "accuracy of the hold-out"}
         )
-        row = run.charge(mechanism, 1, noise=noise, adjacencies=(adjacency,), unit=unit)
+        row = run.charge(mechanism, 1, noise=noise, adjacencies=(budget.adjacency,), unit=budget.unit)
         right, size = mechanism.add_noise(counts, noise.stream("holdout", row)).tolist()
         size = max(size, 1.0)
         accuracy = min(max(right / size, 0.0), 1.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pl_privknn import __version__
-from pl_privknn._checks import check_int, check_open_unit, check_positive
+from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.privacy.accounting.accountant import (
     PrivacyReport,
     TradeOff,
@@ -27,11 +27,11 @@ from pl_privknn.privacy.mechanisms.base import (
     Guarantee,
     Mechanism,
     Unit,
-    check_adjacency,
     check_known,
     check_unit,
     merged,
 )
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.store import (
     Balance,
     HeadFile,
@@ -56,29 +56,28 @@ _ROUNDING = 1e-12
 
 
 class BudgetExceeded(RuntimeError):
-    """Raised where a plan or charge would exceed ``max_epsilon``. Nothing was written, drawn or released.
+    """Raised where a plan or charge would exceed the budget. Nothing was written, drawn or released.
 
     Attributes:
         epsilon: ε that would have been reached.
-        max_epsilon: the budget.
-        delta: δ of both.
+        budget: the budget.
 
     Example:
         >>> import tempfile
-        >>> from pl_privknn.privacy import BudgetExceeded, Charge, Gaussian, Ledger
+        >>> from pl_privknn.privacy import Budget, BudgetExceeded, Charge, Gaussian, Ledger
         >>> plan = [Charge(Gaussian(sigma=4.0))]
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     try:
-        ...         Ledger(f"{folder}/ledger.sqlite", max_epsilon=0.5).run("first", plan=plan)
+        ...         Ledger(f"{folder}/ledger.sqlite", Budget(epsilon=0.5)).run("first", plan=plan)
         ...     except BudgetExceeded as error:
-        ...         print(f"{error.epsilon:.3f} > {error.max_epsilon}")
+        ...         print(f"{error.epsilon:.3f} > {error.budget.epsilon}")
         ...
         0.926 > 0.5
     """
 
-    def __init__(self, message: str, epsilon: float, max_epsilon: float, delta: float) -> None:
-        super().__init__(message, epsilon, max_epsilon, delta)
-        self.epsilon, self.max_epsilon, self.delta = epsilon, max_epsilon, delta
+    def __init__(self, message: str, epsilon: float, budget: Budget) -> None:
+        super().__init__(message, epsilon, budget)
+        self.epsilon, self.budget = epsilon, budget
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -138,14 +137,14 @@ def reached(balance: Balance, guarantee: Sequence[Charge], late: bool) -> tuple[
     Raises:
         ValueError: if a mechanism is not defined under the ledger's adjacency.
     """
-    budget, pure = balance.max_epsilon, total_pure_epsilon(guarantee, balance.adjacency)
+    budget, pure = balance.budget.epsilon, total_pure_epsilon(guarantee, balance.budget.adjacency)
     if budget is not None and budget < pure <= budget * (1 + _ROUNDING):
         return budget, "sum of pure ε"
     if late:
         return balance.filter.epsilon(guarantee), f"Rényi filter at orders {balance.order:g} and ∞"
-    epsilon = total(balance, guarantee, balance.delta, exact=False).epsilon
+    epsilon = total(balance, guarantee, balance.budget.delta, exact=False).epsilon
     if budget is not None and epsilon > budget:
-        epsilon = total(balance, guarantee, balance.delta, exact=True).epsilon
+        epsilon = total(balance, guarantee, balance.budget.delta, exact=True).epsilon
     return epsilon, "composition"
 
 
@@ -163,24 +162,23 @@ def check_budget(balance: Balance, run_id: str, asked: Sequence[Charge], after: 
         BudgetExceeded: if the budget is exceeded.
         ValueError: if a mechanism is not defined under the ledger's adjacency.
     """
-    guarantee, budget = balance.guarantee({run_id: after}), balance.max_epsilon
-    if budget is None:
+    guarantee, budget = balance.guarantee({run_id: after}), balance.budget
+    if budget.epsilon is None:
         balance.filter.total(guarantee)  # an undefined mechanism is an error now, not at the report
         return
     # Whatever comes after the first charge may have been chosen in view of its answers.
     late = balance.num_charges > 0
     epsilon, rule = reached(balance, guarantee, late)
-    if epsilon <= budget:
+    if epsilon <= budget.epsilon:
         return
     before, _ = reached(balance, balance.guarantee(), late)
     releases = ", ".join(f"{charge.count} × {charge.mechanism.label}" for charge in asked)
     raise BudgetExceeded(
-        f"{what} run {run_id!r} ({releases}) would bring ε from {before:.4g} to {epsilon:.4g} at δ={balance.delta:g} "
-        f"({rule}), above max_epsilon={budget:g}; nothing was charged and nothing was drawn. Ask fewer queries, cap "
-        "the answers (max_answers), add noise, or lower the sampling rate",
+        f"{what} run {run_id!r} ({releases}) would bring ε from {before:.4g} to {epsilon:.4g} at δ={budget.delta:g} "
+        f"({rule}), above epsilon={budget.epsilon:g} of the budget; nothing was charged and nothing was drawn. Ask "
+        "fewer queries, cap the answers (max_answers), add noise, or lower the sampling rate",
         epsilon,
         budget,
-        balance.delta,
     )
 
 
@@ -202,7 +200,7 @@ def make_report(
         delta: δ of the report; the budget's by default.
         exact: also compute the exact worst case (seconds).
     """
-    delta = balance.delta if delta is None else check_open_unit("delta", delta)
+    delta = balance.budget.delta if delta is None else check_open_unit("delta", delta)
     if late:  # the condition travels with the charges, wherever they go from here
         condition = Guarantee("conditional", (_condition(balance, late),))
         guarantee = [charge.with_guarantee(condition) for charge in guarantee]
@@ -226,7 +224,8 @@ def make_report(
 
 def total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool) -> PrivacyReport:
     """The accountant's report."""
-    return account(charges, delta=delta, adjacency=balance.adjacency, exact=exact, unit=balance.unit)
+    kept = balance.budget
+    return account(charges, delta=delta, adjacency=kept.adjacency, exact=exact, unit=kept.unit)
 
 
 def _condition(balance: Balance, late: Sequence[int]) -> str:
@@ -234,11 +233,11 @@ def _condition(balance: Balance, late: Sequence[int]) -> str:
     text = (
         f"the parameters in rows {rows}, written after the first release, did not depend on earlier answers"
     )
-    if balance.max_epsilon is None:
+    if balance.budget.epsilon is None:
         return f"{text} (no budget was set that would hold otherwise)"
     return (
         f"{text}; whatever they depended on, the Rényi filter at orders {balance.order:g} and ∞ keeps the ledger "
-        f"within ε = {balance.max_epsilon:g} at δ = {balance.delta:g}"
+        f"within ε = {balance.budget.epsilon:g} at δ = {balance.budget.delta:g}"
     )
 
 
@@ -297,19 +296,19 @@ class LedgerRun:
                 adjacency that is not among ``adjacencies``, or a mechanism that is not defined under it.
             OSError: if the disk refuses; nothing may be drawn then.
         """
-        ledger = self.ledger
+        ledger, budget = self.ledger, self.ledger.budget
         charge = Charge(mechanism, check_int("count", count))
         check_known(charge)
-        if adjacencies is not None and ledger.adjacency not in adjacencies:
+        if adjacencies is not None and budget.adjacency not in adjacencies:
             raise ValueError(
-                f"adjacency={ledger.adjacency!r} of the ledger {ledger.path}: this charge ({mechanism.label}) states "
+                f"adjacency={budget.adjacency!r} of the ledger {ledger.path}: this charge ({mechanism.label}) states "
                 f"its cost under {' or '.join(map(repr, adjacencies))} only; use a ledger of that adjacency, or "
                 "parameters that hold under the ledger's. Nothing was charged and nothing was drawn"
             )
-        if check_unit(unit) != ledger.unit:
+        if check_unit(unit) != budget.unit:
             raise ValueError(
-                f"unit={unit!r}: the ledger {ledger.path} counts by {ledger.unit}, and units are never composed; use "
-                f"a ledger of unit {unit!r}, or a teacher that protects a {ledger.unit}. Nothing was charged or drawn"
+                f"unit={unit!r}: the ledger {ledger.path} counts by {budget.unit}, and units are never composed; use "
+                f"a ledger of unit {unit!r}, or a teacher that protects a {budget.unit}. Nothing was charged or drawn"
             )
         stated = {}
         if noise is not None and adjacencies is not None:
@@ -389,29 +388,26 @@ class Ledger:
     **What the report says then.** ``report().filter["rule"]`` names the rule that applied, ``"composition"`` or
     ``"renyi filter"``. Under the second one ε of the guarantee is still that of composition, which holds if
     the later parameters did not depend on earlier answers, so it is marked conditional, with this reason;
-    whatever they depended on, the filter keeps the ledger within ``max_epsilon``. To avoid it, state all plans
+    whatever they depended on, the filter keeps the ledger within the budget. To avoid it, state all plans
     first: ``ledger.run(…, plan=…)`` for every run, then charge.
 
     Args:
         path: the file, made if missing. It holds public facts only: parameters, counts, times.
-        adjacency: neighbouring relation; a ledger has one for life.
-        unit: unit of privacy, ``"record"`` or ``"person"``; likewise.
-        delta: δ of the budget.
-        max_epsilon: the budget; None for no limit.
+        budget: of all runs together; a ledger has one for life.
         head_path: a file, best in another place, that notes the head hash after every row; a ledger that does
             not hold the noted head is refused (:class:`~pl_privknn.privacy.store.HeadFile`).
 
     Raises:
-        ValueError: for another adjacency, unit or budget than the ledger's.
+        ValueError: for another budget than the ledger's.
         LedgerCorrupt: if the file is no ledger, its rows do not fit their hashes, or it is an older copy.
         FileNotFoundError: if it is missing although ``head_path`` has its head.
 
     Example:
         >>> import tempfile
-        >>> from pl_privknn.privacy import Charge, Gaussian, Ledger
+        >>> from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger
         >>> plan = [Charge(Gaussian(sigma=40.0), 100)]
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     run = Ledger(f"{folder}/ledger.sqlite", delta=1e-5, max_epsilon=2.0).run("first", plan=plan)
+        ...     run = Ledger(f"{folder}/ledger.sqlite", Budget(epsilon=2.0)).run("first", plan=plan)
         ...     position = run.charge(plan[0].mechanism, 40)
         ...     print(f"promised {run.epsilon:.3f}, spent {run.epsilon_spent:.3f}")
         ...
@@ -421,22 +417,11 @@ class Ledger:
     def __init__(
         self,
         path: str | Path,
+        budget: Budget = Budget(),
         *,
-        adjacency: Adjacency = "add_remove",
-        unit: Unit = "record",
-        delta: float = 1e-5,
-        max_epsilon: float | None = None,
         head_path: str | Path | None = None,
     ) -> None:
-        adjacency, unit = check_adjacency(adjacency), check_unit(unit)
-        delta = check_open_unit("delta", delta)
-        if max_epsilon is not None:
-            max_epsilon = check_positive("max_epsilon", max_epsilon)
-        budget = {
-            "delta": delta,
-            "max_epsilon": max_epsilon,
-            "filter_order": best_order(max_epsilon or 1.0, delta),
-        }
+        order = best_order(budget.epsilon or 1.0, budget.delta)
         self._balance = Balance()
         kept = None if head_path is None else HeadFile(head_path)
         if kept is not None and kept.head is not None and not Path(path).exists():
@@ -444,13 +429,13 @@ class Ledger:
                 f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, "
                 "or give a new ledger another head_path"
             )
-        self._store = RowStore.create(path, _row("open", {"adjacency": adjacency, "unit": unit, **budget}))
+        self._store = RowStore.create(
+            path, _row("open", {**dataclasses.asdict(budget), "filter_order": order})
+        )
         try:
             self._sync()
-            for name, asked in (
-                ("adjacency", adjacency), ("unit", unit), ("delta", delta), ("max_epsilon", max_epsilon),
-            ):  # fmt: skip
-                if (known := getattr(self._balance, name)) != asked:
+            for name, asked in dataclasses.asdict(budget).items():
+                if (known := getattr(self.budget, name)) != asked:
                     raise ValueError(
                         f"{name}={asked!r}, but the ledger {self.path} was opened with {name}={known!r}; use that, "
                         "or another ledger: what was promised under one is never changed, nor composed with another"
@@ -483,7 +468,7 @@ class Ledger:
 
     @classmethod
     def reopen(cls, path: str | Path) -> Self:
-        """Open an existing ledger for writing, with the adjacency, the unit and the budget that it has.
+        """Open an existing ledger for writing, with the budget that it has.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -491,9 +476,7 @@ class Ledger:
         """
         known = cls.open_readonly(path)
         known.close()
-        return cls(
-            path, adjacency=known.adjacency, unit=known.unit, delta=known.delta, max_epsilon=known.max_epsilon
-        )
+        return cls(path, known.budget)
 
     def run(
         self,
@@ -554,24 +537,9 @@ class Ledger:
         return self._store.path
 
     @property
-    def adjacency(self) -> Adjacency:
-        """Neighbouring relation of every row."""
-        return self._balance.adjacency
-
-    @property
-    def unit(self) -> Unit:
-        """Unit of privacy of every row."""
-        return self._balance.unit
-
-    @property
-    def delta(self) -> float:
-        """δ of the budget in force."""
-        return self._balance.delta
-
-    @property
-    def max_epsilon(self) -> float | None:
+    def budget(self) -> Budget:
         """The budget in force."""
-        return self._balance.max_epsilon
+        return self._balance.budget
 
     @property
     def runs(self) -> list[str]:
@@ -604,7 +572,7 @@ class Ledger:
     def within_budget(self) -> bool | None:
         """Whether the guarantee keeps the budget by the rule that applies; None where there is no budget."""
         self._sync()
-        budget = self._balance.max_epsilon
+        budget = self.budget.epsilon
         if budget is None:
             return None
         return reached(self._balance, self._balance.guarantee(), bool(self._balance.late))[0] <= budget

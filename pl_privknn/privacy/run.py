@@ -12,8 +12,8 @@ from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import FolderLock
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerRun
-from pl_privknn.privacy.mechanisms import Adjacency, Charge
-from pl_privknn.privacy.mechanisms.base import Unit
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.settings import Budget
 
 _BEGUN, _HEAD = "begun", "head"
 
@@ -77,8 +77,9 @@ class Run:
         facts: opens the file of the run's facts, once the folder is locked.
         terms: public facts, as JSON, that are fixed when the run begins.
         checkpoint: id of the run that a checkpoint belongs to, or None.
+        budget: see :class:`~pl_privknn.privacy.ledger.Ledger`.
         ledger_path: a ledger that several runs share; ``ledger.sqlite`` in the folder if None.
-        ledger_head_path: see :class:`~pl_privknn.privacy.ledger.Ledger`; so the others.
+        ledger_head_path: ``head_path`` of the ledger.
 
     Attributes:
         facts: the file of the run's facts.
@@ -100,14 +101,11 @@ class Run:
         terms: Mapping[str, Any],
         checkpoint: str | None = None,
         *,
-        delta: float,
-        max_epsilon: float | None,
+        budget: Budget,
         ledger_path: str | Path | None = None,
         ledger_head_path: str | Path | None = None,
-        adjacency: Adjacency = "add_remove",
-        unit: Unit = "record",
     ) -> None:
-        self.folder, self.delta = folder, delta
+        self.folder, self.delta = folder, budget.delta
         self._lock = FolderLock(folder)
         try:
             self.facts = facts()
@@ -119,14 +117,7 @@ class Run:
                     f"the ledger {path} of this run is missing; without it ε would be wrong. Restore it, or pass "
                     "ledger_path with its place"
                 )
-            self.ledger = Ledger(
-                path,
-                adjacency=adjacency,
-                unit=unit,
-                delta=delta,
-                max_epsilon=max_epsilon,
-                head_path=ledger_head_path,
-            )
+            self.ledger = Ledger(path, budget, head_path=ledger_head_path)
             self._state(known)
         except BaseException:
             self.close()

@@ -21,15 +21,12 @@ from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import (
     SEEDED_NOISE,
     UNSTATED_NOISE,
-    Adjacency,
     Charge,
     Guarantee,
     Mechanism,
-    Unit,
-    check_adjacency,
-    check_unit,
     merged,
 )
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.sqlite_file import SQLiteFile, replacing
 
 _FORMAT = 1
@@ -363,10 +360,7 @@ class Balance:
     Attributes:
         opened: whether the opening row was seen.
         origin: its hash, which identifies this ledger.
-        adjacency: neighbouring relation of everything.
-        unit: unit of privacy of everything.
-        delta: δ of the budget in force.
-        max_epsilon: the budget in force; None for none.
+        budget: the budget in force.
         order: Rényi order of the filter.
         runs: the runs in order of appearance.
         num_charges: number of charges of all runs.
@@ -378,10 +372,7 @@ class Balance:
     def __init__(self) -> None:
         self.opened = False
         self.origin = GENESIS
-        self.adjacency: Adjacency = "add_remove"
-        self.unit: Unit = "record"
-        self.delta = 0.0
-        self.max_epsilon: float | None = None
+        self.budget = Budget()
         self.order = 2.0
         self.runs: dict[str, RunBalance] = {}
         self.num_charges = 0
@@ -400,7 +391,7 @@ class Balance:
     @property
     def filter(self) -> RenyiFilter:
         """Rényi filter of the budget in force."""
-        return RenyiFilter(self.order, self.delta, self.adjacency)
+        return RenyiFilter(self.order, self.budget.delta, self.budget.adjacency)
 
     def apply(self, body: Mapping[str, Any]) -> None:
         """Apply one verified row.
@@ -415,9 +406,8 @@ class Balance:
                 raise ValueError("a ledger has one opening row, its first")
             if kind == "open":
                 self.opened, self.origin = True, body["hash"]
-                self.adjacency, self.unit = check_adjacency(body["adjacency"]), check_unit(body["unit"])
+                self.budget = Budget(body["epsilon"], body["delta"], body["adjacency"], body["unit"])
                 self.order = float(body["filter_order"])
-                self.delta, self.max_epsilon = body["delta"], body["max_epsilon"]
             elif kind == "plan":
                 self._apply_plan(position, body["run"], merged(map(_charge, body["plan"])))
             elif kind == "charge":

@@ -224,9 +224,9 @@ def audit_ledger(
         delta = check_open_unit("delta", delta)
     with contextlib.closing(Ledger.open_readonly(path)) as ledger:
         _check_ledger(ledger, adjacency=adjacency, unit=unit)
-        if delta is not None and delta != ledger.delta:
+        if delta is not None and delta != ledger.budget.delta:
             raise ValueError(
-                f"delta={delta!r}, but the ledger {path} keeps its budget at δ={ledger.delta!r}; "
+                f"delta={delta!r}, but the ledger {path} keeps its budget at δ={ledger.budget.delta!r}; "
                 f"privknn epsilon states its ε at another δ"
             )
         report = ledger.report(delta, exact=exact)
@@ -260,7 +260,7 @@ def _of_ledger(ledger: Ledger, whole: LedgerReport) -> dict[str, Any]:
     return {
         **whole.guarantee.to_dict(),
         "epsilon_spent": whole.epsilon_spent,
-        "max_epsilon": ledger.max_epsilon,
+        "max_epsilon": ledger.budget.epsilon,
         "filter": whole.filter,
         "rows": whole.rows,
         "ledger_head": whole.head,
@@ -322,7 +322,7 @@ def releases_of(path: str | Path) -> Releases:
         charges = [
             charge for name in ledger.runs for charge in ledger.run_report(name, exact=False).guaranteed
         ]
-        return Releases(tuple(charges), ledger.delta, ledger.adjacency, ledger.unit)
+        return Releases(tuple(charges), ledger.budget.delta, ledger.budget.adjacency, ledger.budget.unit)
 
 
 def parameters_text(record: dict[str, Any]) -> str:
@@ -342,7 +342,7 @@ def is_ledger(path: Path) -> bool:
 
 def _check_ledger(ledger: Ledger, **expected: str | None) -> None:
     for name, value in expected.items():
-        if value is not None and value != (known := getattr(ledger, name)):
+        if value is not None and value != (known := getattr(ledger.budget, name)):
             raise ValueError(
                 f"{name}={value!r}, but the ledger {ledger.path} counts under {known!r}; leave it out"
             )
@@ -400,9 +400,9 @@ def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = 
     found = {
         **report.guarantee.to_dict(),
         **report.trade_off().to_dict(),
-        "delta": balance.delta,
+        "delta": balance.budget.delta,
         "epsilon_spent": report.spent.epsilon,
-        "max_epsilon": balance.max_epsilon,
+        "max_epsilon": balance.budget.epsilon,
         **_of_run(summary, rows[:last], balance),
     }
     wanted = [*_REPORTED, "epsilon_spent", "max_epsilon", *(name for name in found if name in summary)]

@@ -22,6 +22,7 @@ from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism, NoisyScreening
 from pl_privknn.privacy.mechanisms.base import Unit, check_known, observing
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.store import NOISE_MARKS
 from pl_privknn.testing.tables import Table
 
@@ -81,7 +82,7 @@ class FreeLedger:
         if self.limit is not None and len(self.rows) >= self.limit:
             raise BudgetExceeded(
                 f"limit={self.limit}: this ledger takes no more charges; nothing was charged and nothing was drawn",
-                math.nan, math.nan, math.nan,
+                math.nan, Budget(),
             )  # fmt: skip
         stated = None
         if noise is not None and adjacencies is not None:

@@ -26,6 +26,7 @@ from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.records import foreign_loader, shares_records
 from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.gradients import (
     RecordGradients,
     check_layers,
@@ -379,10 +380,8 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             run.run_id,
             hits,
             owners,
-            epsilon=self.report().epsilon,
-            delta=self.delta,
+            budget=Budget(self.report().epsilon, self.delta, unit=self.unit),
             noise=self.noise_source,
-            unit=self.unit,
             conditions=self.conditions,
         )
 

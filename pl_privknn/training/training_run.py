@@ -22,7 +22,7 @@ from pl_privknn.privacy.noisy_steps import (
 )
 from pl_privknn.privacy.record_groups import group_costs
 from pl_privknn.privacy.run import FactsFile, Run, noted_run_id
-from pl_privknn.privacy.settings import LedgerFiles
+from pl_privknn.privacy.settings import Budget, LedgerFiles
 from pl_privknn.training.followed_run import FollowedRun, FollowedSteps
 
 _FILE = "private_training.json"
@@ -126,11 +126,9 @@ class TrainingRun(Run):
             lambda: FactsFile(folder / _FILE),
             asked.described(),
             None if checkpoint is None else checkpoint["run_id"],
-            delta=asked.delta,
-            max_epsilon=limit,
+            budget=Budget(limit, asked.delta, unit=asked.unit),
             ledger_path=files.ledger_path,
             ledger_head_path=files.ledger_head_path,
-            unit=asked.unit,
         )
         before = self.charged
         left = max(0, self.planned - before)
@@ -189,7 +187,7 @@ class TrainingRun(Run):
             **report.guarantee.to_dict(),
             **report.trade_off().to_dict(),
             "epsilon_spent": report.spent.epsilon,
-            "max_epsilon": self.ledger.max_epsilon,
+            "max_epsilon": self.ledger.budget.epsilon,
             "steps": self.charged,
             "steps_planned": self.planned,
             "sampling_rate": self.asked.sampling_rate,
@@ -217,14 +215,14 @@ class TrainingRun(Run):
 
     def _steps_within(self) -> int:
         """Number of steps that fit the budget, where fewer will do; all of them otherwise."""
-        steps, ledger = self.asked.steps, self.ledger
-        if ledger.max_epsilon is None or self.asked.rates is not None:
+        steps, ledger, budget = self.asked.steps, self.ledger, self.ledger.budget
+        if budget.epsilon is None or self.asked.rates is not None:
             return steps
         granted = [*ledger.report().guaranteed]
-        if epsilon_for_delta([*granted, Charge(self.mechanism, steps)], ledger.delta) <= ledger.max_epsilon:
+        if epsilon_for_delta([*granted, Charge(self.mechanism, steps)], budget.delta) <= budget.epsilon:
             return steps
         try:
-            return steps_within(self.mechanism, steps, ledger.max_epsilon, ledger.delta, granted)
+            return steps_within(self.mechanism, steps, budget.epsilon, budget.delta, granted)
         except CalibrationError:
             return steps  # the ledger refuses them, with its reason
 

@@ -29,6 +29,7 @@ from pl_privknn.privacy.noisy_steps import step_mechanism, steps_per_epoch
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.redaction import redacted, silenced
 from pl_privknn.privacy.run import FactsFile, Run
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.configured import made_data, made_training, private_trainings
 from pl_privknn.training.noisy_sgd import NoisySGD
 
@@ -260,8 +261,7 @@ class TuningRun(Run):
             output,
             lambda: FactsFile(output / _SEARCH),
             tuning.plan(),
-            delta=tuning.delta,
-            max_epsilon=max_epsilon,
+            budget=Budget(max_epsilon, tuning.delta),
             ledger_path=ledger_path,
         )
 

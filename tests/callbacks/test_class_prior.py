@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from pl_privknn.callbacks import LabelingBudget, PrivateLabeler
+from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import PreconditionedGradients, PrivateKNN, ReverseKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
@@ -23,7 +24,7 @@ def answered(folder, teacher, class_prior, **more):
         parts += [torch.eye(3)[labels] + 0.5 * torch.randn(count, 3, generator=generator), labels]
     data = EmbeddingsDataModule(*parts, num_classes=3, batch_size=16)
     labeling = PrivateLabeler(
-        teacher, features=torch.nn.Flatten(), budget=LabelingBudget(delta=1e-4), run_dir=folder,
+        teacher, features=torch.nn.Flatten(), budget=Budget(delta=1e-4), run_dir=folder,
         options={"progress": False, "class_prior": class_prior}, **more,
     )  # fmt: skip
     student = SupervisedStudent(network="linear_probe", num_classes=3, in_channels=3, image_size=1)

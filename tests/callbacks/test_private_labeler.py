@@ -192,7 +192,7 @@ def test_two_runs_share_one_ledger_and_its_budget(tmp_path):
     fit(tmp_path / "one", one, epochs=1)
     fit(tmp_path / "two", two, epochs=1)
     assert two.epsilon > one.epsilon * 1.3
-    three = callback(max_epsilon=one.epsilon / 2)
+    three = callback(epsilon=one.epsilon / 2)
     with pytest.raises(BudgetExceeded):
         fit(tmp_path / "three", three)
     assert three.labeler.asked == []

@@ -13,6 +13,7 @@ from pl_privknn._checks import check_int
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.labelers import Release
 from pl_privknn.labelers.base import UsesPublicFeatures
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.private_store import PrivateStoreError
@@ -198,8 +199,8 @@ def test_own_messages_do_not_repeat_the_arguments_of_foreign_code(tmp_path):
     told = r"ValueError at pl_privknn\._checks:\d+, called from test_private_side"
     with pytest.raises(RedactedError, match=told):
         redacted(foreign, check)
-    ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5, max_epsilon=0.1)
-    with pytest.raises(BudgetExceeded, match="max_epsilon"):  # the books know nothing private
+    ledger = Ledger(tmp_path / "ledger.sqlite", Budget(epsilon=0.1, delta=1e-5))
+    with pytest.raises(BudgetExceeded, match="of the budget"):  # the books know nothing private
         redacted(foreign, lambda: ledger.run("run", [Charge(Gaussian(1.0), 1)]))
 
 

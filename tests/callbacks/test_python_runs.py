@@ -10,12 +10,13 @@ import torch
 import yaml
 from torchmetrics.classification import MulticlassAccuracy
 
-from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, RunReport
+from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.cli.main import main
 from pl_privknn.config import HasInitArguments, as_section
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.report import write_report
 from pl_privknn.training import PrivateTraining, TrainingOptions
@@ -37,7 +38,7 @@ def run(root, module, data, *callbacks):
 def labeling(run_dir=None):
     return PrivateLabeler(
         ReverseKNN(k=1, epsilon=2.0), queries_per_round=6, epochs_per_round=1, features=torch.nn.Flatten(),
-        budget=LabelingBudget(delta=1e-4), run_dir=run_dir, options={"progress": False},
+        budget=Budget(delta=1e-4), run_dir=run_dir, options={"progress": False},
     )  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def test_what_can_be_written_is_a_configuration_that_the_shell_runs(tmp_path, mo
     data = ArraysDataModule(**files, num_classes=CLASSES, batch_size=8)
     teaching = PrivateLabeler(
         PrivateKNN(5, 0.8, None, Gaussian(sigma=4.0)), queries_per_round=6, features=HOG(pixels_per_cell=(3, 3)),
-        budget=LabelingBudget(delta=1e-4), run_dir=tmp_path / "run", options={"progress": False},
+        budget=Budget(delta=1e-4), run_dir=tmp_path / "run", options={"progress": False},
     )  # fmt: skip
     run(tmp_path, student(), data, teaching)
     shell = ["fit", "--config", str(tmp_path / "run" / "config.yaml"), "--run_dir", str(tmp_path / "shell")]
@@ -150,7 +151,7 @@ def test_groups_and_parts_are_written_as_yaml_says_them():
         def __init__(self, *parts, budget=None, scale=1.0, holder=None):
             pass
 
-    groups = {"budget": LabelingBudget(delta=1e-4), "holder": Holder(torch.ones(2))}
+    groups = {"budget": Budget(delta=1e-4), "holder": Holder(torch.ones(2))}
     made = Outer("lost by place", scale=np.float32(0.5), **groups)
     section, left_out = as_section(made)
     assert section["init_args"] == {"budget": {"delta": 1e-4}, "scale": 0.5}

@@ -54,7 +54,7 @@ def test_the_config_of_a_wandb_run_names_labeler_noise_rounds_and_data(records):
     assert config["queries_per_round"] == [QUERIES, QUERIES]
     data = {"name": "ArraysDataModule", "classes": 3, "public_images": 24, "task": "multiclass"}
     assert config["data"] == data
-    assert (config["delta"], config["adjacency"]) == (1e-5, "add_remove")
+    assert config["budget"] == {"epsilon": None, "delta": 1e-5, "adjacency": "add_remove", "unit": "record"}
 
 
 def test_epsilon_and_accuracy_stand_in_one_row(logged, records):

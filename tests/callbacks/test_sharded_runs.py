@@ -19,6 +19,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.base import FollowerLedger, ProtectsPersons, RecognisesRecords
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -190,7 +191,7 @@ def test_a_refused_charge_ends_both_processes_with_the_same_error(tmp_path):
         teacher.fit(torch.eye(6), torch.arange(6) % 3, 3)
         ledger = FollowerLedger()
         if not rank:
-            ledger = Ledger(tmp_path / "ledger.sqlite", max_epsilon=0.1).run("a", [])
+            ledger = Ledger(tmp_path / "ledger.sqlite", Budget(epsilon=0.1)).run("a", [])
 
         def work():
             time.sleep(2.5 * rank)  # the first one must not be gone when another one comes late

@@ -83,7 +83,7 @@ def test_resume_continues_in_the_same_folder_under_the_same_parameters_and_budge
     for words, told in (
         (["--resume", "runs/none"], "config.yaml"),
         (["--resume", str(run), "--labeling.labeler.init_args.k", "41"], "other parameters"),
-        ([*DIGITS, *SMALL, "--labeling.budget.max_epsilon", "0.001"], "max_epsilon"),
+        ([*DIGITS, *SMALL, "--labeling.budget.epsilon", "0.001"], "of the budget"),
     ):
         capsys.readouterr()
         assert main(["fit", *words]) == 2

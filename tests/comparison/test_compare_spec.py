@@ -94,7 +94,7 @@ def test_everything_shared_is_the_same_in_all_runs():
             budget = made["labeling"]["budget"]
             assert (budget["delta"], budget["adjacency"]) == (1e-4, "add_remove")
             assert get(made, "labeling.options.seed") == run.seed
-            assert budget.get("max_epsilon") == (run.epsilon if run.private else None)
+            assert budget.get("epsilon") == (run.epsilon if run.private else None)
         assert made["data"]["init_args"].get("train_on_truth", False) == (run.method.kind == "true_labels")
         for path in ("labeling.labeler.init_args.noise_source", "model.init_args.options.noise_source"):
             if (source := get(made, path)) is not None:

@@ -69,7 +69,7 @@ def test_a_released_head_needs_no_public_image(tmp_path):
     labeler = PrivateLabeler(
         SufficientStatistics(epsilon=2.0, delta=1e-4, private_records=1000),
         features=HOG(), selection="all", released="head",
-        budget={"max_epsilon": 2.0, "delta": 1e-4}, run_dir=tmp_path / "run",
+        budget={"epsilon": 2.0, "delta": 1e-4}, run_dir=tmp_path / "run",
     )  # fmt: skip
     student = SupervisedStudent(network="small_cnn", num_classes=10, in_channels=1)
     fitted = trainer(tmp_path, labeler)

@@ -11,10 +11,13 @@ from pl_privknn.federated.messages import decode
 from pl_privknn.labelers import LocalReverseKNN, ReverseKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.verification import audit_ledger
 from tests.federated.federated_setup import CLASSES, Wire, asked, client, coins, queries, records
+
+PERSONS = Budget(adjacency="replace_one", unit="person")
 
 
 def four(folder, **arguments):
@@ -63,7 +66,7 @@ def test_epsilon_is_that_of_one_process(tmp_path):
     one = seeded()
     features, labels = zip(*map(records, range(4)), strict=True)
     one.fit(torch.cat(features), torch.cat(labels), CLASSES)
-    ledger = Ledger(tmp_path / "one.sqlite", adjacency="replace_one")
+    ledger = Ledger(tmp_path / "one.sqlite", Budget(adjacency="replace_one"))
     one.label(queries(), ledger.run("first", plan=stated_plan(one, 4, 4, CLASSES)))
     ours, single = reports(tmp_path / "ledger.sqlite"), ledger.report()
     assert ours.charged == single.charged
@@ -83,7 +86,7 @@ def test_the_ledger_says_whether_coins_came_from_a_seed(tmp_path, cryptographic)
 def test_beyond_the_budget_nobody_is_asked(tmp_path):
     wire = Wire(four(tmp_path))
     with pytest.raises(BudgetExceeded):
-        run_round(asked(tmp_path, max_epsilon=1.9), wire)
+        run_round(asked(tmp_path, budget=Budget(epsilon=1.9, adjacency="replace_one")), wire)
     assert wire.asked == []
 
 
@@ -214,12 +217,12 @@ def test_persons_send_one_message_and_the_ledger_says_so(tmp_path):
         sent.extend(len(fields["payload"]) for _, fields in replies if action == "answer")
         return replies
 
-    run_round(asked(tmp_path, unit="person"), Wire(nodes, seen))
+    run_round(asked(tmp_path, budget=PERSONS), Wire(nodes, seen))
     assert sent[0] > sent[1]
     found = audit_ledger(tmp_path / "ledger.sqlite")
     assert found["unit"] == "person"
     assert found["epsilon"] == pytest.approx(2.0, rel=1e-4)
-    request = asked(tmp_path, unit="person", name="again").request("origin")
+    request = asked(tmp_path, budget=PERSONS, name="again").request("origin")
     for node, persons in ((nodes[1], 8), (nodes[2], 1)):
         message = LocalReverseKNN(epsilon=2.0).protocol(4, CLASSES)
         assert len(decode(node.answer(request), message.bounds, 100)) == persons

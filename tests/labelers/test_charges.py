@@ -7,6 +7,7 @@ import torch
 from pl_privknn.labelers import PATE
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
 from pl_privknn.privacy.noise import SystemNoise
@@ -40,7 +41,7 @@ def step(run):
 def test_ledgers_of_another_adjacency_refuse_before_anything_is_drawn(tmp_path, pays):
     """Charges of the other labelers are in ``testing/test_check_labeler.py``."""
     stated, other = ADJACENCIES if pays is not of_replaced_records else ADJACENCIES[::-1]
-    run = Ledger(tmp_path / "ledger.sqlite", adjacency=other).run("a")
+    run = Ledger(tmp_path / "ledger.sqlite", Budget(adjacency=other)).run("a")
     with pytest.raises(ValueError, match=f"adjacency='{other}' of the ledger.*{stated}.*[Nn]othing"):
         pays(run)
     assert run.ledger.report().charged == ()
@@ -60,6 +61,6 @@ def test_ledgers_of_both_adjacencies_take_what_holds_under_both(tmp_path):
     for adjacency in ADJACENCIES:
         pate = PATE(4, teachers=LinearTeachers(steps=2), noise=Gaussian(2.0), progress=False)
         pate.votes = lambda queries: torch.as_tensor(votes)
-        run = Ledger(tmp_path / f"{adjacency}.sqlite", adjacency=adjacency).run("a")
+        run = Ledger(tmp_path / f"{adjacency}.sqlite", Budget(adjacency=adjacency)).run("a")
         pate.label(torch.zeros(2, 4), run)
         assert run.ledger.report().guarantee.guarantee == "unconditional"

@@ -8,6 +8,7 @@ import torch
 from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import PATE, IndKNN, NoisySGDTeacher, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.pate_training import Partitioner
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
@@ -122,7 +123,7 @@ def test_a_refused_charge_ends_every_process_with_the_same_error(name):
     def refused(member):
         with pytest.raises(BudgetExceeded, match="the budget is spent") as caught:
             member.label(table(30, seed=5)[0], paying(member, Spent()))
-        return caught.value.epsilon, caught.value.max_epsilon
+        return caught.value.epsilon, caught.value.budget.epsilon
 
     assert shards.each(refused) == [(2.0, 1.0)] * 3
 
@@ -270,7 +271,7 @@ def test_teachers_of_all_shards_vote_as_if_they_had_been_trained_in_one_process(
 
 def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charged_for(tmp_path):
     shards = Members(lambda: pate(6), PARTS["three"], *records(), 3)
-    run = Ledger(tmp_path / "ledger.sqlite", adjacency="replace_one").run("a")
+    run = Ledger(tmp_path / "ledger.sqlite", Budget(adjacency="replace_one")).run("a")
     with pytest.raises(ValueError, match=r"states its cost under 'add_remove' only"):
         shards.label(table(3, seed=5)[0], run)
     alone = pate(6)

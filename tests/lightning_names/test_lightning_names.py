@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from pl_privknn.callbacks import LabelingBudget, PrivateLabeler, RunReport
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PrivateKNN
+from pl_privknn.privacy import Budget, PrivateLabeler, RunReport
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
@@ -54,7 +54,7 @@ def _labeling(folder, **kwargs):
     teacher = PrivateKNN(5, 0.8, None, Gaussian(4.0), SeededNoise(1))
     kwargs |= {
         "features": nn.Flatten(),
-        "budget": LabelingBudget(delta=1e-4),
+        "budget": Budget(delta=1e-4),
         "run_dir": folder,
     }
     return PrivateLabeler(

@@ -6,7 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from pl_privknn.privacy import Charge, Gaussian, Laplace, Ledger, ShuffleAmplification
+from pl_privknn.privacy import Budget, Charge, Gaussian, Laplace, Ledger, ShuffleAmplification
 from pl_privknn.privacy.mechanisms import NoNoise
 from pl_privknn.report import privacy_card, write_report
 
@@ -14,7 +14,7 @@ CHECKER = Path(__file__).parents[2] / "examples" / "check_certificate.py"
 
 
 def ledger(folder, *charges, **settings):
-    made = Ledger(folder / "ledger.sqlite", **settings)
+    made = Ledger(folder / "ledger.sqlite", Budget(**settings))
     made.run("first", plan=list(charges))
     made.close()
     return folder / "ledger.sqlite"

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from pl_privknn.callbacks.run_files import contents_of
-from pl_privknn.privacy import Charge, Gaussian, Ledger, epsilon_for_delta
+from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger, epsilon_for_delta
 from pl_privknn.privacy.audit import audit_run
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.noise import SeededNoise
@@ -57,7 +57,7 @@ def test_a_release_costs_what_the_training_does_and_is_made_once(tmp_path, unit)
     hits = torch.arange(1000) % 4 > 0
     owners = torch.arange(1000) // 4 if unit == "person" else None
     found = release_accuracy(
-        tmp_path, "run", hits, owners, epsilon=1.0, delta=1e-5, noise=SeededNoise(0), unit=unit
+        tmp_path, "run", hits, owners, budget=Budget(epsilon=1.0, unit=unit), noise=SeededNoise(0)
     )
     ((charge),) = Ledger.open_readonly(tmp_path / "holdout.sqlite").report().charged
     assert charge.mechanism.l2_sensitivity == math.sqrt(2)
@@ -67,7 +67,7 @@ def test_a_release_costs_what_the_training_does_and_is_made_once(tmp_path, unit)
     assert abs(found["holdout_accuracy"] - 0.75) < 5 * charge.mechanism.sigma * 1.25 / size
     assert found["holdout_deviation"] == pytest.approx(charge.mechanism.sigma * 1.25 / size, rel=0.4)
     again = release_accuracy(
-        tmp_path, "run", ~hits, owners, epsilon=1.0, delta=1e-5, noise=SeededNoise(1), unit=unit
+        tmp_path, "run", ~hits, owners, budget=Budget(epsilon=1.0, unit=unit), noise=SeededNoise(1)
     )
     assert again == found
 

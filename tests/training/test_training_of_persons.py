@@ -49,7 +49,7 @@ def test_a_step_sums_the_clipped_mean_gradients_of_persons(tmp_path):
     fit(module, tmp_path, callback, epochs=1, data=data_of())
     torch.testing.assert_close(moved(module), literal(make_data(), 40, norm), rtol=1e-4, atol=1e-5)
     assert callback.privacy_summary()["unit"] == "person"
-    assert callback.ledger.unit == "person"
+    assert callback.ledger.budget.unit == "person"
 
 
 @pytest.mark.parametrize("gone", [7, 0])

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from pl_privknn import HOG, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingBudget, LabelingOptions
+from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules import DigitsDataModule
+from pl_privknn.privacy import Budget
 from pl_privknn.report import write_report
 
 folder = Path("runs/audited")
@@ -24,7 +25,7 @@ labeling = PrivateLabeler(
     queries_per_round=30,
     selection="clusters",
     features=HOG(),
-    budget=LabelingBudget(delta=1e-4, max_epsilon=1.0),
+    budget=Budget(delta=1e-4, epsilon=1.0),
     run_dir=folder,
     options=LabelingOptions(progress=False),
 )

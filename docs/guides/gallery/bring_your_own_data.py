@@ -12,8 +12,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from pl_privknn import HOG, Gaussian, PrivateKNN, PrivateLabeler, VATStudent
-from pl_privknn.callbacks import LabelingBudget, LabelingOptions
+from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.privacy import Budget
 
 pl.seed_everything(0)
 digits = load_digits()
@@ -52,7 +53,7 @@ labeling = PrivateLabeler(
     queries_per_round=40,
     selection="clusters",
     features=HOG(),
-    budget=LabelingBudget(delta=1e-4, max_epsilon=4.0),
+    budget=Budget(delta=1e-4, epsilon=4.0),
     options=LabelingOptions(progress=False),
 )
 student = VATStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20, ema_decay=0.99)

@@ -8,8 +8,9 @@
 import pytorch_lightning as pl
 
 from pl_privknn import HOG, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingBudget, LabelingOptions
+from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.datamodules import DigitsDataModule
+from pl_privknn.privacy import Budget
 
 pl.seed_everything(0)
 data = DigitsDataModule(batch_size=32)  # 1,000 private, 500 public and 297 test images
@@ -24,7 +25,7 @@ labeling = PrivateLabeler(
     queries_per_round=40,
     selection="clusters",
     features=HOG(),
-    budget=LabelingBudget(delta=1e-4, max_epsilon=1.0),
+    budget=Budget(delta=1e-4, epsilon=1.0),
     options=LabelingOptions(progress=False),
 )
 student = SupervisedStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20, ema_decay=0.99)

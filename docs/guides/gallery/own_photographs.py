@@ -15,9 +15,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from pl_privknn import PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingBudget, LabelingOptions
+from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.datamodules import ImageFolderDataModule
 from pl_privknn.features.pixels import Pixels
+from pl_privknn.privacy import Budget
 
 pl.seed_everything(0)
 folder, side = Path("photographs"), 48
@@ -48,7 +49,7 @@ labeling = PrivateLabeler(
     queries_per_round=10,
     selection="clusters",
     features=Pixels(),
-    budget=LabelingBudget(delta=1e-4, max_epsilon=1.0),
+    budget=Budget(delta=1e-4, epsilon=1.0),
     options=LabelingOptions(progress=False),
 )
 student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=3, image_size=16, ema_decay=0.9)

@@ -13,6 +13,7 @@ import torch
 from pl_privknn import HOG, Gaussian, Labeler, Ledger, Release
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.labelers.base import check_table
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.testing import check_labeler
@@ -69,7 +70,7 @@ public = features(data.public.images(torch.arange(len(data.public))))
 teacher = NoisyPrototypes(sigma=4.0)
 teacher.fit(private, labels, data.num_classes)
 with tempfile.TemporaryDirectory() as folder:
-    ledger = Ledger(Path(folder) / "ledger.sqlite", delta=1e-4)
+    ledger = Ledger(Path(folder) / "ledger.sqlite", Budget(delta=1e-4))
     run = ledger.run("try", plan=teacher.plan(500, 500, data.num_classes))
     answers = teacher.label(public, run).labels
     epsilon = ledger.report().epsilon

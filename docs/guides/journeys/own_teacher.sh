@@ -9,7 +9,7 @@ labeling:
   queries_per_round: 30
   selection: clusters
   features: {class_path: HOG}
-  budget: {delta: 1.0e-4, max_epsilon: 1.0}
+  budget: {epsilon: 1.0, delta: 1.0e-4}
 trainer: {max_epochs: 12}
 YAML
 # Check first that the teacher charges before it draws, and that its sensitivity is correct.

@@ -112,7 +112,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
     at no further charge, with noise from a source of the same kind. An older copy of that folder, a second one, or
     none is refused. In other uses without a
     ``state_dir`` they live in memory, and a new process starts a new stream, for which it charges a whole entry
-    more: honest, and more than a ``max_epsilon`` set for one stream allows.
+    more: honest, and more than a budget for one stream allows.
 
     *Budgets belong to records*, whatever their position in the table: by the owner's numbers (``ids``), or else by
     keyed digests of what the records hold. Within ``trainer.fit`` that is a record's image and label, so that

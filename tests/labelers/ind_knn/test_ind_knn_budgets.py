@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pl_privknn.labelers.ind_knn.engine import unit_rows
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from tests.labelers.ind_knn.ind_knn_literal import Literal
@@ -145,7 +146,9 @@ def test_budgets_that_can_not_be_written_let_nothing_out(tmp_path, monkeypatch):
 
 
 def test_each_ledger_is_paid_though_its_runs_have_one_name(tmp_path):
-    ledgers = [Ledger(tmp_path / f"{name}.sqlite", delta=delta) for name, delta in (("a", 1e-5), ("b", 1e-6))]
+    ledgers = [
+        Ledger(tmp_path / f"{name}.sqlite", Budget(delta=delta)) for name, delta in (("a", 1e-5), ("b", 1e-6))
+    ]
     first, second = (ledger.run("run", []) for ledger in ledgers)
     for order in ([second], [first, second, first, second]):
         labeler = teacher(**SETTINGS)

@@ -15,6 +15,7 @@ from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, RecordBudgets, Records
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, GaussianDPStream
@@ -83,11 +84,11 @@ def test_earlier_answers_serve_as_long_as_the_features_stay():
 
 def test_a_new_process_without_a_folder_pays_again(tmp_path):
     plan = fitted().plan(40, 40, 3)
-    with_room = Ledger(tmp_path / "a.sqlite", delta=1e-5).run("run", plan)
+    with_room = Ledger(tmp_path / "a.sqlite", Budget(delta=1e-5)).run("run", plan)
     for _ in range(2):  # the second one stands for the resumed process
         fitted().label(torch.randn(10, 4), with_room)
     assert with_room.num_charges == 2
-    one_stream = Ledger(tmp_path / "b.sqlite", delta=1e-5, max_epsilon=2.0).run("run", plan)
+    one_stream = Ledger(tmp_path / "b.sqlite", Budget(epsilon=2.0, delta=1e-5)).run("run", plan)
     fitted().label(torch.randn(10, 4), one_stream)
     with pytest.raises(BudgetExceeded):
         fitted().label(torch.randn(10, 4), one_stream)
@@ -99,7 +100,7 @@ def test_a_stream_keeps_to_the_kind_of_noise_that_the_ledger_says_of_it(tmp_path
     sources = (SystemNoise(), SeededNoise(7))
     for number, (begun, other) in enumerate((sources, sources[::-1])):
         settings = {"state_dir": tmp_path / f"{number}"} if in_a_folder else {}
-        ledger = Ledger(tmp_path / f"{number}.sqlite", delta=1e-5)
+        ledger = Ledger(tmp_path / f"{number}.sqlite", Budget(delta=1e-5))
         plan = stated_plan(fitted(noise_source=begun), 60, 60, 3)
         labeler = fitted(noise_source=begun, **settings)
         labeler.label(torch.randn(1, 4), ledger.run("run", plan))

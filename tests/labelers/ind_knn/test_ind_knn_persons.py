@@ -10,6 +10,7 @@ from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.base import unit_of
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, RecordGroups
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -171,7 +172,7 @@ def test_persons_lie_in_shards():
 
 
 def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
-    run = Ledger(tmp_path / "ledger.sqlite", unit="person").run("users", [])
+    run = Ledger(tmp_path / "ledger.sqlite", Budget(unit="person")).run("users", [])
     predictor = new(PARAMETERS, unit="person", ledger=run)
     predictor.add([1, 2, 3], *rows(3), persons=[7, 7, 8])
     predictor.predict(rows(2)[0])

@@ -11,6 +11,7 @@ import torch
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.labelers import IndKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
@@ -20,7 +21,7 @@ from tests.privacy.ledger.ledger_setup import needs_fork
 from tests.setup.forked import is_killed
 from tests.setup.small_fit import fit_student
 
-BUDGET = {"delta": 1e-5, "max_epsilon": 1.0}
+BUDGET = Budget(epsilon=1.0)
 PROMISE = {"budget": BUDGET, "queries_per_round": 30, "query_batch_size": 6}
 
 
@@ -126,7 +127,7 @@ def test_a_run_whose_private_folder_is_lost_or_older_is_refused(tmp_path):
 
 def again(folder):
     """Join a finished run in its folder, as one does that has queries left."""
-    ledger = Ledger(folder / "run" / "ledger.sqlite", **BUDGET)
+    ledger = Ledger(folder / "run" / "ledger.sqlite", BUDGET)
     (run,) = ledger.runs
     teacher().join_run(folder / "run.private" / run, ledger.run(run))
 

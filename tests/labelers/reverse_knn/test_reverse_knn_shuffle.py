@@ -14,6 +14,7 @@ from pl_privknn.labelers.reverse_knn_local import (
     Table,
     true_counts,
 )
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, NegativeBinomial
@@ -124,7 +125,7 @@ def test_labelers_answer_and_pay_without_a_curator(tmp_path, cls, settings):
     assert labeler.adjacencies == ("replace_one",)
     labeler.fit(features, labels, 3)
     plan = labeler.plan(3, 3, 3)
-    run = Ledger(tmp_path / "l.sqlite", adjacency="replace_one").run("a", plan=plan)
+    run = Ledger(tmp_path / "l.sqlite", Budget(adjacency="replace_one")).run("a", plan=plan)
     release = labeler.label(torch.eye(3) * 5.5, run)
     assert release.labels.tolist() == [0, 1, 2]
     assert release.scores.shape == (3, 3)

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from pl_privknn.cli.main import main
-from pl_privknn.privacy import Charge, Gaussian, Laplace, Ledger, NoisyScreening, PureDP, trade_off
+from pl_privknn.privacy import Budget, Charge, Gaussian, Laplace, Ledger, NoisyScreening, PureDP, trade_off
 from pl_privknn.privacy.accounting.accountant import RATES, TradeOff, compose_charges
 from pl_privknn.privacy.accounting.pld import lower_hull
 
@@ -113,7 +113,7 @@ def test_the_command_says_it_for_lists_and_ledgers(tmp_path, capsys):
     charges = [Charge(Gaussian(sigma=20.0), 30), Charge(PureDP(0.2), 3)]
     records, path = tmp_path / "records.json", tmp_path / "ledger.sqlite"
     records.write_text(json.dumps([charge.to_record() for charge in charges]))
-    with_ledger = Ledger(path, delta=1e-5)
+    with_ledger = Ledger(path, Budget(delta=1e-5))
     with_ledger.run("one", plan=charges)
     said = with_ledger.report(exact=True).trade_off().to_dict()
     with_ledger.close()

@@ -5,6 +5,7 @@ import sqlite3
 
 import pytest
 
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter, best_order
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
@@ -80,11 +81,11 @@ def test_conditions_of_mechanisms_are_carried(path):
 
 def test_budget_refuses_plans_and_charges_before_anything_is_written(path):
     budget = epsilon(Charge(G, 40)) * 1.0001
-    ledger = Ledger(path, max_epsilon=budget)
-    with pytest.raises(BudgetExceeded, match=r"41 × gaussian.* from 0 to .*max_epsilon") as raised:
+    ledger = Ledger(path, Budget(epsilon=budget))
+    with pytest.raises(BudgetExceeded, match=r"41 × gaussian.* from 0 to .*of the budget") as raised:
         ledger.run("a", plan=[Charge(G, 41)])
     assert raised.value.epsilon == pytest.approx(epsilon(Charge(G, 41)))
-    assert (raised.value.max_epsilon, raised.value.delta) == (budget, 1e-5)
+    assert raised.value.budget == Budget(epsilon=budget)
     assert ledger.runs == []
     run = ledger.run("a", plan=[Charge(G, 40)])
     run.charge(G, 40, **PROTECTED)
@@ -102,7 +103,7 @@ def test_a_plan_may_be_admitted_by_the_exact_figure_alone(path):
     screening = NoisyScreening(k=30, threshold=18, sigma=8.0, num_classes=10)
     exact = account([Charge(screening, 50)], delta=1e-5).epsilon_exact
     budget = (exact + epsilon(Charge(screening, 50))) / 2
-    ledger = Ledger(path, max_epsilon=budget)
+    ledger = Ledger(path, Budget(epsilon=budget))
     ledger.run("a", plan=[Charge(screening, 50)])
     assert ledger.report().epsilon > budget > ledger.report(exact=True).epsilon
     assert ledger.within_budget()
@@ -111,7 +112,7 @@ def test_a_plan_may_be_admitted_by_the_exact_figure_alone(path):
 def test_plans_before_the_first_charge_are_composed_and_later_ones_filtered(path):
     # Composition admits 40 releases here; the filter, which is looser, would not.
     budget = epsilon(Charge(G, 40)) * 1.0001
-    ledger = Ledger(path, max_epsilon=budget)
+    ledger = Ledger(path, Budget(epsilon=budget))
     a = ledger.run("a", plan=[Charge(G, 15)])
     ledger.run("b", plan=[Charge(G, 25)])
     a.charge(G, 15, **PROTECTED)
@@ -124,7 +125,7 @@ def test_plans_before_the_first_charge_are_composed_and_later_ones_filtered(path
 
 
 def test_filter_admits_exactly_what_its_closed_form_admits(path):
-    ledger = Ledger(path, max_epsilon=1.0)
+    ledger = Ledger(path, Budget(epsilon=1.0))
     run = ledger.run("a", plan=[Charge(G, 5)])
     run.charge(G, 5, **PROTECTED)
     order = ledger.report().filter["order"]
@@ -168,7 +169,7 @@ def admitted(run, mechanism, most=50):
     ],
 )
 def test_pure_releases_chosen_late_fit_while_their_sum_does(path, mechanism, fits, delta):
-    ledger = Ledger(path, max_epsilon=1.0, delta=delta)
+    ledger = Ledger(path, Budget(epsilon=1.0, delta=delta))
     assert admitted(ledger.run("a"), mechanism) == fits
     assert ledger.within_budget()
     assert ledger.report().epsilon <= 1 + 1e-12
@@ -176,7 +177,7 @@ def test_pure_releases_chosen_late_fit_while_their_sum_does(path, mechanism, fit
 
 def test_a_release_that_is_not_pure_leaves_pure_ones_to_the_order_alone(path):
     first, pure = Gaussian(40.0), Laplace(10.0)
-    ledger = Ledger(path, max_epsilon=1.0, delta=1e-6)
+    ledger = Ledger(path, Budget(epsilon=1.0, delta=1e-6))
     run = ledger.run("a")
     run.charge(first, **PROTECTED)
     order = ledger.report().filter["order"]
@@ -188,7 +189,7 @@ def test_a_release_that_is_not_pure_leaves_pure_ones_to_the_order_alone(path):
 
 
 def test_after_pure_releases_beyond_the_order_no_other_release_fits(path):
-    ledger = Ledger(path, max_epsilon=1.0, delta=1e-6)
+    ledger = Ledger(path, Budget(epsilon=1.0, delta=1e-6))
     run = ledger.run("a")
     for _ in range(9):
         run.charge(Laplace(10.0), **PROTECTED)
@@ -198,7 +199,7 @@ def test_after_pure_releases_beyond_the_order_no_other_release_fits(path):
 
 
 def test_parameters_chosen_after_a_release_make_the_figure_conditional(path):
-    ledger = Ledger(path, max_epsilon=2.0)
+    ledger = Ledger(path, Budget(epsilon=2.0))
     a = ledger.run("a", plan=[Charge(G, 10)])
     a.charge(G, 10, **PROTECTED)
     assert ledger.report().guarantee.guarantee == "unconditional"
@@ -262,8 +263,8 @@ def test_same_plan_continues_and_another_is_refused(path):
 
 def test_bad_input_charges_nothing(path):
     ledger, replaced = (
-        Ledger(path, max_epsilon=1.0),
-        Ledger(path.with_name("r.sqlite"), adjacency="replace_one"),
+        Ledger(path, Budget(epsilon=1.0)),
+        Ledger(path.with_name("r.sqlite"), Budget(adjacency="replace_one")),
     )
     run = ledger.run("a")
     other = path.with_name("other.sqlite")
@@ -272,17 +273,17 @@ def test_bad_input_charges_nothing(path):
         (lambda: run.charge("gaussian"), "mechanism='gaussian'"),
         *((lambda name=name: ledger.run(name), "run_id") for name in ("", 3)),
         *((lambda x=x: ledger.run("b", description={"x": x}), "description") for x in (math.nan, object())),
-        *((lambda delta=delta: Ledger(other, delta=delta), "delta") for delta in (0.0, 1.0)),
-        *((lambda most=most: Ledger(other, max_epsilon=most), "max_epsilon") for most in (0.0, math.inf)),
+        *((lambda delta=delta: Ledger(other, Budget(delta=delta)), "delta") for delta in (0.0, 1.0)),
+        *((lambda most=most: Ledger(other, Budget(epsilon=most)), "epsilon") for most in (0.0, math.inf)),
         (lambda: ledger.report(delta=2), "delta=2"),
         # Under replacement a sampled release has no cost.
         (lambda: replaced.run("a").charge(S), r"replace_one|add_remove"),
         (lambda: replaced.run("b", plan=[Charge(S, 5)]), "add_remove"),
         # What a ledger began with stays.
-        (lambda: Ledger(path, adjacency="replace_one", max_epsilon=1.0), "adjacency='replace_one'"),
-        (lambda: Ledger(path, max_epsilon=2.0), r"max_epsilon=2.*max_epsilon=1"),
-        (lambda: Ledger(path), "max_epsilon=None"),
-        (lambda: Ledger(path, delta=1e-3, max_epsilon=1.0), r"delta=0\.001"),
+        (lambda: Ledger(path, Budget(epsilon=1.0, adjacency="replace_one")), "adjacency='replace_one'"),
+        (lambda: Ledger(path, Budget(epsilon=2.0)), r"epsilon=2.*epsilon=1"),
+        (lambda: Ledger(path), "epsilon=None"),
+        (lambda: Ledger(path, Budget(epsilon=1.0, delta=1e-3)), r"delta=0\.001"),
     ):
         with pytest.raises(ValueError, match=named):
             call()
@@ -299,7 +300,7 @@ def test_a_charge_is_on_disk_when_it_returns(path):
 
 
 def test_notes_are_durable_and_cost_nothing(path):
-    ledger = Ledger(path, max_epsilon=1.0)
+    ledger = Ledger(path, Budget(epsilon=1.0))
     run, other = ledger.run("a", plan=[Charge(G, 5)]), ledger.run("b", plan=[Charge(G, 7)])
     before = ledger.report()
     assert run.noted("state") is None
@@ -311,4 +312,4 @@ def test_notes_are_durable_and_cost_nothing(path):
     assert (ledger.runs, run.num_charges) == (["a", "b"], 0)
     run.charge(G, 2, **PROTECTED)
     assert (run.charged(G), run.charged(Gaussian(21.0)), other.charged(G)) == (2, 0, 0)
-    assert other.noted("state") == Ledger(path, max_epsilon=1.0).run("b").noted("state") == "2:bb"
+    assert other.noted("state") == Ledger(path, Budget(epsilon=1.0)).run("b").noted("state") == "2:bb"

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import threading
 
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge
@@ -31,7 +32,7 @@ def _together(count, task):
 @needs_fork
 def test_processes_together_do_not_pass_the_budget(path):
     def draw(index):
-        run, drew = Ledger(path, max_epsilon=0.7).run("abc"[index]), 0
+        run, drew = Ledger(path, Budget(epsilon=0.7)).run("abc"[index]), 0
         with contextlib.suppress(BudgetExceeded):
             while True:
                 run.charge(G)
@@ -49,11 +50,11 @@ def test_processes_together_do_not_pass_the_budget(path):
 
 @needs_fork
 def test_of_plans_stated_at_once_only_those_that_fit_pass(path):
-    Ledger(path, max_epsilon=0.6)
+    Ledger(path, Budget(epsilon=0.6))
 
     def state(index):
         with contextlib.suppress(BudgetExceeded):
-            return bool(Ledger(path, max_epsilon=0.6).run(f"run {index}", plan=[Charge(G, 6)]))
+            return bool(Ledger(path, Budget(epsilon=0.6)).run(f"run {index}", plan=[Charge(G, 6)]))
 
     passed = [bool(done) for done in _together(5, state)]
     report = Ledger.open_readonly(path).report()

@@ -44,7 +44,7 @@ def test_rows_hold_what_is_documented_and_the_chain_is_sha256(path):
 
 TAMPERINGS = {
     "count": ["""UPDATE rows SET body = replace(body, '"count":20', '"count":2') WHERE position = 4"""],
-    "budget": ["""UPDATE rows SET body = replace(body, '"max_epsilon":null', '"max_epsilon":9')"""],
+    "budget": ["""UPDATE rows SET body = replace(body, '"epsilon":null', '"epsilon":9')"""],
     "time": ["""UPDATE rows SET body = replace(body, '"time":"2', '"time":"3') WHERE position = 2"""],
     "hash": ["UPDATE rows SET hash = 'x' WHERE position = 3"],
     "deleted": ["DELETE FROM rows WHERE position = 3"],
@@ -137,7 +137,7 @@ SIGMA_1 = {"mechanism": "gaussian", "sigma": 1}
         ("refund", {}, "row 6"),
         (
             "open",
-            {"adjacency": "add_remove", "delta": 1e-5, "max_epsilon": None, "filter_order": 2.0},
+            {"adjacency": "add_remove", "delta": 1e-5, "epsilon": None, "filter_order": 2.0},
             "row 6",
         ),
         ("charge", {}, "row 6"),

@@ -10,6 +10,7 @@ from pl_privknn.cli.main import main
 from pl_privknn.config import read_document
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
@@ -49,7 +50,7 @@ def write(tmp_path):
 @pytest.fixture
 def ledger(path):
     """The path of a ledger with two runs."""
-    ledger = Ledger(path, max_epsilon=4.0)
+    ledger = Ledger(path, Budget(epsilon=4.0))
     a = ledger.run("a", plan=[Charge(G, 50)])
     ledger.run("b", plan=[Charge(S, 20)]).charge(S, 5, **PROTECTED)
     a.charge(G, 45, **PROTECTED)
@@ -177,7 +178,7 @@ def test_audit_recomputes_and_judges_the_budget(ledger, tmp_path, capsys):
     assert audit_ledger(free)["within_budget"] is None
     # A writer who skips the check, hashes and all, is found by the figures.
     tight = tmp_path / "tight.sqlite"
-    beyond = Ledger(tight, max_epsilon=0.5)
+    beyond = Ledger(tight, Budget(epsilon=0.5))
     with beyond._store.writing():
         beyond._append("charge", {"run": "a", "charge": Charge(G, 1000).to_record()})
     assert audit_ledger(tight)["within_budget"] is False
@@ -187,7 +188,7 @@ def test_a_head_noted_earlier_finds_rewritten_and_older_files(ledger, tmp_path):
     old = tmp_path / "old.sqlite"
     old.write_bytes(ledger.read_bytes())
     head = audit_ledger(ledger, exact=False)["ledger_head"]
-    Ledger(ledger, max_epsilon=4.0).run("a").charge(G, 5)
+    Ledger(ledger, Budget(epsilon=4.0)).run("a").charge(G, 5)
     later = audit_ledger(ledger, head=head.upper() + "\n", exact=False)
     assert later["rows"] == 6
     with pytest.raises(LedgerCorrupt, match="older copy"):

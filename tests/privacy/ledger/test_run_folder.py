@@ -10,6 +10,7 @@ from pl_privknn.callbacks.label_store import LabelRun, LabelStore, LabelStoreErr
 from pl_privknn.callbacks.run_files import DurableCheckpointIO, previous, usable_checkpoint
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.folders import FolderInUse, FolderLock, resumed_folder
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
@@ -18,8 +19,7 @@ from pl_privknn.privacy.store import HeadFile, RowStore, read_rows
 from tests.privacy.ledger.ledger_setup import PROTECTED, G, needs_fork
 from tests.setup.small_fit import fit_student
 
-TERMS = {"plan": [Charge(G, 50)], "description": {}, "delta": 1e-5, "max_epsilon": None, "adjacency": "add_remove",
-         "unit": "record"}  # fmt: skip
+TERMS = {"plan": [Charge(G, 50)], "description": {}, "budget": Budget()}
 
 
 def opened(folder, public_digest="these", **terms):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from pl_privknn.cli.main import main
-from pl_privknn.privacy import Charge, Gaussian, Ledger
+from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger
 from pl_privknn.privacy.ledger import counts_text, counts_topic
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.privacy.store import read_rows
@@ -89,7 +89,7 @@ def test_a_summary_from_before_the_last_charge_is_found(audited):
 
 def test_later_runs_in_a_shared_ledger_leave_a_summary_right(audited, tmp_path):
     shutil.copy(audited[1], tmp_path / "ledger.sqlite")
-    ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5)
+    ledger = Ledger(tmp_path / "ledger.sqlite", Budget(delta=1e-5))
     run = ledger.run("later", plan=[Charge(Gaussian(sigma=9.0))])
     run.charge(Gaussian(sigma=9.0), noise=SystemNoise(), adjacencies=("add_remove",))
     ledger.close()
@@ -101,7 +101,7 @@ def test_a_note_in_the_ledger_speaks_of_queries_alone(audited, tmp_path):
     shutil.copy(audited[1], tmp_path / "ledger.sqlite")
     summary = json.loads(audited[0].read_text())
     forged = {"epsilon": 0.1, "guarantee": "unconditional", "steps": 1}
-    ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5)
+    ledger = Ledger(tmp_path / "ledger.sqlite", Budget(delta=1e-5))
     text = counts_text({**forged, "queried": summary["queried"]})
     ledger.run(summary["run"]).note(counts_topic(summary["run"]), text)
     forged["ledger_head"] = ledger.head
@@ -113,7 +113,7 @@ def test_a_note_in_the_ledger_speaks_of_queries_alone(audited, tmp_path):
 
 def test_steps_and_noise_of_a_private_training_are_checked(tmp_path):
     release = Gaussian(sigma=2.0, l2_sensitivity=0.5, sampling_rate=0.1)
-    ledger = Ledger(tmp_path / "ledger.sqlite", delta=1e-5)
+    ledger = Ledger(tmp_path / "ledger.sqlite", Budget(delta=1e-5))
     run = ledger.run("training", plan=[Charge(release, 20)])
     for _ in range(3):
         run.charge(release, 5, noise=SystemNoise(), adjacencies=("add_remove",))

@@ -8,6 +8,7 @@ import torch
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PATE
 from pl_privknn.labelers.base import Labeler, check_protects
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -25,7 +26,7 @@ def ledgers(tmp_path):
     paths = {}
     for unit in ("record", "person"):
         paths[unit] = tmp_path / f"{unit}.sqlite"
-        ledger = Ledger(paths[unit], unit=unit)
+        ledger = Ledger(paths[unit], Budget(unit=unit))
         ledger.run("a", plan=[Charge(G, 5)]).charge(G, 5, **PROTECTED, unit=unit)
         ledger.close()
     return paths
@@ -33,16 +34,16 @@ def ledgers(tmp_path):
 
 @pytest.mark.parametrize(("unit", "other"), [("record", "person"), ("person", "record")])
 def test_a_ledger_keeps_to_one_unit(ledgers, unit, other):
-    ledger = Ledger(ledgers[unit], unit=unit)
+    ledger = Ledger(ledgers[unit], Budget(unit=unit))
     with pytest.raises(ValueError, match="units are never composed") as refused:
         ledger.run("a").charge(G, 1, **PROTECTED, unit=other)
     assert "\n" not in str(refused.value)
     assert ledger.run("a").num_charges == 1
     ledger.close()
     with pytest.raises(ValueError, match=f"unit='{other}', but the ledger .* was opened with unit='{unit}'"):
-        Ledger(ledgers[unit], unit=other)
+        Ledger(ledgers[unit], Budget(unit=other))
     reopened = Ledger.reopen(ledgers[unit])
-    assert reopened.unit == unit
+    assert reopened.budget.unit == unit
     assert reopened.report().guarantee.unit == unit
     assert reopened.report().guarantee.guarantee == "unconditional"
 
@@ -102,7 +103,7 @@ def test_a_summary_of_another_unit_is_found_out(ledgers):
 def test_a_run_states_its_unit(tmp_path, unit):
     teacher, owners = PATE(5, noise=Gaussian(2.0), progress=False), torch.arange(300) // 6
     callback, _ = fit_student(tmp_path, teacher, 0.1, owners=owners, queries_per_round=20, unit=unit)
-    assert callback.privacy_summary()["unit"] == callback.ledger.unit == unit
+    assert callback.privacy_summary()["unit"] == callback.ledger.budget.unit == unit
     assert (teacher.private_owners is not None) == (unit == "person")
 
 
@@ -137,7 +138,7 @@ def test_a_teacher_without_owners_charges_for_records(tmp_path):
     teacher = PATE(5, noise=Gaussian(2.0), progress=False)
     generator = torch.Generator().manual_seed(0)
     teacher.fit(torch.randn(60, 3, generator=generator), torch.arange(60) % 2, 2)
-    run = Ledger(tmp_path / "person.sqlite", unit="person").run("a")
+    run = Ledger(tmp_path / "person.sqlite", Budget(unit="person")).run("a")
     with pytest.raises(ValueError, match="units are never composed"):
         teacher.label(torch.zeros(2, 3), run)
     assert run.num_charges == 0

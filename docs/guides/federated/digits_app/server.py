@@ -9,7 +9,7 @@ from digits_app.data import CLASSES, clusters, public
 from pl_privknn.features import Pixels
 from pl_privknn.federated import FederatedRound, server_app
 from pl_privknn.labelers import LocalReverseKNN
-from pl_privknn.privacy import SeededNoise
+from pl_privknn.privacy import Budget, SeededNoise
 
 
 def asked(context: Context) -> FederatedRound:
@@ -29,7 +29,7 @@ def asked(context: Context) -> FederatedRound:
         extractor=extractor,
         ledger=folder / "ledger.sqlite",
         release=folder / f"{name}.npz",
-        max_epsilon=8.0,
+        budget=Budget(epsilon=8.0, adjacency="replace_one"),
         num_nodes=4,
     )
 
