@@ -50,6 +50,7 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
+    SpendsBudget,
     stated_plan,
 )
 from pl_privknn.neighbors.processes import ProcessGroup
@@ -148,6 +149,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.select: Selector = SELECTORS[selection] if isinstance(selection, str) else selection
         self.selects_all = selection == "all"
         self.run_dir = None if run_dir is None else Path(check_path("run_dir", run_dir))
+        if isinstance(labeler, SpendsBudget):
+            labeler.take_budget(self.budget, sum(map(bool, self.queries_per_round)))
         if labeler is not None:
             check_fits(
                 labeler, self.budget.adjacency, self.features, self.queries_per_round, self.budget.unit

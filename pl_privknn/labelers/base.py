@@ -27,6 +27,7 @@ from pl_privknn.privacy.mechanisms.base import (
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.persons import check_owners, records_drawn
 from pl_privknn.privacy.records import is_ours
+from pl_privknn.privacy.settings import Budget
 
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22
@@ -375,6 +376,28 @@ class ProtectsPersons(Labeler):
             return torch.arange(num_records)
         coins = self.noise_source.stream("records of persons", self.processes.rank)
         return records_drawn(owners, most, coins)
+
+
+class SpendsBudget(Labeler):
+    """Mixin of labelers that can set their noise from a budget.
+
+    Such a labeler has an argument ``budget``, a :class:`~pl_privknn.privacy.Budget` or None. With None, and no noise
+    among its other arguments, it waits for the budget of the run.
+    """
+
+    @abc.abstractmethod
+    def take_budget(self, budget: Budget, rounds: int) -> None:
+        """Set noise and adjacency from a run's budget, before :meth:`Labeler.plan`.
+
+        What the labeler's own arguments set stays as it is.
+
+        Args:
+            budget: of the run.
+            rounds: number of rounds that ask something.
+
+        Raises:
+            ValueError: where neither sets the noise, or they differ in their adjacency.
+        """
 
 
 def unit_of(labeler: Labeler) -> Unit:
