@@ -207,6 +207,9 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """Beginnings of public examples that are texts, for a report; None (the default) where they are images."""
         return None
 
+    # Lightning's iterates the loaders, which need labels.
+    __str__ = object.__repr__
+
     # ------------------------------------------------------------------ the parts
 
     def setup(self, stage: str | None = None) -> None:

@@ -37,6 +37,10 @@ def test_labels_start_unknown_and_follow_releases(data):
     assert not public.table.labeled.any()
 
 
+def test_a_data_module_prints_before_it_has_labels(data):
+    assert type(data).__name__ in str(data)
+
+
 def test_soft_labels_turn_all_targets_into_rows(data):
     public = data.public
     assert public.soft_labels is None

@@ -203,8 +203,8 @@ class Mechanism(abc.ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.kind:
-            _REGISTRY[cls.kind] = cls
+        if kind := vars(cls).get("kind"):
+            _REGISTRY[kind] = cls
 
     @property
     def label(self) -> str:
@@ -411,7 +411,10 @@ def check_known(charge: Charge) -> None:
     if not isinstance(mechanism, Mechanism) or not mechanism.kind:
         raise ValueError(f"mechanism={mechanism!r} must be a Mechanism with a kind")
     if not _is_faithful(mechanism):
-        raise ValueError(f"{mechanism.kind}: its record does not read back as the same mechanism")
+        raise ValueError(
+            f"{mechanism.kind}: its record does not read back as the same mechanism; give "
+            f"{type(mechanism).__name__} a kind and fields of its own"
+        )
 
 
 @functools.lru_cache(maxsize=1024)

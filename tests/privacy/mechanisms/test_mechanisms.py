@@ -12,6 +12,7 @@ from scipy import integrate, stats
 
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import (
     Charge,
     Conditional,
@@ -91,6 +92,16 @@ def test_what_is_no_record_is_refused():
     for record in ({"sigma": 1}, "gaussian"):
         with pytest.raises(ValueError, match="mechanism"):
             Charge.from_record(record)
+
+
+def test_a_subclass_without_a_kind_leaves_its_base_chargeable(tmp_path):
+    class Doubled(Gaussian):
+        pass
+
+    run = Ledger(tmp_path / "ledger.sqlite").run("a")
+    run.charge(Gaussian(4.0))
+    with pytest.raises(ValueError, match="give Doubled a kind"):
+        run.charge(Doubled(4.0))
 
 
 @pytest.mark.parametrize("mechanism", [m for m in ALL if m.sampling_rate < 1], ids=repr)
