@@ -27,12 +27,20 @@ def pytest_make_parametrize_id(config, val, argname):
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are chosen by -m
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """``@pytest.mark.long("one", "two")`` marks a test's cases of these names alone; without names it marks all."""
+    unknown: dict[str, set[str]] = {}
     for item in items:
         mark = item.get_closest_marker("long")
-        if mark is not None and mark.args and item.callspec.id not in mark.args:
+        if mark is None or not mark.args:
+            continue
+        named = unknown.setdefault(item.nodeid.split("[")[0], set(mark.args))
+        named.discard(item.callspec.id)
+        if item.callspec.id not in mark.args:
             item.own_markers = [other for other in item.own_markers if other.name != "long"]
+    stale = {test: sorted(names) for test, names in unknown.items() if names}
+    if stale and not any("::" in argument for argument in config.args):  # then all cases were collected
+        raise pytest.UsageError(f"marks of long name cases that do not exist: {stale}")
 
 
 def pytest_addoption(parser):

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import PrivateKNN
-from pl_privknn.privacy import Budget, PrivateLabeler, RunReport
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
