@@ -184,9 +184,9 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
             document["labeling"]["queries_per_round"] = _QUERIES
     if "labeling" not in document:
         arguments = document["model"]["init_args"]
-        arguments["epsilon"] = epsilon
+        arguments["budget"] = {**arguments.get("budget", {}), "epsilon": epsilon}
         if method == "PrivateTraining":
-            names = ("epsilon", "delta", "expected_batch_size", "private_records")
+            names = ("budget", "expected_batch_size", "private_records")
             kept = {name: arguments[name] for name in names}
             document["model"] = {"class_path": "benchmarks.faulty.PlainClassifier"}
             document["trainer"]["callbacks"] = [
@@ -196,7 +196,7 @@ def configuration(method: str, epsilon: float, root: str | None = None) -> dict[
     arguments = document["labeling"]["labeler"]["init_args"]
     arguments.update(copy.deepcopy(changes))
     if "noise" not in changes:
-        arguments["epsilon"] = epsilon
+        document["labeling"]["budget"]["epsilon"] = epsilon
         return document
     plan = solve(document, None, epsilon, source=name, exact=False)
     arguments["noise"]["init_args"]["sigma"] = round(plan.values[plan.found], 4)

@@ -33,6 +33,7 @@ from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, PrivateTraining, Su
 from pl_privknn.auditing import audit_records
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers.base import Labeler, Release, check_table
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
@@ -177,7 +178,9 @@ def _first_words(error: Exception) -> str:
 def _trained(
     module: Callable[[], Module] = Module, dataset: Callable[[], Any] = _table, **trainer: Any
 ) -> Outcome:
-    training = PrivateTraining(4.0, 1e-3, expected_batch_size=10, private_records=_RECORDS)
+    training = PrivateTraining(
+        budget=Budget(epsilon=4.0, delta=1e-3), expected_batch_size=10, private_records=_RECORDS
+    )
     outcome = _fitted(module(), Rows(dataset()), training, limit_val_batches=0, **trainer)
     return outcome or _moves(module, dataset)
 

@@ -37,6 +37,7 @@ from pl_privknn.labelers import (
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
 from pl_privknn.labelers.pate_training import Teachers, TrainedTeachers
 from pl_privknn.labelers.statistics import not_too_long
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import negative_binomial
 from pl_privknn.privacy.noise import NoiseSource
@@ -126,22 +127,28 @@ def _pate(sigma: float, made: type[PATE] = PATE) -> PATE:
 
 def _sgd(epsilon: float) -> Labeler:
     settings = {"sampling_rate": _RATE, "steps": 8, "max_grad_norm": 0.1, "expected_batch_size": 15}
-    return NoisySGDTeacher(epsilon=epsilon, delta=DELTA, **settings)  # type: ignore[arg-type]
+    return NoisySGDTeacher(budget=Budget(epsilon=epsilon, delta=DELTA), **settings)  # type: ignore[arg-type]
 
 
 #: Makes the labeler of each method for an ε.
 LABELERS: dict[str, Callable[[float], Labeler]] = {
-    "reverse kNN": lambda epsilon: ReverseKNN(epsilon=epsilon),
-    "reverse kNN, local": lambda epsilon: LocalReverseKNN(epsilon=epsilon),
+    "reverse kNN": lambda epsilon: ReverseKNN(budget=Budget(epsilon=epsilon)),
+    "reverse kNN, local": lambda epsilon: LocalReverseKNN(
+        budget=Budget(epsilon=epsilon, adjacency="replace_one")
+    ),
     "reverse kNN, shuffle": lambda epsilon: ShuffledReverseKNN(
-        epsilon=epsilon, randomizer="shares", num_clients=RECORDS, delta=DELTA
+        budget=Budget(epsilon=epsilon, delta=DELTA, adjacency="replace_one"),
+        randomizer="shares",
+        num_clients=RECORDS,
     ),
     "Private-kNN": lambda epsilon: _voting(noise_for(_voting, epsilon)),
     "Private-kNN, sampled": lambda epsilon: _sampled(noise_for(_sampled, epsilon)),
     "PATE": lambda epsilon: _pate(noise_for(_pate, epsilon)),
-    "Ind-KNN": lambda epsilon: IndKNN(0.5, 1.0, epsilon=epsilon, delta=DELTA, num_queries=1000),
+    "Ind-KNN": lambda epsilon: IndKNN(
+        0.5, Gaussian(1.0), budget=Budget(epsilon=epsilon, delta=DELTA), num_queries=1000
+    ),
     "statistics": lambda epsilon: PreconditionedGradients(
-        epsilon=epsilon, delta=DELTA, private_records=RECORDS, releases=2
+        budget=Budget(epsilon=epsilon, delta=DELTA), private_records=RECORDS, releases=2
     ),
     "noisy SGD teacher": _sgd,
 }
@@ -432,17 +439,18 @@ def small_training(
     groups = torch.arange(_IMAGES) // records_of_a_person if records_of_a_person else None
     data = dealt(images, labels, _IMAGES, _PUBLIC, num_classes=2, private_groups=groups)
     pixels, hidden = _SIDE * _SIDE, 96
-    drawn: dict[str, Any] = {"expected_batch_size": _BATCH, "private_records": _IMAGES}
+    budget = Budget(epsilon, delta, unit="person" if records_of_a_person else "record")
+    drawn: dict[str, Any] = {"budget": budget, "expected_batch_size": _BATCH, "private_records": _IMAGES}
     if records_of_a_person:
-        drawn |= {"unit": "person", "options": {"records_per_person": 2}}
+        drawn["options"] = {"records_per_person": 2}
 
     def make() -> tuple[pl.LightningModule, PrivateTraining]:
         torch.manual_seed(0)
         if method == "NoisySGD":
             net = network(pixels, 2, hidden)
-            module = NoisySGD(net, num_classes=2, image_size=_SIDE, epsilon=epsilon, delta=delta, **drawn)
+            module = NoisySGD(net, num_classes=2, image_size=_SIDE, **drawn)
             return module, module.private_training
-        training = PrivateTraining(epsilon, delta, **drawn)
+        training = PrivateTraining(**drawn)
         return PlainClassifier(pixels, 2, hidden), training
 
     return TrainingTarget(make, data, {"max_epochs": 1, "accelerator": "cpu"}, method)

@@ -40,6 +40,7 @@ from benchmarks.record import Measured, entries, listed, markdown, rows_of
 from benchmarks.speed import _in_turns
 from pl_privknn._lightning import TRAINS_ALONE, Callback
 from pl_privknn.comparison.results import SEEDED, stated
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import clip_factors
 from pl_privknn.testing import clipped_sum
@@ -446,7 +447,9 @@ def _trial(name: str) -> dict[str, Any]:
     untrained.load_state_dict(module.state_dict())
     private: dict[str, Any] = {"expected_batch_size": BATCH, "private_records": RECORDS}
     options = TrainingOptions(reads_alone=True, noise_source=SeededNoise(0))
-    training = PrivateTraining(EPSILON, DELTA, replace_batch_norm=replaced, options=options, **private)
+    training = PrivateTraining(
+        budget=Budget(epsilon=EPSILON, delta=DELTA), replace_batch_norm=replaced, options=options, **private
+    )
     # The package whose Trainer takes it.
     lightning = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")
     # Lightning's demonstration validates on a part of the table that it trains on.
@@ -650,7 +653,7 @@ def _layers(repeat: int) -> dict[str, Any]:
     tables = dealt(*data.tensors, count, 24, num_classes=10)
     tables.setup("fit")
     sizes: dict[str, Any] = {"image_size": 28, "expected_batch_size": 256, "private_records": count}
-    module = NoisySGD(copy.deepcopy(network), epsilon=1.0, **sizes)
+    module = NoisySGD(copy.deepcopy(network), budget=Budget(epsilon=1.0), **sizes)
     rows = TensorDataset(*(table[:count] for table in data.tensors))
     return _compared(repeat, network, rows, module, tables)
 

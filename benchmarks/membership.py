@@ -24,6 +24,7 @@ from pl_privknn.comparison.results import SEEDED, stated
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -66,7 +67,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         else:
             answers = []
             for run, row in enumerate(tables):
-                teacher = ReverseKNN(epsilon=options.epsilon, noise_source=SeededNoise(run))
+                teacher = ReverseKNN(budget=Budget(epsilon=options.epsilon), noise_source=SeededNoise(run))
                 teacher.fit(features[row], labels[row], 10)
                 if part == "private":
                     answers.append(teacher.label(queries, FreeLedger()).labels)

@@ -38,6 +38,7 @@ from pl_privknn.labelers.base import Labeler, ProtectsPersons, UsesPublicFeature
 from pl_privknn.labelers.ind_knn import IndKNNSwitches, PublicDensity
 from pl_privknn.labelers.reverse_knn import RecordVotes
 from pl_privknn.neighbors import assign
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.testing import FreeLedger
@@ -74,20 +75,22 @@ def _released(made: Any, records: int, epsilon: float, delta: float, most: int) 
 TEACHERS: dict[str, Callable[[float, float, int], Labeler]] = {
     "Private-kNN": functools.partial(_voting, noisy_knn),
     "PATE": functools.partial(_voting, noisy_pate),
-    "Reverse kNN": lambda epsilon, delta, most: ReverseKNN(1, epsilon),
+    "Reverse kNN": lambda epsilon, delta, most: ReverseKNN(1, budget=Budget(epsilon=epsilon)),
     "Reverse kNN, shuffled": lambda epsilon, delta, most: ShuffledReverseKNN(
-        1, epsilon=epsilon, randomizer="shares", num_clients=PERSONS, delta=delta
+        1,
+        budget=Budget(epsilon=epsilon, delta=delta, adjacency="replace_one"),
+        randomizer="shares",
+        num_clients=PERSONS,
     ),
     "Ind-KNN": lambda epsilon, delta, most: IndKNN(
-        epsilon=epsilon,
-        delta=delta,
+        budget=Budget(epsilon=epsilon, delta=delta),
+        noise=Gaussian(0.8),
         num_queries=QUERIES,
         threshold=0.1,
-        sigma2=0.8,
         switches=IndKNNSwitches(density=PublicDensity(neighbors=50 * most, private_records=PERSONS * most)),
     ),
     "Noisy SGD": lambda epsilon, delta, most: NoisySGDTeacher(
-        0.2, PERSONS * most // 5, steps=100, epsilon=epsilon, delta=delta
+        0.2, PERSONS * most // 5, budget=Budget(epsilon=epsilon, delta=delta), steps=100
     ),
     "Class sums": functools.partial(_released, SufficientStatistics, 1),
     "Released gradients": functools.partial(_released, PreconditionedGradients, 1),

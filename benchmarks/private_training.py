@@ -26,6 +26,7 @@ from benchmarks.record import Measured, entries, explained, markdown, spread
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.results import guarantee_of, mark, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
 from pl_privknn.training import PrivateTraining
 
@@ -80,7 +81,9 @@ class Lit(pl.LightningModule):
 
 def _run(settings: dict[str, Any], epsilon: float, seed: int, data: FashionMNISTDataModule) -> dict[str, Any]:
     pl.seed_everything(seed, verbose=False)
-    training = PrivateTraining(epsilon, DELTA, private_records=RECORDS, **PRIVATE)
+    training = PrivateTraining(
+        budget=Budget(epsilon=epsilon, delta=DELTA), private_records=RECORDS, **PRIVATE
+    )
     module = Lit(network(data.public.images()), settings["lr"], settings["momentum"])
     average = pl.callbacks.EMAWeightAveraging(decay=settings["averaging"])
     started = time.process_time()

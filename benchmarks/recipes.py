@@ -48,6 +48,7 @@ from pl_privknn.datamodules import (
 from pl_privknn.features import JoinedFeatures
 from pl_privknn.features.public import has_pretrained
 from pl_privknn.labelers import NoisySGDTeacher, SufficientStatistics
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.recommendation import Recommendation
 from pl_privknn.rules import CROSSING, TEACHERS, Setting, Sizes, answers, extractor_of, narrowed, probe
@@ -186,7 +187,7 @@ def _by_hand(data: Records, features: list[Tensor], count: int, epsilon: float, 
         assert own is not None
         _keep(tuned, "PreconditionedGradients", right(own(x[test])))
         sums = SufficientStatistics(
-            epsilon, delta=DELTA, private_records=count, noise_source=SeededNoise(seed)
+            budget=Budget(epsilon=epsilon, delta=DELTA), private_records=count, noise_source=SeededNoise(seed)
         )
         sums.fit_public(x[public])
         sums.fit(x[private], data.labels[private], classes)
@@ -200,7 +201,7 @@ def _by_hand(data: Records, features: list[Tensor], count: int, epsilon: float, 
                 count,
                 60,
                 epsilon,
-                delta=DELTA,
+                budget=Budget(delta=DELTA),
                 noise_source=SeededNoise(seed),
                 model={"components": None, "soft": True},
             )

@@ -49,6 +49,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -79,12 +80,12 @@ SUMS: dict[str, Any] = {"noise_multiplier": 1.0}
 #: All queries pass the screening here, which is most work.
 TEACHERS = {
     "PrivateKNN": Scaled(
-        lambda: PrivateKNN(K, RATE, Screening(1, 0.1), Gaussian(25.0)), f"k {K}, γ {RATE}, screening"
+        lambda: PrivateKNN(K, RATE, Screening(1, Gaussian(0.1)), Gaussian(25.0)), f"k {K}, γ {RATE}, screening"
     ),
-    "ReverseKNN": Scaled(lambda: ReverseKNN(1, 1.0), "k 1", lambda d: 0),
+    "ReverseKNN": Scaled(lambda: ReverseKNN(1, budget=Budget(epsilon=1.0)), "k 1", lambda d: 0),
     "SufficientStatistics": Scaled(lambda: SufficientStatistics(**SUMS), "least squares"),
     "PreconditionedGradients": Scaled(lambda: PreconditionedGradients(**SUMS), "6 releases"),
-    "IndKNN": Scaled(lambda: IndKNN(THRESHOLD, 0.8, epsilon=1.0), f"τ {THRESHOLD}"),
+    "IndKNN": Scaled(lambda: IndKNN(THRESHOLD, Gaussian(0.8), budget=Budget(epsilon=1.0)), f"τ {THRESHOLD}"),
     "NoisySGDTeacher": Scaled(
         lambda: NoisySGDTeacher(0.1, steps=STEPS, **SUMS, model={"components": COMPONENTS}),
         f"{STEPS} steps at rate 0.1, {COMPONENTS} components",
@@ -187,10 +188,10 @@ def memory(options: argparse.Namespace) -> Iterator[Measured]:
     folder = Path(tempfile.mkdtemp(prefix="privknn-", dir=options.folder))
     sizes = {"records": options.table_records, "dimensions": options.dimensions, "queries": 200}
     teachers: dict[str, Labeler] = {
-        "reverse_knn": ReverseKNN(1, 1.0),
+        "reverse_knn": ReverseKNN(1, budget=Budget(epsilon=1.0)),
         "private_knn": PrivateKNN(300, 0.15),
         # About one record of 100 is so near to a query, of features drawn from [0, 1), 1,296 of them.
-        "ind_knn": IndKNN(0.77, 0.8, epsilon=1.0),
+        "ind_knn": IndKNN(0.77, Gaussian(0.8), budget=Budget(epsilon=1.0)),
     }
     try:
         write(folder, sizes["records"], sizes["dimensions"])

@@ -25,6 +25,7 @@ from pl_privknn.labelers.ind_knn import (
     PublicDensity,
     smoothed_votes,
 )
+from pl_privknn.privacy import Budget, Gaussian
 
 Articles = list[tuple[str, int]]
 
@@ -81,8 +82,11 @@ def main(given: list[str] | None = None) -> float:
         features
     )
 
-    parameters = IndKNNParameters.for_epsilon(
-        options.epsilon, delta=1e-5, threshold=0.05, sigma2=0.5, num_queries=len(queries)
+    parameters = IndKNNParameters.for_budget(
+        Budget(epsilon=options.epsilon, delta=1e-5),
+        threshold=0.05,
+        noise=Gaussian(0.5),
+        num_queries=len(queries),
     )
     density = PublicDensity(neighbors=options.neighbors, private_records=len(private))
     predictor = IndKNNPredictor(parameters, len(topics), features.shape[1], IndKNNSwitches(density=density))

@@ -18,6 +18,7 @@ from pl_privknn.features import WordLlamaFeatures
 from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity, smoothed_votes
+from pl_privknn.privacy import Budget, Gaussian
 
 EPSILON, DELTA, QUESTIONS, CONTEXTS, NEAR = 4.0, 1e-5, 1000, 75, 150
 
@@ -42,8 +43,8 @@ vectors = PublicWhitening(vectors.shape[1], components=64, power=0.0).fit(vector
 # any number of questions, cost the ε stated here; articles whose budget is spent are no longer retrieved.
 
 # %%
-parameters = IndKNNParameters.for_epsilon(
-    EPSILON, delta=DELTA, threshold=0.05, sigma2=0.5, num_queries=QUESTIONS
+parameters = IndKNNParameters.for_budget(
+    Budget(epsilon=EPSILON, delta=DELTA), threshold=0.05, noise=Gaussian(0.5), num_queries=QUESTIONS
 )
 density = PublicDensity(neighbors=NEAR, private_records=len(private))
 predictor = IndKNNPredictor(parameters, len(names), vectors.shape[1], IndKNNSwitches(density=density))

@@ -532,7 +532,8 @@ def own_classes_only() -> Iterator[None]:
     before = dict(_common.parsing_settings)
     names = [name for name in known_classes() if name.startswith("pl_privknn.")]
     rooms = [
-        f"pl_privknn.{room}" for room in (*ROOMS, "neighbors", "networks")
+        f"pl_privknn.{room}"
+        for room in (*ROOMS, "neighbors", "networks", "privacy.Budget", "privacy.settings")
     ]  # also subpackages without classes for YAML
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*names, *rooms])
     try:

@@ -32,7 +32,7 @@ from pl_privknn.config import (
     merged,
     put,
 )
-from pl_privknn.labelers.base import stated_plan
+from pl_privknn.labelers.base import SpendsBudget, stated_plan
 from pl_privknn.labelers.statistics import MOST_RELEASES
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
@@ -49,7 +49,7 @@ _DIGITS = 6
 _MOST = 10_000_000
 #: Settings that increase ε, by name, with smallest and largest value; integer limits mark integer settings.
 _RISING: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("epsilon", "budget"), (MIN_EPSILON, MAX_EPSILON)),
+    **dict.fromkeys(("epsilon", "rho"), (MIN_EPSILON, MAX_EPSILON)),
     "sampling_rate": (1e-6, 1.0),
     "expected_batch_size": (1, _MOST),
     "batch_size": (1, _MOST),
@@ -73,6 +73,12 @@ def default_parameter(document: Mapping[str, Any]) -> str:
         place = next(private_trainings(document, known_classes().get), "")
     if not place:
         raise ConfigurationError(_NOTHING)
+    found = known_classes().get(str(get(document, f"{place}.class_path") or get(document, place)))
+    if found is not None and issubclass(found, SpendsBudget):
+        arguments = f"{place}.init_args"
+        if all(get(document, f"{arguments}.{name}") is None for name in found.free_parameters):
+            own = get(document, f"{arguments}.budget.epsilon") is not None
+            return f"{arguments}.budget.epsilon" if own else "labeling.budget.epsilon"
     return _named_by(document, place)
 
 
@@ -80,7 +86,11 @@ def _screenings(document: Mapping[str, Any], parameter: str) -> dict[str, float]
     """Path of a screening's noise in a configuration, and its ratio to the noise of the answers."""
     noise = _number(document, parameter)
     sections = parameter.split(".")[:-1]
-    places = [".".join([*sections[:end], "screening.sigma"]) for end in range(2, len(sections) + 1)]
+    places = [
+        ".".join([*sections[:end], "screening.noise", *form, "sigma"])
+        for end in range(2, len(sections) + 1)
+        for form in ((), ("init_args",))
+    ]
     stated = {place: _number(document, place) for place in places}
     return {place: value / noise for place, value in stated.items() if value and noise}
 

@@ -444,7 +444,7 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
             f"count of correct predictions on it is also released, at ε {sizes.epsilon:g}; no record is in both "
             "parts."
         )
-    arguments: dict[str, Any] = {"epsilon": sizes.epsilon, "delta": sizes.delta, "private_records": records}
+    arguments: dict[str, Any] = {"private_records": records}
     if sizes.task == "multilabel":
         arguments["task"] = sizes.task
     labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}

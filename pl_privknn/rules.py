@@ -21,6 +21,7 @@ from pl_privknn.features.kernel_pca import PublicKernelPCA
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS
 from pl_privknn.testing import FreeLedger
 
@@ -144,7 +145,7 @@ class Sizes:
         if setting.teacher == "ReverseKNN":
             return None
         planned = PreconditionedGradients(
-            self.epsilon, delta=self.delta, private_records=self.private_records, centre=_CENTRE
+            budget=Budget(self.epsilon, self.delta), private_records=self.private_records, centre=_CENTRE
         )
         length = planned.length_of_centre_noise(setting.width)
         if length <= _CENTRE_NOISE:
@@ -193,7 +194,7 @@ def answers(
     """
     share, source, ledger = len(private) / sizes.private_records, SeededNoise(seed), FreeLedger()
     if setting.teacher == "ReverseKNN":
-        votes = ReverseKNN(epsilon=sizes.epsilon / share, noise_source=source)
+        votes = ReverseKNN(budget=Budget(sizes.epsilon / share), noise_source=source)
         select = ClusterSelection(**_SELECTION)
         nothing = torch.full((len(public),), -1)
         pool = PublicPool(nothing, nothing >= 0, lambda: public)
@@ -204,7 +205,7 @@ def answers(
         assert release.scores is not None
         assert release.score_deviation is not None
         return label_by_spread(selection.spread, release.scores, release.score_deviation)[1], None
-    planned = PreconditionedGradients(sizes.epsilon, delta=sizes.delta, private_records=sizes.private_records)
+    planned = PreconditionedGradients(budget=Budget(sizes.epsilon, sizes.delta))
     sums = PreconditionedGradients(
         noise_multiplier=planned.noise_multiplier * share,
         private_records=len(private),
@@ -286,10 +287,7 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
     features = as_section(extractor_of(setting, has_pretrained()))[0]
     budget = {"epsilon": sizes.epsilon, "delta": sizes.delta}
     if setting.teacher == "ReverseKNN":
-        labeler: dict[str, Any] = {
-            "class_path": "ReverseKNN",
-            "init_args": {"k": 1, "epsilon": sizes.epsilon},
-        }
+        labeler: dict[str, Any] = {"class_path": "ReverseKNN", "init_args": {"k": 1}}
         asked: dict[str, Any] = {
             "queries_per_round": sizes.clusters,
             "selection": {
@@ -301,11 +299,7 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
         network, optimizer, lr, decay = "linear_probe", "sgd", 3 / setting.width, setting.width / 1000
     else:
-        arguments: dict[str, Any] = {
-            "epsilon": sizes.epsilon,
-            "delta": sizes.delta,
-            "private_records": sizes.private_records,
-        }
+        arguments: dict[str, Any] = {"private_records": sizes.private_records}
         if (centre := sizes.centre(setting)) is not None:
             arguments["centre"] = centre
         if sizes.task == "multilabel":

@@ -123,17 +123,21 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
     if method.kind == "true_labels":
         put(document, "data.init_args.train_on_truth", True)
         return document
-    common = {"delta": comparison.delta, "adjacency": comparison.adjacency, "unit": comparison.unit}
-    values: dict[str, Any] = {**common, "progress": False}
-    where = "model"
+    where, budget = "model", "model.init_args.budget"
     if method.kind == "labeler":
-        where, budget = "labeling.labeler", {} if epsilon == math.inf else {"epsilon": epsilon}
-        for name, value in {**common, **budget}.items():
-            put(document, f"labeling.budget.{name}", value)
+        where, budget = "labeling.labeler", "labeling.budget"
         put(document, "labeling.options.seed", seed)
         put(document, "labeling.options.progress", False)
-    elif epsilon < math.inf:
-        values["max_epsilon"] = epsilon
+    found, arguments = class_named(str(get(document, f"{where}.class_path"))), f"{where}.init_args"
+    names = [] if found is None else argument_names(found)
+    kept = {"delta": comparison.delta, "adjacency": comparison.adjacency, "unit": comparison.unit}
+    if epsilon < math.inf and get(document, f"{budget}.epsilon") is None:
+        kept["epsilon"] = epsilon
+    spends = any(name.split(".")[0] == "budget" for name in names)
+    if method.kind == "labeler" or spends:
+        for name, value in kept.items():
+            put(document, f"{budget}.{name}", value)
+    values: dict[str, Any] = {"progress": False}
     if comparison.noise_seeded:
         key = (
             f"{comparison.name}|{method.name}|{epsilon_text(epsilon)}|{seed}"  # no two runs share their noise
@@ -141,17 +145,11 @@ def document_of(comparison: Comparison, method: Method, epsilon: float, seed: in
         drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
         source = {"class_path": "pl_privknn.privacy.noise.SeededNoise", "init_args": {"seed": drawn}}
         values["noise_source"] = source
-    found, arguments = class_named(str(get(document, f"{where}.class_path"))), f"{where}.init_args"
-    names = [] if found is None else argument_names(found)
-    if epsilon < math.inf and method.find is None and found is not None:
-        # By its whole name: epsilon in a group may be that of an optimizer.
-        if "epsilon" in names and "epsilon" not in (get(document, arguments) or {}):
-            put(document, f"{arguments}.epsilon", epsilon)
-        if "epsilon" not in names and epsilon not in method.settings:
-            raise ConfigurationError(
-                f"methods.{method.name}: no setting gives ε={epsilon_text(epsilon)}; add find, or "
-                "settings for it, or list the method's own epsilons"
-            )
+    if epsilon < math.inf and not spends and method.find is None and epsilon not in method.settings and found:
+        raise ConfigurationError(
+            f"methods.{method.name}: no setting gives ε={epsilon_text(epsilon)}; add find, or "
+            "settings for it, or list the method's own epsilons"
+        )
     for name, value in values.items():
         places = [path for path in names if path.split(".")[-1] == name]
         if places:

@@ -185,9 +185,7 @@ class Client:
         self._check(request)
         protocol = request.message()
         coins = self.noise_source.stream("records", request.round)
-        voter = ReverseKNN(
-            k=request.k, epsilon=1.0, noise_source=coins
-        )  # looks for queries; its noise is not drawn
+        voter = ReverseKNN(k=request.k, noise_source=coins)  # looks for queries; no noise is drawn
         voter.private_owners = self._owners
         voter.fit(self._features, self._labels, self.num_classes)
         nearest, labels = voter.votes(request.features())

@@ -49,8 +49,8 @@ class FederatedRound:
         extractor: the public extractor that was agreed upon, or a name for it.
         ledger: the server's file of all releases about these clients' records.
         release: the ``.npz`` file that is written: ``labels``, ``soft``, ``scores``, ``score_deviation``.
-        budget: of the ledger; ``unit="person"``: nodes that hold persons send one message for each. Senders are
-            visible, so the adjacency is ``"replace_one"``.
+        budget: of the ledger, and of a labeler without a budget of its own; senders are visible, so the adjacency is
+            ``"replace_one"``. With ``unit="person"`` nodes that hold persons send one message for each.
         num_nodes: nodes that must be there before anyone is asked, the shuffler among them.
         max_messages: records (or persons) of one node; more are refused.
 
@@ -58,10 +58,10 @@ class FederatedRound:
         >>> import torch
         >>> from pl_privknn.federated import FederatedRound
         >>> from pl_privknn.labelers import LocalReverseKNN
-        >>> from pl_privknn.privacy import account
-        >>> labeler = LocalReverseKNN(epsilon=0.5)
+        >>> from pl_privknn.privacy import Budget, account
         >>> round_one = FederatedRound(
-        ...     "first", labeler, torch.eye(3), 10, extractor="unit vectors", ledger="l.sqlite", release="first.npz"
+        ...     "first", LocalReverseKNN(), torch.eye(3), 10, extractor="unit vectors", ledger="l.sqlite",
+        ...     release="first.npz", budget=Budget(epsilon=0.5, adjacency="replace_one"),
         ... )
         >>> round(account(round_one.plan(), delta=1e-5, adjacency="replace_one").epsilon, 3)
         0.5
@@ -100,6 +100,7 @@ class FederatedRound:
                 f"labeler={type(self.labeler).__name__}: clients' exact counts would have to reach a server, and no "
                 "secure aggregation is offered here; use LocalReverseKNN or ShuffledReverseKNN"
             )
+        self.labeler.take_budget(self.budget)
         if self.labeler.randomizer == "shares":
             raise ValueError(
                 "randomizer='shares': an envelope's length would reveal how much noise its client drew; use one "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import shape_text
-from pl_privknn.config import HasInitArguments
+from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.neighbors.processes import ALONE, ProcessGroup, Shard
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms.base import (
@@ -230,13 +230,6 @@ def stated_plan(
     ]
 
 
-def check_one_of(**given: Any) -> None:
-    """Raise ``ValueError`` unless exactly one of two arguments is given."""
-    if sum(value is not None for value in given.values()) != 1:
-        stated = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ValueError(f"{stated}: give exactly one of them")
-
-
 def check_features(features: Tensor) -> None:
     """Raise ``ValueError`` unless ``features`` are finite floats of shape ``(n, d)``, without showing one of them."""
     if features.ndim != 2 or not features.is_floating_point():
@@ -379,25 +372,68 @@ class ProtectsPersons(Labeler):
 
 
 class SpendsBudget(Labeler):
-    """Mixin of labelers that can set their noise from a budget.
+    """Mixin of labelers whose noise can be set from a budget.
 
-    Such a labeler has an argument ``budget``, a :class:`~pl_privknn.privacy.Budget` or None. With None, and no noise
-    among its other arguments, it waits for the budget of the run.
+    Args:
+        budget: from which the noise is set: the least with which a run stays within ε at δ. None where other
+            arguments set the noise, or where the budget of the run sets it (:class:`~pl_privknn.PrivateLabeler`).
+        noise: other noise that is given, or None.
+        noise_source: see :class:`Labeler`.
     """
 
-    @abc.abstractmethod
-    def take_budget(self, budget: Budget, rounds: int) -> None:
+    def __init__(self, budget: Budget | None, noise: Any, noise_source: NoiseSource | None = None) -> None:
+        super().__init__(noise_source)
+        self.budget = None if budget is None else as_group("budget", budget, Budget())
+        self._own_noise = noise is not None
+        if self.budget is not None and (self.budget.epsilon is None) != self._own_noise:
+            raise ValueError(
+                f"budget.epsilon={self.budget.epsilon!r}: {type(self).__name__} takes its noise from it, or from "
+                "another argument; give exactly one of them"
+            )
+
+    def take_budget(self, budget: Budget, rounds: int = 1) -> None:
         """Set noise and adjacency from a run's budget, before :meth:`Labeler.plan`.
 
-        What the labeler's own arguments set stays as it is.
+        A budget or noise among the labeler's own arguments has precedence.
 
         Args:
             budget: of the run.
             rounds: number of rounds that ask something.
 
         Raises:
-            ValueError: where neither sets the noise, or they differ in their adjacency.
+            ValueError: where neither sets the noise.
         """
+        budget = budget if self.budget is None else self.budget
+        if budget.epsilon is None and not self._own_noise:
+            raise ValueError(
+                f"budget.epsilon=None: {type(self).__name__} has no noise of its own; give "
+                "budget=Budget(epsilon=…) to it or to the run, or state its noise"
+            )
+        self.set_noise(budget, rounds)
+
+    @abc.abstractmethod
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """Set adjacency, and noise where no argument does; ``budget.epsilon`` is given then.
+
+        Args:
+            budget: of the run, or the labeler's own.
+            rounds: number of rounds that ask something.
+        """
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Neighbouring relation of the charges."""
+        return self.adjacencies[0]
+
+    @property
+    def no_noise(self) -> str:
+        """Message where noise is asked for before it is set."""
+        return f"{type(self).__name__}: no noise is set; give budget=Budget(epsilon=…), or pass it to PrivateLabeler"
+
+    def _begin(self) -> None:
+        """Set noise and adjacency as far as the constructor's arguments do."""
+        if self._own_noise or self.budget is not None:
+            self.take_budget(Budget())
 
 
 def unit_of(labeler: Labeler) -> Unit:

@@ -15,7 +15,6 @@ from pl_privknn._checks import (
     check_finite,
     check_int,
     check_non_negative,
-    check_open_unit,
     check_positive,
     check_switch,
 )
@@ -26,7 +25,7 @@ from pl_privknn.labelers.base import (
     MakesModel,
     ProtectsPersons,
     Release,
-    check_one_of,
+    SpendsBudget,
     check_table,
     unit_of,
 )
@@ -41,6 +40,7 @@ from pl_privknn.privacy.noisy_steps import (
     poisson_sample,
     step_mechanism,
 )
+from pl_privknn.privacy.settings import Budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class LinearOptimization:
         check_int("steps_per_charge", self.steps_per_charge)
 
 
-class NoisySGDTeacher(ProtectsPersons, MakesModel):
+class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
     """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
@@ -120,11 +120,8 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel):
         expected_batch_size: what the noisy sum of gradients is divided by: a public constant, about ``sampling_rate``
             times the number of records. It scales the learning rate and nothing else.
         steps: noisy steps of one round.
-        epsilon: find the least noise with which ``rounds`` rounds cost at most this at ``delta``. Give it
-            or ``noise_multiplier``.
-        noise_multiplier: noise over ``max_grad_norm``.
-        delta: δ of ``epsilon``.
-        rounds: number of rounds that ``epsilon`` is for.
+        budget: sets the least noise with which all rounds cost at most its ε; by default the budget of the run.
+        noise_multiplier: noise over ``max_grad_norm``, instead.
         max_grad_norm: L2 bound of each record's gradient.
         optimization: what noisy gradients do to the weights.
         model: the linear model and what features go through before it.
@@ -133,8 +130,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel):
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
-        ValueError: for arguments out of range, or unless exactly one of ``epsilon`` and
-            ``noise_multiplier`` is given.
+        ValueError: for arguments out of range, or both a budget's ε and ``noise_multiplier``.
 
     Example:
         >>> from pl_privknn.labelers import NoisySGDTeacher
@@ -145,48 +141,28 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel):
     """
 
     asks_in_batches = False
-    free_parameters = ("epsilon", "noise_multiplier")
+    free_parameters = ("noise_multiplier",)
+    _mechanism: Gaussian | None = None
 
     def __init__(
         self,
         sampling_rate: float = 0.1,
         expected_batch_size: int = 6000,
         steps: int = 200,
-        epsilon: float | None = None,
+        budget: Budget | None = None,
         noise_multiplier: float | None = None,
-        delta: float = 1e-5,
-        rounds: int = 1,
         max_grad_norm: float = 0.25,
         optimization: LinearOptimization = LinearOptimization(),
         model: LinearModel = LinearModel(),
         records_per_person: int = 1,
         noise_source: NoiseSource | None = None,
     ) -> None:
-        super().__init__(noise_source)
-        check_one_of(epsilon=epsilon, noise_multiplier=noise_multiplier)
+        super().__init__(budget, noise_multiplier, noise_source)
         self.expected_batch_size = check_int("expected_batch_size", expected_batch_size)
         self.steps = check_int("steps", steps)
-        self.rounds = check_int("rounds", rounds)
-        self.epsilon = epsilon
-        if noise_multiplier is None:
-            noise_multiplier = noise_for_steps(
-                check_positive("epsilon", epsilon),
-                check_open_unit("delta", delta),
-                sampling_rate,
-                self.steps * self.rounds,
-            )
-        #: The release of one step; draws its noise as well.
-        self.mechanism: Gaussian = step_mechanism(noise_multiplier, max_grad_norm, sampling_rate)
+        self.sampling_rate, self.max_grad_norm = sampling_rate, max_grad_norm
         self.optimization = as_group("optimization", optimization, LinearOptimization())
         self.model = as_group("model", model, LinearModel())
-        #: Peak learning rate after ``noise_limit``.
-        self.lr = noise_aware_lr(
-            self.optimization.lr,
-            self.optimization.noise_limit,
-            noise_multiplier,
-            self.steps,
-            self.expected_batch_size,
-        )
         #: Constant input after the features: 1, or 0 where there is no bias.
         self.constant = float(self.model.bias)
         self.records_per_person = check_int("records_per_person", records_per_person)
@@ -195,6 +171,38 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel):
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._head: dict[str, Tensor] | None = None
         self._vectors = torch.empty(0)  # of this process's records, changed
+        if noise_multiplier is not None:
+            self._set_noise(noise_multiplier)
+        self._begin()
+
+    @property
+    def mechanism(self) -> Gaussian:
+        """Release of one step; draws its noise as well.
+
+        Raises:
+            ValueError: before a budget has set its noise.
+        """
+        if self._mechanism is None:
+            raise ValueError(self.no_noise)
+        return self._mechanism
+
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """Set the noise of all steps of all rounds; see the base."""
+        if not self._own_noise:
+            assert budget.epsilon is not None
+            steps = self.steps * rounds
+            self._set_noise(noise_for_steps(budget.epsilon, budget.delta, self.sampling_rate, steps))
+
+    def _set_noise(self, noise_multiplier: float) -> None:
+        self._mechanism = step_mechanism(noise_multiplier, self.max_grad_norm, self.sampling_rate)
+        #: Peak learning rate after ``noise_limit``.
+        self.lr = noise_aware_lr(
+            self.optimization.lr,
+            self.optimization.noise_limit,
+            noise_multiplier,
+            self.steps,
+            self.expected_batch_size,
+        )
 
     def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
         """Take the private table; see :meth:`Labeler.fit`. Training waits for the queries."""
@@ -203,16 +211,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel):
         self._table = (features, labels, num_classes)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """All steps of all rounds; see :meth:`Labeler.plan`.
-
-        Raises:
-            ValueError: if there are more rounds than ``epsilon`` was stated for.
-        """
-        if self.epsilon is not None and rounds > self.rounds:
-            raise ValueError(
-                f"rounds={self.rounds} of NoisySGDTeacher: epsilon was stated for so many, the run has "
-                f"{rounds}; set the teacher's rounds to that"
-            )
+        """All steps of all rounds; see :meth:`Labeler.plan`."""
         return [Charge(self.mechanism, self.steps * rounds)]
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:

@@ -49,7 +49,7 @@ class PATE(VotingLabeler):
 
     **The papers' names.** ``Laplace(scale)`` is LNMax (2017), pure 2/b differential privacy an answer; the papers' γ
     is 1/b, so "noise 0.1" is scale 10. ``Gaussian(sigma)`` is GNMax (2018), RDP α/σ² an answer, and with
-    ``screening`` Confident-GNMax (Algorithm 1), whose σ1 is ``screening.sigma`` and whose σ2 is ``noise.sigma``.
+    ``screening`` Confident-GNMax (Algorithm 1), with σ1 = ``screening.noise.sigma`` and σ2 = ``noise.sigma``.
 
     **Attributes.** A teacher's vote is the attribute vector that it gives to a query, clipped as in
     :class:`~pl_privknn.labelers.attributes.Attributes`; one vote that changes at will moves the sums as one that is
@@ -86,7 +86,7 @@ class PATE(VotingLabeler):
     Example:
         >>> from pl_privknn.labelers import PATE, Screening
         >>> from pl_privknn.privacy import Gaussian, Laplace, epsilon_for_delta
-        >>> screening = Screening(threshold=200, sigma=150.0)
+        >>> screening = Screening(threshold=200, noise=Gaussian(sigma=150.0))
         >>> choices = [{"noise": Laplace(100.0)}, {"noise": Gaussian(40.0)}, {"screening": screening}]
         >>> plans = [PATE(num_teachers=250, **choice).plan(100, 50, 10) for choice in choices]
         >>> [round(epsilon_for_delta(plan, 1e-5), 3) for plan in plans]

@@ -43,7 +43,7 @@ class PreconditionedGradients(StatisticsTeacher):
     moves by C under ``add_remove`` and by 2C under ``replace_one``; the model at which they are taken is public.
 
     Args:
-        *args: ``epsilon`` or ``noise_multiplier``.
+        *args: ``budget`` or ``noise_multiplier``.
         releases: T.
         clip_norms: C of each release, public constants; by default 1, 0.5, 0.5 and then 0.25.
         **kwargs: see :class:`~pl_privknn.labelers.statistics.StatisticsTeacher`.

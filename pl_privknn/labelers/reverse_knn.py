@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_non_negative, check_positive, check_switch
+from pl_privknn._checks import check_int, check_non_negative, check_switch
 from pl_privknn.labelers.attributes import (
     Attributes,
     FixedThresholds,
@@ -23,17 +23,17 @@ from pl_privknn.labelers.base import (
     ProtectsPersons,
     RecordBlocks,
     Release,
+    SpendsBudget,
     StreamsRecords,
-    check_one_of,
     check_records,
     nonnegative_shares,
 )
 from pl_privknn.labelers.reverse_knn_local import Table, true_counts
 from pl_privknn.labelers.voting import vote_noise
 from pl_privknn.neighbors import assign
-from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Gaussian, Laplace, Mechanism
-from pl_privknn.privacy.mechanisms.base import check_adjacency
+from pl_privknn.privacy.mechanisms import AdditiveNoise, Charge, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.settings import Budget
 
 
 def check_counts(counts: Tensor) -> None:
@@ -70,7 +70,7 @@ def decide(
     return Release(labels, nonnegative_shares(noisy).float(), released, deviation)
 
 
-class RecordVotes(StreamsRecords, ProtectsPersons):
+class RecordVotes(StreamsRecords, ProtectsPersons, SpendsBudget):
     """Base class of labelers whose records vote for their nearest queries.
 
     Args:
@@ -78,7 +78,8 @@ class RecordVotes(StreamsRecords, ProtectsPersons):
         soft: release class probabilities too: the non-negative part of the noisy counts, normalised.
         abstain: refuse a query where the two largest noisy counts differ by less than this many standard
             deviations of that difference's noise; 0 answers every query. Post-processing, free of cost.
-        adjacency: neighbouring relation.
+        budget: sets the noise; see :class:`~pl_privknn.labelers.base.SpendsBudget`.
+        noise: other noise that is given, or None.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
     """
 
@@ -86,14 +87,18 @@ class RecordVotes(StreamsRecords, ProtectsPersons):
     attributes: Attributes | None = None
 
     def __init__(
-        self, k: int, soft: bool, abstain: float, adjacency: Adjacency, noise_source: NoiseSource | None
+        self,
+        k: int,
+        soft: bool,
+        abstain: float,
+        budget: Budget | None,
+        noise: Mechanism | None,
+        noise_source: NoiseSource | None,
     ) -> None:
-        super().__init__(noise_source)
+        super().__init__(budget, noise, noise_source)
         self.k = check_int("k", k)
         self.soft = check_switch("soft", soft)
         self.abstain = check_non_negative("abstain", abstain)
-        self.adjacency = check_adjacency(adjacency)
-        self.adjacencies = (self.adjacency,)
         self._blocks: RecordBlocks | None = None
         self._drawn: Tensor | None = None
         self._num_classes = 0
@@ -181,46 +186,46 @@ class ReverseKNN(RecordVotes):
 
     Args:
         k: number of nearest queries that a record votes for.
-        epsilon: ε of one round under pure differential privacy; sets Laplace noise of scale ``k/ε``
-            (``2k/ε`` under ``replace_one``). Give this or ``noise``.
         noise: the mechanism with its noise scale, ``Laplace`` or ``Gaussian``;
             sensitivities are filled in.
+        budget: sets Laplace noise of scale ``k · rounds / ε`` (twice that under ``replace_one``), so that all rounds
+            together are ε-differentially private with δ = 0; by default the budget of the run.
         soft: release class probabilities too: the non-negative part of the noisy counts, normalised.
         abstain: refuse a query where the two largest noisy counts differ by less than this many standard
             deviations of that difference's noise (of attributes: whose noisy number of records is below this many
             deviations of the noise); 0 answers every query. Post-processing, free of cost.
-        adjacency: neighbouring relation; a replaced record moves twice as much as one that is added.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         attributes: labels are attributes and not classes; with ``Laplace`` or ``Gaussian`` noise.
             The rule is :class:`~pl_privknn.labelers.attributes.FixedThresholds`, whose threshold is a share of the
             released number of records near the query; by default it denoises the whole table together.
 
     Raises:
-        ValueError: unless exactly one of ``epsilon`` and ``noise`` is given, or for values out of range.
+        ValueError: for values out of range, or both a budget's ε and ``noise``.
 
     Example:
         >>> from pl_privknn.labelers import ReverseKNN
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = ReverseKNN(k=1, epsilon=0.5)
+        >>> from pl_privknn.privacy import Budget, epsilon_for_delta
+        >>> teacher = ReverseKNN(k=1, budget=Budget(epsilon=0.5))
         >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
         0.5
     """
 
-    free_parameters = ("epsilon", "noise")
+    free_parameters = ("noise",)
+    _mechanism: AdditiveNoise | None = None
 
     def __init__(
         self,
         k: int = 1,
-        epsilon: float | None = None,
         noise: Mechanism | None = None,
+        budget: Budget | None = None,
         soft: bool = True,
         abstain: float = 0.0,
-        adjacency: Adjacency = "add_remove",
         noise_source: NoiseSource | None = None,
         attributes: Attributes | None = None,
     ) -> None:
-        super().__init__(k, soft, abstain, adjacency, noise_source)
-        self.attributes, self.epsilon = attributes, epsilon
+        super().__init__(k, soft, abstain, budget, noise, noise_source)
+        self.attributes, self.noise = attributes, noise
+        self._epsilon: float | None = None  # of one round, where a budget sets the noise
         if attributes is not None:
             self.tasks = ("multilabel",)
             if attributes.rule is not None and not isinstance(attributes.rule, FixedThresholds):
@@ -228,36 +233,56 @@ class ReverseKNN(RecordVotes):
                     f"attributes.rule={attributes.rule!r}: the number of votes differs between queries; use "
                     "FixedThresholds"
                 )
-        moved = self.k * (2 if self.adjacency == "replace_one" else 1)
-        check_one_of(epsilon=epsilon, noise=noise)
-        if attributes is not None:
-            self.noise: Mechanism | None = noise
+        self._begin()
+
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """Set Laplace noise of pure ε, the budget's over ``rounds``, for each round; see the base."""
+        self.adjacencies = (budget.adjacency,)
+        if not self._own_noise:
+            assert budget.epsilon is not None
+            self._epsilon = budget.epsilon / rounds
+        if self.attributes is not None:
             self._sum_noise(2)  # refuses what can't be added to sums at once
             return
-        if noise is None:
-            noise = Laplace(scale=moved / check_positive("epsilon", epsilon))
+        moved = self.k * self._moved
+        noise = self._noise_of(moved)
         completed = vote_noise(noise, moved, math.sqrt(moved))
         if not isinstance(completed, AdditiveNoise):
             raise ValueError(f"noise={noise!r} can't be added to counts; use for instance Laplace(scale)")
-        self.noise = completed
+        self._mechanism = completed
+
+    @property
+    def _moved(self) -> int:
+        """Records' votes that differ between neighbours."""
+        return 2 if self.adjacencies == ("replace_one",) else 1
+
+    def _noise_of(self, moved: float) -> Mechanism:
+        """Noise that is given, or Laplace noise for a sum that moves so far in L1."""
+        if self.noise is not None:
+            return self.noise
+        if self._epsilon is None:
+            raise ValueError(self.no_noise)
+        return Laplace(scale=moved / self._epsilon)
 
     def _sum_noise(self, num_attributes: int) -> Gaussian | Laplace:
         """The frozen mechanism that draws, and is charged for, one round of attributes."""
         assert self.attributes is not None
         l1, l2 = single_vote_norms(self.attributes.tau, num_attributes)
-        moved = 2 if self.adjacency == "replace_one" else 1
+        moved = self._moved
         l1_moved, l2_moved = moved * self.k * (l1 + 1), math.sqrt(moved * self.k * (l2**2 + 1))
-        noise = self.noise
-        if noise is None:
-            noise = Laplace(scale=l1_moved / check_positive("epsilon", self.epsilon))
-        return sum_noise(noise, l1_moved, l2_moved)
+        return sum_noise(self._noise_of(l1_moved), l1_moved, l2_moved)
 
     def mechanism(self, num_classes: int) -> AdditiveNoise:
-        """The frozen mechanism that draws, and is charged for, one round."""
+        """The frozen mechanism that draws, and is charged for, one round.
+
+        Raises:
+            ValueError: before the noise is set.
+        """
         if self.attributes is not None:
             return self._sum_noise(num_classes)
-        assert isinstance(self.noise, AdditiveNoise)
-        return self.noise
+        if self._mechanism is None:
+            raise ValueError(self.no_noise)
+        return self._mechanism
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One release a round; see :meth:`Labeler.plan`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn._checks import check_choice, check_int
 from pl_privknn.labelers.base import ChargesLedger, Release
 from pl_privknn.labelers.reverse_knn import RecordVotes, decide
 from pl_privknn.labelers.reverse_knn_local import (
@@ -23,6 +24,7 @@ from pl_privknn.labelers.reverse_knn_local import (
 )
 from pl_privknn.privacy.mechanisms import Charge, NegativeBinomial
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.settings import Budget
 
 
 class ClientReverseKNN(RecordVotes):
@@ -35,20 +37,60 @@ class ClientReverseKNN(RecordVotes):
 
     trust: ClassVar[str]
     randomizers: ClassVar[tuple[str, ...]] = tuple(RANDOMIZERS)
-    free_parameters = ("epsilon",)
+    adjacencies = ("replace_one",)
 
     def __init__(
         self,
-        k: int,
-        epsilon: float,
-        randomizer: str,
-        soft: bool,
-        abstain: float,
-        noise_source: NoiseSource | None,
+        k: int = 1,
+        *,
+        budget: Budget | None = None,
+        randomizer: str = "collision",
+        soft: bool = True,
+        abstain: float = 0.0,
+        noise_source: NoiseSource | None = None,
     ) -> None:
-        super().__init__(k, soft, abstain, "replace_one", noise_source)
-        self.epsilon = check_positive("epsilon", epsilon)
+        super().__init__(k, soft, abstain, budget, None, noise_source)
         self.randomizer = check_choice("randomizer", randomizer, self.randomizers)
+        self._round: Budget | None = None
+        self._begin()
+
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """Set ε and δ of each round: those of the budget over ``rounds``; see the base.
+
+        Raises:
+            ValueError: for another adjacency than ``"replace_one"``.
+        """
+        if budget.adjacency != "replace_one":
+            raise ValueError(
+                f"budget.adjacency={budget.adjacency!r}: senders of messages are visible; use "
+                "Budget(epsilon=…, adjacency='replace_one')"
+            )
+        assert budget.epsilon is not None
+        self._round = dataclasses.replace(
+            budget, epsilon=budget.epsilon / rounds, delta=budget.delta / rounds
+        )
+
+    @property
+    def delta(self) -> float:
+        """δ of one round.
+
+        Raises:
+            ValueError: before a budget has set it.
+        """
+        if self._round is None:
+            raise ValueError(self.no_noise)
+        return self._round.delta
+
+    @property
+    def epsilon(self) -> float:
+        """ε of one round.
+
+        Raises:
+            ValueError: before a budget has set it.
+        """
+        if self._round is None or self._round.epsilon is None:
+            raise ValueError(self.no_noise)
+        return self._round.epsilon
 
     @abc.abstractmethod
     def protocol(self, num_queries: int, num_classes: int) -> LocalRandomizer | SingleMessage | MultiMessage:
@@ -110,7 +152,8 @@ class LocalReverseKNN(ClientReverseKNN):
 
     Args:
         k: number of nearest queries that a record votes for.
-        epsilon: ε of each message, and so of one round.
+        budget: its ε over the number of rounds is that of each message; ``adjacency="replace_one"``, since senders
+            are visible. By default the budget of the run.
         randomizer: of a message: ``"collision"`` or ``"randomized_response"``.
         soft: see :class:`~pl_privknn.labelers.reverse_knn.RecordVotes`.
         abstain: likewise.
@@ -121,23 +164,13 @@ class LocalReverseKNN(ClientReverseKNN):
 
     Example:
         >>> from pl_privknn.labelers import LocalReverseKNN
-        >>> LocalReverseKNN(epsilon=2.0).plan(30, 30, 10)[0].mechanism.epsilon
+        >>> from pl_privknn.privacy import Budget
+        >>> teacher = LocalReverseKNN(budget=Budget(epsilon=2.0, adjacency="replace_one"))
+        >>> teacher.plan(30, 30, 10)[0].mechanism.epsilon
         2.0
     """
 
     trust = "local"
-
-    def __init__(
-        self,
-        k: int = 1,
-        *,
-        epsilon: float,
-        randomizer: str = "collision",
-        soft: bool = True,
-        abstain: float = 0.0,
-        noise_source: NoiseSource | None = None,
-    ) -> None:
-        super().__init__(k, epsilon, randomizer, soft, abstain, noise_source)
 
     def protocol(self, num_queries: int, num_classes: int) -> LocalRandomizer:
         """Randomiser of one client's message for a table of this shape."""
@@ -149,9 +182,9 @@ class ShuffledReverseKNN(ClientReverseKNN):
 
     Args:
         k: number of nearest queries that a record votes for.
-        epsilon: ε of one round at ``delta``.
         num_clients: public number of records that are certain to take part.
-        delta: δ of one round.
+        budget: its ε and δ over the number of rounds are those of each; ``adjacency="replace_one"``, since senders
+            are visible. By default the budget of the run.
         randomizer: of a message: ``"collision"`` or ``"randomized_response"``, amplified by shuffling; or
             ``"shares"``, several messages per client.
         soft: see :class:`~pl_privknn.labelers.reverse_knn.RecordVotes`.
@@ -163,8 +196,9 @@ class ShuffledReverseKNN(ClientReverseKNN):
 
     Example:
         >>> from pl_privknn.labelers import ShuffledReverseKNN
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = ShuffledReverseKNN(epsilon=1.0, num_clients=1000, randomizer="shares")
+        >>> from pl_privknn.privacy import Budget, epsilon_for_delta
+        >>> budget = Budget(epsilon=1.0, adjacency="replace_one")
+        >>> teacher = ShuffledReverseKNN(num_clients=1000, budget=budget, randomizer="shares")
         >>> epsilon_for_delta(teacher.plan(30, 30, 10), 1e-5, "replace_one") <= 1.0
         True
     """
@@ -176,29 +210,33 @@ class ShuffledReverseKNN(ClientReverseKNN):
         self,
         k: int = 1,
         *,
-        epsilon: float,
         num_clients: int,
-        delta: float = 1e-5,
+        budget: Budget | None = None,
         randomizer: str = "collision",
         soft: bool = True,
         abstain: float = 0.0,
         noise_source: NoiseSource | None = None,
     ) -> None:
-        super().__init__(k, epsilon, randomizer, soft, abstain, noise_source)
         self.num_clients = check_int("num_clients", num_clients, 2)
-        self.delta = check_open_unit("delta", delta)
+        super().__init__(
+            k, budget=budget, randomizer=randomizer, soft=soft, abstain=abstain, noise_source=noise_source
+        )
+
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """See :meth:`ClientReverseKNN.set_noise`."""
+        super().set_noise(budget, rounds)
         self._local: float | None = None
         self._shares: dict[int, NegativeBinomial] = {}
 
     def protocol(self, num_queries: int, num_classes: int) -> SingleMessage | MultiMessage:
         """Shuffle protocol for a table of this shape."""
-        table = Table(num_queries, num_classes, self.k)
+        table, epsilon = Table(num_queries, num_classes, self.k), self.epsilon
         if self.randomizer == "shares":
             if table.ones not in self._shares:
-                self._shares[table.ones] = calibrated_shares(self.epsilon, self.delta, table.ones)
+                self._shares[table.ones] = calibrated_shares(epsilon, self.delta, table.ones)
             return MultiMessage(self._shares[table.ones], table, self.num_clients)
         if self._local is None:
-            self._local = amplified_epsilon(self.epsilon, self.delta, self.num_clients)
+            self._local = amplified_epsilon(epsilon, self.delta, self.num_clients)
         return SingleMessage(self.randomizer, self._local, table, self.num_clients)
 
     def check_clients(self, count: int) -> None:

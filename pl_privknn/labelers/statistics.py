@@ -32,17 +32,18 @@ from pl_privknn.labelers.base import (
     MakesModel,
     ProtectsPersons,
     Release,
+    SpendsBudget,
     UsesPublicFeatures,
-    check_one_of,
     check_records,
 )
 from pl_privknn.labelers.centre import Centre, centre_of, differences
 from pl_privknn.privacy.ledger import LedgerRun
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import check_adjacency, merged
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import merged
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.noisy_steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
+from pl_privknn.privacy.settings import Budget
 
 
 class Targets(abc.ABC):
@@ -312,7 +313,7 @@ class ReleaseLostError(RuntimeError):
     """Raised where a paid release was lost; nothing may be drawn in its place."""
 
 
-class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons):
+class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons, SpendsBudget):
     """Base class of teachers that release sums over all private records and answer by a linear model of them.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
@@ -336,78 +337,58 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
 
     Args:
         releases: number of sums.
-        epsilon: find the least noise with which all releases cost at most this at ``delta``. Give it or
-            ``noise_multiplier``.
-        noise_multiplier: standard deviation of the noise on a sum over the sum's L2 sensitivity.
-        delta: δ of ``epsilon``.
+        budget: sets the least noise with which all releases cost at most its ε; by default the budget of the run.
+        noise_multiplier: standard deviation of the noise on a sum over the sum's L2 sensitivity, instead.
         private_records: N, what sums are divided by: a public constant, about the number of private records.
         ridge: the model's penalty is λ = ridge · σ₁ / N, σ₁ the noise that a single release of sensitivity 1 would
             have at the cost of all. Public constants alone, so one ridge serves many ε.
         bias: a constant appended to the unit features.
         components: keep so many principal directions of the public features first; None takes features as they are.
         whitening: divide each direction by its public standard deviation to this power.
-        adjacency: neighbouring relation.
         task: ``"multiclass"``, or ``"multilabel"`` for attributes, each of which holds or doesn't.
         records_per_person: m, a public constant: most records of a person that take part, where the unit is a person.
         centre: r in (0, 1), share of the run's μ that a released centre takes; √(1 − r²) of it is left to the other
-            releases, so that ``epsilon`` covers all of them. None releases none. ``noise_multiplier`` is that of the
+            releases, so that the budget covers all of them. None releases none. ``noise_multiplier`` is that of the
             other releases.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
-        ValueError: for arguments out of range, or unless exactly one of ``epsilon`` and
-            ``noise_multiplier`` is given.
+        ValueError: for arguments out of range, or both a budget's ε and ``noise_multiplier``.
     """
 
     releases_once = True
-    free_parameters = ("epsilon", "noise_multiplier")
+    free_parameters = ("noise_multiplier",)
+    _noise_multiplier: float | None = None
 
     def __init__(
         self,
         releases: int,
-        epsilon: float | None = None,
+        budget: Budget | None = None,
         noise_multiplier: float | None = None,
-        delta: float = 1e-5,
         private_records: int = 60_000,
         ridge: float = 0.4,
         bias: float = 0.3,
         components: int | None = None,
         whitening: float = 0.5,
-        adjacency: Adjacency = "add_remove",
         task: str = "multiclass",
         records_per_person: int = 1,
         centre: float | None = None,
         noise_source: NoiseSource | None = None,
     ) -> None:
-        super().__init__(noise_source)
+        super().__init__(budget, noise_multiplier, noise_source)
         self.records_per_person = check_int("records_per_person", records_per_person)
         self.targets = TARGETS[check_choice("task", task, tuple(TARGETS))]
         self.tasks = (self.targets.task,)
-        check_one_of(epsilon=epsilon, noise_multiplier=noise_multiplier)
         self.releases = check_int("releases", releases, maximum=MOST_RELEASES)
-        self.adjacency = check_adjacency(adjacency)
-        self.adjacencies = (self.adjacency,)
         self.private_records = check_int("private_records", private_records)
         self.ridge = check_positive("ridge", ridge)
         self.bias = check_non_negative("bias", bias)
         self.components = None if components is None else check_int("components", components)
         self.whitening = check_non_negative("whitening", whitening)
         self.share = None if centre is None else check_open_unit("centre", centre)
-        left = math.sqrt(1 - (self.share or 0.0) ** 2)  # of μ: Gaussian releases compose in quadrature
-        if noise_multiplier is None:
-            epsilon = check_positive("epsilon", epsilon)
-            noise_multiplier = (
-                noise_for_steps(epsilon, check_open_unit("delta", delta), 1.0, self.releases) / left
-            )
-        self.noise_multiplier = check_positive("noise_multiplier", noise_multiplier)
-        if self.noise_multiplier > 2**20:
-            raise ValueError(f"noise_multiplier={noise_multiplier!r} must be at most 2**20; use less noise")
         self.numbers = range(0 if self.share is None else CENTRE, self.releases)
-        self.centre_noise = 0.0
-        if self.share is not None:
-            self.centre_noise = self.noise_multiplier * left / (self.share * math.sqrt(self.releases))
-            if self.centre_noise > 2**20:
-                raise ValueError(f"centre={centre!r} leaves noise above 2**20; use a larger share")
+        if noise_multiplier is not None:
+            self._set_noise(check_positive("noise_multiplier", noise_multiplier))
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._persons: Tensor | None = None  # of the table's rows, in order; None where each has one row
         self._public: Tensor | None = None  # x of the public examples
@@ -420,6 +401,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         self.centre: Centre | None = None
         self._sketch: Tensor | None = None
         self._weights: Tensor | None = None
+        self._begin()
 
     # ------------------------------------------------------------------ of subclasses
 
@@ -509,6 +491,39 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
 
     # ------------------------------------------------------------------ costs
 
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise on a sum over the sum's L2 sensitivity.
+
+        Raises:
+            ValueError: before a budget has set it.
+        """
+        if self._noise_multiplier is None:
+            raise ValueError(self.no_noise)
+        return self._noise_multiplier
+
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """Set the noise of all releases, which are made once whatever the rounds; see the base."""
+        self.adjacencies = (budget.adjacency,)
+        if not self._own_noise:
+            assert budget.epsilon is not None
+            noise = noise_for_steps(budget.epsilon, budget.delta, 1.0, self.releases)
+            self._set_noise(noise / self._left)
+
+    @property
+    def _left(self) -> float:
+        """Share of μ that the centre leaves: Gaussian releases compose in quadrature."""
+        return math.sqrt(1 - (self.share or 0.0) ** 2)
+
+    def _set_noise(self, noise_multiplier: float) -> None:
+        if noise_multiplier > 2**20:
+            raise ValueError(f"noise_multiplier={noise_multiplier!r} must be at most 2**20; use less noise")
+        self._noise_multiplier, self.centre_noise = noise_multiplier, 0.0
+        if self.share is not None:
+            self.centre_noise = noise_multiplier * self._left / (self.share * math.sqrt(self.releases))
+            if self.centre_noise > 2**20:
+                raise ValueError(f"centre={self.share!r} leaves noise above 2**20; use a larger share")
+
     def mechanism(self, release: int) -> Gaussian:
         """Mechanism that a release is charged as, and that draws its noise."""
         if release == CENTRE:
@@ -579,7 +594,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
             if (length := self.length_of_centre_noise(width)) >= 1:
                 raise ValueError(
                     f"centre={self.share!r}: of {width} features its noise has length {length:.2g}, and a feature "
-                    "vector 1; leave centre out, raise epsilon, or use fewer features"
+                    "vector 1; leave centre out, raise ε, or use fewer features"
                 )
         if self._public is None or not torch.equal(self._public, public):
             self._public, self._public_mean = public, public.mean(dim=0)

@@ -40,7 +40,7 @@ class SufficientStatistics(StatisticsTeacher):
     ``replace_one``, and nothing is clipped. E[y xᵀ] follows from E[t xᵀ] and the public E[x].
 
     Args:
-        *args: ``epsilon`` or ``noise_multiplier``.
+        *args: ``budget`` or ``noise_multiplier``.
         fit: ``"least_squares"`` or ``"maximum_likelihood"``.
         **kwargs: see :class:`~pl_privknn.labelers.statistics.StatisticsTeacher`.
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_finite, check_positive, check_rate, check_switch
+from pl_privknn._checks import check_finite, check_rate, check_switch
 from pl_privknn.labelers.attributes import Attributes, sum_noise
 from pl_privknn.labelers.base import ChargesLedger, ProtectsPersons, Release, check_records
 from pl_privknn.neighbors import Coins
@@ -20,6 +20,7 @@ from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,
+    Gaussian,
     Mechanism,
     NoisyScreening,
     VoteNoise,
@@ -42,15 +43,15 @@ class Screening:
 
     Args:
         threshold: votes; about 0.6 k is usual.
-        sigma: standard deviation of the noise, in votes.
+        noise: ``Gaussian`` with its standard deviation, in votes.
 
     Raises:
-        ValueError: for a threshold that is not finite, or a ``sigma`` that is not above 0.
+        ValueError: for a threshold that is not finite, or other noise.
 
     Example:
-        >>> from pl_privknn.labelers import PrivateKNN, Screening
+        >>> from pl_privknn import Gaussian, PrivateKNN, Screening
         >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> screening = Screening(threshold=180, sigma=85.0)
+        >>> screening = Screening(threshold=180, noise=Gaussian(sigma=85.0))
         >>> teacher = PrivateKNN(k=300, sampling_rate=1.0, screening=screening)
         >>> charges = teacher.plan(num_queries=100, max_answers=0, num_classes=10)
         >>> round(epsilon_for_delta(charges, delta=1e-5), 3)
@@ -58,11 +59,12 @@ class Screening:
     """
 
     threshold: float
-    sigma: float
+    noise: Gaussian
 
     def __post_init__(self) -> None:
         check_finite("threshold", self.threshold)
-        check_positive("sigma", self.sigma)
+        if not isinstance(self.noise, Gaussian):
+            raise ValueError(f"screening.noise={self.noise!r} must be Gaussian(sigma)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +255,7 @@ class VotingLabeler(ProtectsPersons):
             screening = NoisyScreening(
                 k=self.most_votes,
                 threshold=self.screening.threshold,
-                sigma=self.screening.sigma,
+                sigma=self.screening.noise.sigma,
                 num_classes=num_classes,
                 sampling_rate=self.sampling_rate,
             )

@@ -184,7 +184,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         normalization: public constants, applied to images before ``network``.
         options: rarely used settings of the training.
         **training: arguments of :class:`~pl_privknn.training.private_training.PrivateTraining`, such as
-            ``epsilon`` and ``private_records``.
+            ``budget`` and ``private_records``.
 
     Attributes:
         network: what is trained: a whole network, or a head on features.
@@ -195,13 +195,14 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
 
     Example:
         >>> from pl_privknn import NoisySGD
-        >>> module = NoisySGD("mnist_cnn", epsilon=1.0, expected_batch_size=512, private_records=60_000)
+        >>> from pl_privknn.privacy import Budget
+        >>> module = NoisySGD(budget=Budget(epsilon=1.0), expected_batch_size=512, private_records=60_000)
         >>> module.private_training.steps_per_epoch
         118
     """
 
     #: What a plan looks for: the first that a configuration states, else the first.
-    free_parameters: ClassVar[tuple[str, ...]] = ("epsilon", "noise_multiplier")
+    free_parameters: ClassVar[tuple[str, ...]] = ("budget.epsilon", "noise_multiplier")
 
     mean: Tensor | None
     std: Tensor | None
@@ -236,7 +237,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
             "feature_head": feature_head, "optimization": optimization, "normalization": normalization
         }  # fmt: skip
         whole = ["network"] if isinstance(network, nn.Module) else []
-        objects = ["extractor", "groups", *whole]  # hold more than plain types
+        objects = ["extractor", "groups", "budget", *whole]  # hold more than plain types
         self.save_hyperparameters(ignore=[*objects, "options", "run_dir", *groups])
         if extractor is not None:
             components, whitening = feature_head.components, feature_head.whitening
@@ -249,8 +250,9 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
             expected_batch_size=expected_batch_size, options=options, **training
         )
         plain = dataclasses.replace(options, augment=None, views=1, noise_source=None)
+        groups |= {"options": plain, "budget": self.private_training.budget}
         self.save_hyperparameters(
-            {name: dataclasses.asdict(group) for name, group in {**groups, "options": plain}.items()}
+            {name: dataclasses.asdict(group) for name, group in groups.items()}
             | {"run_dir": self.private_training.run_dir}
         )
         if extractor is not None and options.augment is not None:

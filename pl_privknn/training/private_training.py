@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import dataclasses
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +15,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_int, check_open_unit, check_path, check_positive, check_switch
+from pl_privknn._checks import check_int, check_non_negative, check_path, check_positive, check_switch
 from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms.base import READS_ALONE, check_unit, guarantee_rank
+from pl_privknn.privacy.mechanisms.base import READS_ALONE, guarantee_rank
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.records import foreign_loader, shares_records
@@ -74,24 +74,22 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     ``docs/guides/private_training.md`` for all that is refused.
 
     Args:
-        epsilon: ε that the whole training may cost. Without ``noise_multiplier`` the least noise with which all steps
-            stay within it is found; with it, training ends before the step that would pass it. ``math.inf`` trains
-            without noise, as a baseline whose guarantee is ``"none"``.
-        delta: δ of the guarantee.
+        budget: ε and δ of the whole training, and its unit of privacy. Without ``noise_multiplier`` the least noise
+            with which all steps stay within ε is found; with it, training ends before the step that would pass ε.
+            Where the unit is a person, with all records that the data module's ``private_groups`` (int64, the person
+            of each record) ascribe to them, coins are persons', the mean gradient of a drawn person's records is
+            clipped, and ``expected_batch_size`` and ``private_records`` are numbers of persons.
         max_grad_norm: L2 bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by, a public constant.
         private_records: about how many private records there are, a public constant that takes the place of their
             number, which is private.
-        noise_multiplier: deviation of the noise over ``max_grad_norm``; None where ``epsilon`` alone decides.
+        noise_multiplier: deviation of the noise over ``max_grad_norm``; None where the budget alone decides. 0 trains
+            without noise, as a baseline whose ε is infinite and whose guarantee is ``"none"``.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
-        groups: of records that have an ε of their own, in the place of ``epsilon``.
+        groups: of records that have an ε of their own, in the place of the budget's.
         evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
             records, or persons, and release the accuracy on them after the last step, at the ε of the training. For
             batches ``(x, y)`` of one class each, and modules that return logits.
-        unit: unit of privacy: ``"record"``, or ``"person"`` with all records that the data module's
-            ``private_groups`` (int64, the person of each record) ascribe to them. Coins are persons' then, the mean
-            gradient of a drawn person's records is clipped, and ``expected_batch_size`` and ``private_records`` are
-            numbers of persons.
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
         options: rarely used settings.
@@ -101,8 +99,8 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
 
     Example:
         >>> from pl_privknn import PrivateTraining
-        >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta
-        >>> training = PrivateTraining(1.0, 1e-5, expected_batch_size=512, private_records=60_000)
+        >>> from pl_privknn.privacy import Budget, Charge, Gaussian, epsilon_for_delta
+        >>> training = PrivateTraining(Budget(epsilon=1.0), expected_batch_size=512, private_records=60_000)
         >>> steps = 20 * training.steps_per_epoch
         >>> noise = training.noise_for(steps)
         >>> steps, round(noise, 3)
@@ -112,18 +110,16 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     """
 
     #: What a plan looks for: the first that a configuration states, else the first.
-    free_parameters: ClassVar[tuple[str, ...]] = ("epsilon", "noise_multiplier")
+    free_parameters: ClassVar[tuple[str, ...]] = ("budget.epsilon", "noise_multiplier")
 
     def __init__(
         self,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
+        budget: Budget = Budget(),
         max_grad_norm: float = 1.0,
         *,
         expected_batch_size: int,
         private_records: int,
         noise_multiplier: float | None = None,
-        unit: str = "record",
         groups: PrivacyGroups | None = None,
         replace_batch_norm: bool = False,
         evaluate: PaidEvaluation | str | None = None,
@@ -131,20 +127,24 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         options: TrainingOptions = TrainingOptions(),
     ) -> None:
         super().__init__()
+        budget = as_group("budget", budget, Budget())
         if groups is not None:
-            epsilon = groups.largest(epsilon)
-        if epsilon is None and noise_multiplier is None:
+            budget = dataclasses.replace(budget, epsilon=groups.largest(budget.epsilon))
+        if budget.epsilon is None and noise_multiplier is None:
             raise ValueError(
-                "epsilon=None, noise_multiplier=None: give epsilon, which finds the noise, or noise_multiplier, or "
-                "both to train until epsilon is spent"
+                "budget.epsilon=None, noise_multiplier=None: give budget=Budget(epsilon=…), which finds the noise, "
+                "or noise_multiplier, or both to train until ε is spent"
             )
-        if epsilon == math.inf and (noise_multiplier is not None or groups is not None):
+        if noise_multiplier == 0 and budget.epsilon is not None:
             raise ValueError(
-                "epsilon=inf: trains without noise, and noise_multiplier or groups ask for some; leave them out"
+                "noise_multiplier=0: trains without noise, at an infinite ε; leave budget.epsilon and groups out"
             )
-        for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier)):
-            if value not in (None, math.inf):
-                check_positive(name, value)
+        if noise_multiplier is not None:
+            check_non_negative("noise_multiplier", noise_multiplier)
+        if budget.adjacency != "add_remove":
+            raise ValueError(
+                f"budget.adjacency={budget.adjacency!r}: private training counts 'add_remove' alone"
+            )
         check_int("expected_batch_size", expected_batch_size)
         if check_int("private_records", private_records) < expected_batch_size:
             raise ValueError(
@@ -154,25 +154,24 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.options = options = as_group("options", options, TrainingOptions())
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
         self.evaluate = PaidEvaluation.of(evaluate)
-        self.unit, self.groups = check_unit(unit), groups
+        self.budget, self.groups = budget, groups
         if self.unit == "person" and groups is not None:
             raise ValueError(
-                "unit='person': groups give records an ε of their own; leave groups out, or use unit='record'"
+                "budget.unit='person': groups give records an ε of their own; leave groups out, or use unit='record'"
             )
         self.kind = type(self).__name__ if type(self).__module__ != __name__ else "PrivateTraining"
-        self.epsilon_asked, self.noise_multiplier = epsilon, noise_multiplier
-        self.delta = check_open_unit("delta", delta)
+        self.noise_multiplier = noise_multiplier
         self.max_grad_norm = check_positive("max_grad_norm", max_grad_norm)
         self.expected_batch_size = expected_batch_size
         self.sampling_rate = expected_batch_size / private_records
         self.noise_source = options.noise_source if options.noise_source is not None else default_noise()
         self.run_dir = None if run_dir is None else check_path("run_dir", run_dir)
         if self.evaluate is not None and (
-            groups is not None or epsilon == math.inf or options.ledger_path is not None
+            groups is not None or noise_multiplier == 0 or options.ledger_path is not None
         ):
             raise ValueError(
                 "evaluate: the hold-out is charged in parallel with one training of one finite ε; leave groups, "
-                "epsilon=inf and options.ledger_path out, or evaluate=None"
+                "noise_multiplier=0 and options.ledger_path out, or evaluate=None"
             )
         self._constants: dict[str, list[int]] = {}
         #: Accuracy on the hold-out, its deviation and its ε, once released.
@@ -380,7 +379,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             run.run_id,
             hits,
             owners,
-            budget=Budget(self.report().epsilon, self.delta, unit=self.unit),
+            budget=dataclasses.replace(self.budget, epsilon=self.report().epsilon),
             noise=self.noise_source,
             conditions=self.conditions,
         )

@@ -28,7 +28,7 @@ from pl_privknn.privacy.noisy_steps import (
 )
 from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.privacy.settings import LedgerFiles
+from pl_privknn.privacy.settings import Budget, LedgerFiles
 from pl_privknn.training.followed_run import FollowedRun
 from pl_privknn.training.gradients import CLIPPING, STEPS
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
@@ -122,8 +122,7 @@ class PrivateSession:
 
     Attributes:
         kind: what trains, for messages and the ledger: a class's name.
-        epsilon_asked: ε of all steps together; with ``noise_multiplier``, training ends before it is exceeded.
-        delta: δ of the guarantee.
+        budget: of all steps together; with ``noise_multiplier``, training ends before ε is exceeded.
         noise_multiplier: noise over the clipping norm; None where ε decides.
         max_grad_norm: bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by.
@@ -131,7 +130,6 @@ class PrivateSession:
         groups: of records, each with its ε, or None.
         options: rarely used settings.
         noise_source: of coins and noise.
-        unit: unit of privacy, ``"record"`` or ``"person"``.
         run_dir: the run's folder, as it was asked for; may be set until the fit.
         run: the training in its folder, once the fit has started; in all processes but the first, the facts received.
         private: the records, during the fit; None in a ``fast_dev_run``.
@@ -141,8 +139,7 @@ class PrivateSession:
     """
 
     kind: str
-    epsilon_asked: float | None
-    delta: float
+    budget: Budget
     noise_multiplier: float | None
     max_grad_norm: float
     expected_batch_size: int
@@ -150,7 +147,6 @@ class PrivateSession:
     groups: PrivacyGroups | None
     options: TrainingOptions
     noise_source: NoiseSource
-    unit: Unit
     run_dir: str | Path | None
 
     def __init__(self) -> None:
@@ -260,8 +256,8 @@ class PrivateSession:
             return self.noise_multiplier
         if self.groups is not None:
             return self.groups.noise_for(self.sampling_rate, self.delta, steps)
-        assert self.epsilon_asked is not None
-        return noise_for_steps(self.epsilon_asked, self.delta, self.sampling_rate, steps)
+        assert self.budget.epsilon is not None
+        return noise_for_steps(self.budget.epsilon, self.delta, self.sampling_rate, steps)
 
     def plan(self, steps: int) -> list[Charge]:
         """Worst-case charges of a training of so many steps, from public numbers alone.
@@ -372,9 +368,19 @@ class PrivateSession:
             self.run.close()
 
     @property
+    def delta(self) -> float:
+        """δ of the guarantee."""
+        return self.budget.delta
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of privacy."""
+        return self.budget.unit
+
+    @property
     def limit(self) -> float | None:
         """Budget of the ledger: where the noise is given, training ends before ε is exceeded."""
-        return self.epsilon_asked if self.noise_multiplier is not None else None
+        return self.budget.epsilon if self.noise_multiplier is not None else None
 
     def _plan(self, trainer: Any) -> TrainingPlan:
         steps = trainer.estimated_stepping_batches
@@ -384,7 +390,7 @@ class PrivateSession:
                 "max_steps of the trainer"
             )
         count = check_int("steps", steps)
-        rate, noise, target = self.sampling_rate, self.noise_multiplier, self.epsilon_asked
+        rate, noise, target = self.sampling_rate, self.noise_multiplier, self.budget.epsilon
         rates: list[float] | None = None
         if self.groups is not None:
             assert self.private is not None
@@ -399,8 +405,8 @@ class PrivateSession:
             expected_batch_size=self.expected_batch_size,
             max_grad_norm=self.max_grad_norm,
             delta=self.delta,
-            noise_multiplier=0.0 if target == math.inf else noise,
-            epsilon=target if noise is None and target != math.inf else None,
+            noise_multiplier=noise,
+            epsilon=target if noise is None else None,
             rates=rates,
             step=self.way,
             conditions=list(self.conditions) or None,

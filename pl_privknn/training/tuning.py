@@ -17,9 +17,9 @@ import torch
 import yaml
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_finite, check_int, check_open_unit, check_positive, check_rate, shown
+from pl_privknn._checks import check_finite, check_int, check_positive, check_rate, shown
 from pl_privknn._lightning import TRAINS_ALONE
-from pl_privknn.config import ConfigurationError, class_named, get, merged, one_line, put
+from pl_privknn.config import ConfigurationError, as_group, class_named, get, merged, one_line, put
 from pl_privknn.privacy.accounting.calibration import CalibrationError, Parameter, calibrate
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, RepeatAndSelect
@@ -37,7 +37,7 @@ _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _MODEL, _CALLBACK = "model.init_args", "trainer.callbacks.0.init_args"
 #: What the cost of a candidate depends on, and the places of its files.
 _FIXED = (
-    "epsilon", "delta", "noise_multiplier", "expected_batch_size", "private_records", "run_dir",
+    "budget", "noise_multiplier", "expected_batch_size", "private_records", "run_dir",
     "options.ledger_path", "options.ledger_head_path", "options.steps_per_charge", "options.noise_source",
 )  # fmt: skip
 #: What changes what the steps cost.
@@ -134,7 +134,7 @@ def tuning_of(
             "expected_batch_size / private_records",
             batch / check_int("private_records", arguments.get("private_records")),
         )
-        delta = check_open_unit("delta", arguments.get("delta", 1e-5))
+        delta = as_group("budget", arguments.get("budget"), Budget()).delta
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{place}: {one_line(error)}") from error
     steps = check_int("trainer.max_epochs", epochs) * steps_per_epoch(rate)
@@ -164,11 +164,11 @@ def tuning_of(
         "devices": 1,
         **{name: given for name, given in trainer.items() if given},
     }
-    kept = {name: value for name, value in arguments.items() if name not in ("epsilon", "run_dir")}
+    kept = {name: value for name, value in arguments.items() if name not in ("budget", "run_dir")}
     kept["options"] = {
         name: value for name, value in options.items() if name not in ("ledger_path", "ledger_head_path")
     }
-    settled = {**kept, "noise_multiplier": noise, "delta": delta}
+    settled = {**kept, "noise_multiplier": noise, "budget": {"delta": delta}}
     if place == _MODEL:
         put(base, place, settled)
     else:

@@ -15,6 +15,7 @@ import numpy as np
 from pl_privknn.auditing import small_target
 from pl_privknn.auditing.labelers import score_labeler
 from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 
 STORED = Path(__file__).with_suffix(".json")
@@ -26,7 +27,7 @@ def main():
 
     rows = []
     for epsilon in (0.5, 1.0, 2.0, 4.0):
-        seen, _ = score_labeler(small_target(ReverseKNN(epsilon=epsilon)), 600, SeededNoise(0))
+        seen, _ = score_labeler(small_target(ReverseKNN(budget=Budget(epsilon=epsilon))), 600, SeededNoise(0))
         ids, there = np.arange(len(seen.present)), seen.present
         coins = CoinFlip(
             num_canaries=len(ids),

@@ -9,6 +9,7 @@ from pl_privknn.auditing import attack_labeler, small_target
 from pl_privknn.auditing.canaries import ADVERSARIES
 from pl_privknn.cli.main import main
 from pl_privknn.labelers import IndKNN, PrivateKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 
 WEAKER = [adversary for adversary in ADVERSARIES if adversary != "worst"]
@@ -100,7 +101,7 @@ def test_kernel_votes_are_sums_of_similarities():
     generator = torch.Generator().manual_seed(0)
     features, queries = torch.randn(40, 4, generator=generator), torch.randn(6, 4, generator=generator)
     labels = torch.arange(40) % 3
-    labeler = IndKNN(0.3, 1.0, epsilon=1.0, num_queries=10)
+    labeler = IndKNN(0.3, Gaussian(1.0), budget=Budget(epsilon=1.0), num_queries=10)
     labeler.fit(features, labels, 3)
     cosine = torch.nn.functional.cosine_similarity(queries[:, None].double(), features[None].double(), dim=2)
     kept = torch.where(cosine >= 0.3, cosine, 0.0)

@@ -9,19 +9,26 @@ from benchmarks.faulty import LessNoise, NearestTeachers
 from pl_privknn import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.auditing import attack_labeler, small_target
 from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN, Screening
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 
 TEACHERS = {"num_teachers": 4, "teachers": NearestTeachers(), "progress": False}
 # The other release of screened answers tells next to nothing.
-SCREENED = {"screening": Screening(1.5, 2.0), "noise": Gaussian(1e3)}
+SCREENED = {"screening": Screening(1.5, Gaussian(2.0)), "noise": Gaussian(1e3)}
 SETTINGS = {
     "private knn, counts": (PrivateKNN, {"k": 1, "sampling_rate": 0.25, "noise": Gaussian(2.0)}),
     "private knn, winners": (PrivateKNN, {"k": 1, "sampling_rate": 1.0, "noise": ExponentialArgmax(2.0)}),
     "private knn, screening": (PrivateKNN, {"k": 3, "sampling_rate": 1.0, **SCREENED}),
     "pate, counts": (PATE, {**TEACHERS, "noise": Gaussian(10.0)}),
-    "pate, screening": (PATE, {**TEACHERS, "screening": Screening(3.0, 4.0), "noise": Gaussian(1e3)}),
+    "pate, screening": (
+        PATE,
+        {**TEACHERS, "screening": Screening(3.0, Gaussian(4.0)), "noise": Gaussian(1e3)},
+    ),
     "reverse knn": (ReverseKNN, {"noise": Laplace(1.0)}),
-    "ind knn": (IndKNN, {"threshold": 0.5, "sigma2": 1.0, "epsilon": 2.0, "num_queries": 1000}),
+    "ind knn": (
+        IndKNN,
+        {"threshold": 0.5, "noise": Gaussian(1.0), "budget": Budget(epsilon=2.0), "num_queries": 1000},
+    ),
 }
 
 

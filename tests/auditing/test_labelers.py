@@ -27,6 +27,7 @@ from pl_privknn.labelers import (
     ReverseKNN,
     SufficientStatistics,
 )
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 from tests.testing.broken_persons import (
@@ -47,7 +48,7 @@ def attacked(subject, noise=SeededNoise, seed=1, **settings):
 
 def test_reverse_knn_in_one_run():
     epsilon = 1.0
-    subject = table(ReverseKNN(epsilon=epsilon))
+    subject = table(ReverseKNN(budget=Budget(epsilon=epsilon)))
     honest = attacked(subject)
     assert not honest.violated
     assert 0.7 * epsilon < honest.epsilon_lower < epsilon + 0.05
@@ -56,17 +57,21 @@ def test_reverse_knn_in_one_run():
 
 
 def test_messages_of_clients():
-    honest = attacked(table(LocalReverseKNN(epsilon=2.0)), canaries=1000)
+    honest = attacked(
+        table(LocalReverseKNN(budget=Budget(epsilon=2.0, adjacency="replace_one"))), canaries=1000
+    )
     assert honest.released == "messages"
     assert not honest.violated
     assert 0.6 * 2 < honest.epsilon_lower <= 2.0
-    louder = table(LocalReverseKNN(epsilon=4.0))
-    stated = dataclasses.replace(louder, plan=table(LocalReverseKNN(epsilon=2.0)).plan)
+    louder = table(LocalReverseKNN(budget=Budget(epsilon=4.0, adjacency="replace_one")))
+    stated = dataclasses.replace(
+        louder, plan=table(LocalReverseKNN(budget=Budget(epsilon=2.0, adjacency="replace_one"))).plan
+    )
     assert attacked(stated, canaries=1000).violated
 
 
 def test_released_statistics_in_one_run():
-    subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, private_records=60))
+    subject = table(SufficientStatistics(budget=Budget(epsilon=1.0, delta=DELTA), private_records=60))
     honest = attacked(subject)
     assert honest.released == "weights"
     assert not honest.violated
@@ -77,7 +82,7 @@ def test_released_statistics_in_one_run():
 
 def test_what_other_records_add_to_a_release_is_taken_out():
     """The attacker knows them: whoever they are, the same noise and the same coins tell the same of the canaries."""
-    subject = table(SufficientStatistics(epsilon=1.0, delta=DELTA, private_records=60))
+    subject = table(SufficientStatistics(budget=Budget(epsilon=1.0, delta=DELTA), private_records=60))
     others = dataclasses.replace(
         subject, features=-3 * subject.features.roll(1, dims=1), labels=subject.labels.flip(0)
     )
@@ -89,9 +94,9 @@ def test_what_other_records_add_to_a_release_is_taken_out():
 
 def test_noise_that_queries_share_is_found():
     """One noise for all queries: each alone is as noisy as stated, their differences are not."""
-    one_by_one = IndKNN(0.5, 1.0, epsilon=1.0, num_queries=1000)
+    one_by_one = IndKNN(0.5, Gaussian(1.0), budget=Budget(epsilon=1.0), num_queries=1000)
     voting = PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(12.0))
-    for labeler in (ReverseKNN(epsilon=1.0), voting, one_by_one):
+    for labeler in (ReverseKNN(budget=Budget(epsilon=1.0)), voting, one_by_one):
         shared = functools.partial(SharedNoise, 1.0)
         assert attacked(table(labeler), shared, canaries=1000).violated
 
@@ -138,7 +143,10 @@ def test_an_extractor_that_mixes_a_batch_is_refused(tmp_path, monkeypatch):
 
 def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
     labeler = IndKNN(
-        0.5, 4.0, epsilon=1.0, records={"state_dir": tmp_path / "budgets", "ids": list(range(60))}
+        0.5,
+        Gaussian(4.0),
+        budget=Budget(epsilon=1.0),
+        records={"state_dir": tmp_path / "budgets", "ids": list(range(60))},
     )
     subject = table(labeler)
     placed = canaries_of(labeler, subject.queries, subject.num_classes)
@@ -154,12 +162,16 @@ def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
 
 
 OF_PERSONS = {
-    "reverse knn": (ReverseKNN, EachRecordCounts, {"epsilon": 1.0}),
-    "class sums": (SufficientStatistics, EachRecordAdds, {"epsilon": 1.0, "private_records": 100}),
+    "reverse knn": (ReverseKNN, EachRecordCounts, {"budget": Budget(epsilon=1.0)}),
+    "class sums": (
+        SufficientStatistics,
+        EachRecordAdds,
+        {"budget": Budget(epsilon=1.0), "private_records": 100},
+    ),
     "gradients": (
         PreconditionedGradients,
         EachRecordIsClipped,
-        {"epsilon": 1.0, "private_records": 100, "records_per_person": 3, "releases": 2},
+        {"budget": Budget(epsilon=1.0), "private_records": 100, "records_per_person": 3, "releases": 2},
     ),
     "private knn": (PrivateKNN, EachRecordVotes, {"k": 5, "sampling_rate": 1.0, "noise": Gaussian(4.0)}),
 }

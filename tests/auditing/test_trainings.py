@@ -53,7 +53,7 @@ def test_missing_clipping_and_shared_noise_are_found():
 
 
 def test_the_command_attacks_a_training(tmp_path, capsys):
-    settings = {"epsilon": 2.0, "expected_batch_size": 500, "private_records": 1000}
+    settings = {"budget": {"epsilon": 2.0}, "expected_batch_size": 500, "private_records": 1000}
     callback = {"class_path": "pl_privknn.PrivateTraining", "init_args": settings}
     document = {
         "data": {"class_path": "DigitsDataModule"},

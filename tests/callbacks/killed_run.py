@@ -66,7 +66,7 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
 
         setattr(owner, name, dying)
     data = make_data(batch_size=8)
-    teacher = PrivateKNN(9, 0.5, Screening(4, 1.0), Gaussian(sigma=6.0), DyingNoise(1))
+    teacher = PrivateKNN(9, 0.5, Screening(4, Gaussian(1.0)), Gaussian(sigma=6.0), DyingNoise(1))
     labeling = PrivateLabeler(
         teacher, rounds=2, epochs_per_round=1, queries_per_round=15, max_answers=25, features=torch.nn.Flatten(),
         budget={"delta": 1e-3}, run_dir=folder, options={"query_batch_size": 5, "progress": False},

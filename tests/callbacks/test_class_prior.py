@@ -43,8 +43,10 @@ def test_labels_move_with_the_shares_in_use(kind, tmp_path):
     def teacher():
         noise = SeededNoise(0)
         if kind == "votes":
-            return ReverseKNN(k=1, epsilon=1.0, noise_source=noise)
-        return PreconditionedGradients(1.0, delta=1e-4, private_records=300, noise_source=noise)
+            return ReverseKNN(budget=Budget(epsilon=1.0), k=1, noise_source=noise)
+        return PreconditionedGradients(
+            budget=Budget(epsilon=1.0, delta=1e-4), private_records=300, noise_source=noise
+        )
 
     asked = {"selection": "all"}
     if kind == "votes":
@@ -66,7 +68,7 @@ def test_bad_priors_are_refused_in_one_line(tmp_path):
         with pytest.raises(ValueError, match="class_prior"):
             PrivateLabeler(options={"class_prior": prior})
     with pytest.raises(ValueError, match="class_prior: 2 shares, the data has 3 classes"):
-        answered(tmp_path / "a", ReverseKNN(epsilon=1.0), [0.5, 0.5])
+        answered(tmp_path / "a", ReverseKNN(budget=Budget(epsilon=1.0)), [0.5, 0.5])
     votes = PrivateKNN(3, sampling_rate=1.0, noise=Gaussian(1.0))
     with pytest.raises(ValueError, match="releases no probabilities"):
         answered(tmp_path / "b", votes, PRIOR, queries_per_round=4)

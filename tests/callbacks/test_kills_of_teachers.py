@@ -24,6 +24,7 @@ from pl_privknn.labelers import (
     Screening,
 )
 from pl_privknn.labelers.statistics import ReleaseLostError
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.verification import audit_ledger
@@ -33,13 +34,13 @@ from tests.setup.traced import Fault, needs_trace, traced
 pytestmark = needs_trace
 LINEAR = LinearTeachers(steps=10, batch_size=8)
 TEACHERS = {
-    "private_knn": lambda: PrivateKNN(9, 0.5, Screening(4, 2.0), Gaussian(3.0)),
+    "private_knn": lambda: PrivateKNN(9, 0.5, Screening(4, Gaussian(2.0)), Gaussian(3.0)),
     "pate": lambda: PATE(6, LINEAR, noise=Gaussian(2.0), progress=False),
     "guided_pate": lambda: PATE(
         6, LINEAR, GuidedPartition(5, features="given"), noise=Gaussian(2.0), progress=False
     ),
-    "reverse_knn": lambda: ReverseKNN(1, epsilon=0.5),
-    "ind_knn": lambda: IndKNN(0.6, 3.0, epsilon=1.0, num_queries=300),
+    "reverse_knn": lambda: ReverseKNN(1, budget=Budget(epsilon=0.5)),
+    "ind_knn": lambda: IndKNN(0.6, Gaussian(3.0), budget=Budget(epsilon=1.0), num_queries=300),
     "noisy_sgd_teacher": lambda: NoisySGDTeacher(
         0.5, 30, 10, noise_multiplier=2.0, optimization={"steps_per_charge": 3}, model={"components": None}
     ),

@@ -33,6 +33,7 @@ from pl_privknn.labelers import (
     ShuffledReverseKNN,
     SufficientStatistics,
 )
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.redaction import UndeclaredError
@@ -177,7 +178,7 @@ REPLACED = {"adjacency": "replace_one"}
 STATISTICS = {"noise_multiplier": 0.5, "private_records": RECORDS}
 RUNS = {
     "private_knn": fit_teacher(
-        lambda: PrivateKNN(3, 0.5, Screening(2.0, 0.5), Gaussian(1.0)), rounds=2, retrain=False
+        lambda: PrivateKNN(3, 0.5, Screening(2.0, Gaussian(0.5)), Gaussian(1.0)), rounds=2, retrain=False
     ),
     "private_knn counts": fit_teacher(
         lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), release_counts=True), selection="clusters"
@@ -185,16 +186,23 @@ RUNS = {
     "private_knn winners": fit_teacher(lambda: PrivateKNN(3, 0.9, noise=ExponentialArgmax(0.5))),
     "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), noise=Gaussian(0.5))),
     "pate confident": fit_teacher(
-        lambda: PATE(3, NearestTeachers(), screening=Screening(2.0, 0.5), noise=Gaussian(0.5)), **REPLACED
+        lambda: PATE(3, NearestTeachers(), screening=Screening(2.0, Gaussian(0.5)), noise=Gaussian(0.5)),
+        **REPLACED,
     ),
     "pate guided": fit_teacher(
         lambda: PATE(3, LinearTeachers(20), GuidedPartition(5, features="given"), noise=Gaussian(0.5))
     ),
-    "reverse_knn": fit_teacher(lambda: ReverseKNN(1, 4.0)),
-    "reverse_knn local": fit_teacher(lambda: LocalReverseKNN(1, epsilon=8.0), **REPLACED),
-    "reverse_knn shuffle": fit_teacher(lambda: ShuffledReverseKNN(1, epsilon=4.0, num_clients=3), **REPLACED),
+    "reverse_knn": fit_teacher(lambda: ReverseKNN(1, budget=Budget(epsilon=4.0))),
+    "reverse_knn local": fit_teacher(
+        lambda: LocalReverseKNN(1, budget=Budget(epsilon=8.0, adjacency="replace_one")), **REPLACED
+    ),
+    "reverse_knn shuffle": fit_teacher(
+        lambda: ShuffledReverseKNN(1, budget=Budget(epsilon=4.0, adjacency="replace_one"), num_clients=3),
+        **REPLACED,
+    ),
     "ind_knn": fit_teacher(
-        lambda: IndKNN(0.5, 0.1, epsilon=8.0, num_queries=8, release_counts=True), rounds=2
+        lambda: IndKNN(0.5, Gaussian(0.1), budget=Budget(epsilon=8.0), num_queries=8, release_counts=True),
+        rounds=2,
     ),
     "noisy_sgd teacher": fit_teacher(
         lambda: NoisySGDTeacher(0.5, 20, 10, noise_multiplier=0.5, model={"components": None})
@@ -206,7 +214,9 @@ RUNS = {
         lambda: PreconditionedGradients(**STATISTICS, releases=2, task="multilabel")
     ),
     "multilabel_pate": attributes(lambda: attribute_pate(3, LinearTeachers(20), noise=Gaussian(0.5))),
-    "multilabel_reverse_knn": attributes(lambda: attribute_reverse_knn(1, 2.0, 4.0, rule=FixedThresholds())),
+    "multilabel_reverse_knn": attributes(
+        lambda: attribute_reverse_knn(1, 2.0, epsilon=4.0, rule=FixedThresholds())
+    ),
     "noisy_sgd": fit_noisy_sgd(network=CONVOLUTION),
     "noisy_sgd head": fit_noisy_sgd(extractor=Flat(), clipping="ghost"),
     "private training": fit_own,

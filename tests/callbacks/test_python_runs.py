@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 
 import numpy as np
 import pytest
@@ -37,9 +36,14 @@ def run(root, module, data, *callbacks):
 
 def labeling(run_dir=None):
     return PrivateLabeler(
-        ReverseKNN(k=1, epsilon=2.0), queries_per_round=6, epochs_per_round=1, features=torch.nn.Flatten(),
-        budget=Budget(delta=1e-4), run_dir=run_dir, options={"progress": False},
-    )  # fmt: skip
+        ReverseKNN(budget=Budget(epsilon=2.0), k=1),
+        queries_per_round=6,
+        epochs_per_round=1,
+        features=torch.nn.Flatten(),
+        budget=Budget(delta=1e-4),
+        run_dir=run_dir,
+        options={"progress": False},
+    )
 
 
 def summary_of(folder):
@@ -76,7 +80,12 @@ def refused(name):
 def test_the_summary_of_a_run_without_noise_is_json_and_agrees_with_its_ledger(tmp_path, capsys):
     module = Lit(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(SIDE * SIDE, CLASSES)))
     given = {"expected_batch_size": 8, "private_records": 60, "run_dir": tmp_path}
-    run(tmp_path, module, small_data(), PrivateTraining(math.inf, 1e-4, **given))
+    run(
+        tmp_path,
+        module,
+        small_data(),
+        PrivateTraining(budget=Budget(delta=1e-4), **given, noise_multiplier=0.0),
+    )
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refused)
     assert (summary["epsilon"], summary["guarantee"]) == ("inf", "none")
     files = [str(tmp_path / "summary.json"), str(tmp_path / "ledger.sqlite")]
@@ -92,7 +101,7 @@ def test_private_training_leaves_the_same(tmp_path):
     module = Lit(net)
     module.accuracy = MulticlassAccuracy(CLASSES)
     given = {"expected_batch_size": 8, "private_records": 60}
-    run(tmp_path, module, small_data(), PrivateTraining(8.0, 1e-4, **given))
+    run(tmp_path, module, small_data(), PrivateTraining(budget=Budget(epsilon=8.0, delta=1e-4), **given))
     assert 0 < summary_of(tmp_path)["epsilon"] <= 8.0
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written["trainer"]["callbacks"][0]["init_args"]["private_records"] == 60
@@ -157,7 +166,9 @@ def test_groups_and_parts_are_written_as_yaml_says_them():
     assert section["init_args"] == {"budget": {"delta": 1e-4}, "scale": 0.5}
     assert left_out == ["holder"]
     options = TrainingOptions(augment=torch.flip, views=2)
-    training = PrivateTraining(1.0, expected_batch_size=4, private_records=40, options=options)
+    training = PrivateTraining(
+        budget=Budget(epsilon=1.0), expected_batch_size=4, private_records=40, options=options
+    )
     assert as_section(training)[0]["init_args"]["options"] == {"views": 2}
     assert as_section(training)[1] == ["options.augment"]
 
@@ -171,9 +182,11 @@ def test_runs_without_a_logger_get_folders_of_their_own_and_say_where(tmp_path, 
         assert (tmp_path / place / "summary.json").is_file()
         assert f"run: {place}" in caplog.text
     assert not (tmp_path / "ledger.sqlite").exists()
-    mine = PrivateLabeler(ReverseKNN(k=1, epsilon=2.0), run_dir=tmp_path / "mine")
+    mine = PrivateLabeler(ReverseKNN(budget=Budget(epsilon=2.0), k=1), run_dir=tmp_path / "mine")
     assert mine.run_dir == tmp_path / "mine"
-    training = PrivateTraining(1.0, expected_batch_size=4, private_records=40, run_dir=tmp_path / "mine")
+    training = PrivateTraining(
+        budget=Budget(epsilon=1.0), expected_batch_size=4, private_records=40, run_dir=tmp_path / "mine"
+    )
     assert training.run_dir == str(tmp_path / "mine")
 
 

@@ -119,7 +119,7 @@ def nine_records():
     "teacher",
     [
         lambda: PATE(3, partitioner=ClassBalancedPartition()),
-        lambda: LocalReverseKNN(1, epsilon=1.0),
+        lambda: LocalReverseKNN(1, budget=Budget(epsilon=1.0, adjacency="replace_one")),
     ],
 )
 def test_teachers_of_one_process_refuse_shards(teacher):

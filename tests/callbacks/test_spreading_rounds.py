@@ -1,7 +1,6 @@
 """Answers spread over rounds of a fit: what is asked, paid and told."""
 
 import contextlib
-import math
 
 import torch
 
@@ -12,6 +11,7 @@ from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
@@ -21,9 +21,10 @@ class _CountingKNN(ReverseKNN):
 
     def label(self, queries, ledger, max_answers=None):
         self.asked = [*getattr(self, "asked", []), queries]
-        self.charge_and_draw(ledger, self.noise, 1, "counts")
-        noisy = self.noise.add_noise(self.counts(queries), self.noise_source.stream(len(self.asked)))
-        return Release(noisy.argmax(dim=1), None, noisy, math.sqrt(2) * self.noise.scale)
+        noise = self.mechanism(3)
+        self.charge_and_draw(ledger, noise, 1, "counts")
+        noisy = noise.add_noise(self.counts(queries), self.noise_source.stream(len(self.asked)))
+        return Release(noisy.argmax(dim=1), None, noisy, noise.deviation)
 
 
 def _fit(folder, labeler, epochs=2, ckpt_path=None):
@@ -40,7 +41,7 @@ def _fit(folder, labeler, epochs=2, ckpt_path=None):
 
 
 def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
-    labeler = _CountingKNN(k=1, epsilon=0.5, noise_source=SeededNoise(0))
+    labeler = _CountingKNN(k=1, budget=Budget(epsilon=0.5), noise_source=SeededNoise(0))
     callback, data, trainer = _fit(tmp_path, labeler)
     assert [len(queries) for queries in labeler.asked] == [12]
     # Pure ε = 0.5 at δ = 1e-5, however many rounds smooth the counts.
@@ -55,7 +56,7 @@ def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
     assert torch.equal(data.public.soft_labels, second[2])
     # A resumed run reads all of it back and asks nothing.
     trainer.save_checkpoint(tmp_path / "last.ckpt")
-    again = _CountingKNN(k=1, epsilon=0.5, noise_source=SeededNoise(1))
+    again = _CountingKNN(k=1, budget=Budget(epsilon=0.5), noise_source=SeededNoise(1))
     resumed, data_again, _ = _fit(tmp_path, again, epochs=3, ckpt_path=tmp_path / "last.ckpt")
     assert not hasattr(again, "asked")
     assert resumed.epsilon_spent == callback.epsilon_spent

@@ -11,6 +11,7 @@ from pl_privknn.callbacks import labeling_round
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.labelers.base import RecognisesRecords
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from tests.setup.small_fit import fit_student
@@ -89,7 +90,7 @@ def test_a_streaming_teacher_never_sees_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr("pl_privknn.callbacks.labeling_round._IMAGES_AT_ONCE", 64)
     monkeypatch.setattr(FeatureStore, "table", lambda *args: pytest.fail("a table was made"))
     monkeypatch.setattr(ReverseKNN, "fit", lambda *args: pytest.fail("a table was given"))
-    teacher = ReverseKNN(1, 2.0, noise_source=SeededNoise(3))
+    teacher = ReverseKNN(1, budget=Budget(epsilon=2.0), noise_source=SeededNoise(3))
     blocks = []
     table = ReverseKNN.fit_blocks
 
@@ -111,7 +112,7 @@ def test_blocks_and_a_table_give_the_same_counts():
     generator = torch.Generator().manual_seed(0)
     table, queries = torch.rand(200, 5, generator=generator), torch.rand(9, 5, generator=generator)
     labels = torch.arange(200) % 3
-    whole, streamed = ReverseKNN(2, 2.0), ReverseKNN(2, 2.0)
+    whole, streamed = ReverseKNN(2, budget=Budget(epsilon=2.0)), ReverseKNN(2, budget=Budget(epsilon=2.0))
     whole.fit(table, labels, 3)
     streamed.fit_blocks(lambda: zip(table.split(17), labels.split(17), strict=True), 3)
     assert torch.equal(whole.counts(queries), streamed.counts(queries))
@@ -119,7 +120,7 @@ def test_blocks_and_a_table_give_the_same_counts():
 
 
 def test_bad_records_of_a_block_are_refused_before_anything_is_paid():
-    teacher = ReverseKNN(1, 2.0)
+    teacher = ReverseKNN(1, budget=Budget(epsilon=2.0))
     features = torch.rand(4, 2)
     features[2, 1] = torch.nan
     teacher.fit_blocks(lambda: [(features, torch.tensor([0, 1, 0, 1]))], 2)

@@ -30,7 +30,14 @@ def runs(tmp_path_factory):
     """A run, and another one of a smaller ε."""
     folder = tmp_path_factory.mktemp("runs")
     for name, epsilon in (("run", "2.0"), ("other", "0.5")):
-        words = ["--run_dir", str(folder / name), "--labeling.labeler.init_args.epsilon", epsilon]
+        words = [
+            "--run_dir",
+            str(folder / name),
+            "--labeling.labeler.init_args.budget.epsilon",
+            epsilon,
+            "--labeling.budget.epsilon",
+            "9.0",
+        ]
         assert main([*FIT, *words]) == 0
     return folder / "run", folder / "other"
 
@@ -177,7 +184,7 @@ TAMPERINGS = {
     "another run's name in the labels": of_labels(
         "UPDATE facts SET value = json_set(value, '$.run_id', 'x') WHERE name = 'begun'"
     ),
-    "scale in the configuration": of_config("labeling", "labeler", "init_args", "epsilon", value=99.0),
+    "scale in the configuration": of_config("labeling", "labeler", "init_args", "budget", "epsilon", value=99.0),
     "seed in the configuration": of_config("seed_everything", value=17),
     "accuracy in the summary": of_summary(test_accuracy=0.99),
     "ε in the summary": of_summary(epsilon=1.2),

@@ -151,7 +151,7 @@ def test_a_module_without_a_test_step_trains_privately_and_states_epsilon(tmp_pa
     (tmp_path / "untested.py").write_text(
         "from benchmarks.faulty import PlainClassifier\nclass Line(PlainClassifier): ...\n"
     )
-    training = {"epsilon": 2.0, "expected_batch_size": 50, "private_records": 100}
+    training = {"budget": {"epsilon": 2.0}, "expected_batch_size": 50, "private_records": 100}
     config = {
         "model": {"class_path": "untested.Line"},
         "data": {

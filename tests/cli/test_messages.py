@@ -12,7 +12,7 @@ from pl_privknn.cli.main import main
 from pl_privknn.config import did_you_mean, put
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import IndKNN, PrivateKNN
-from pl_privknn.privacy import Budget
+from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.private_store import PrivateStoreError
 
@@ -78,7 +78,10 @@ def raised(function):
 def test_what_the_package_or_the_disk_refuses_is_a_mistake_and_other_code_is_not():
     for function, word in (
         (lambda: PrivateKNN(k=0), "k=0"),
-        (lambda: IndKNN(0.5, 0.5, 1.0).label(torch.ones(1, 2), None), "call fit"),
+        (
+            lambda: IndKNN(0.5, Gaussian(0.5), budget=Budget(epsilon=1.0)).label(torch.ones(1, 2), None),
+            "call fit",
+        ),
         (lambda: Ledger("unused", Budget(delta=2.0)), "delta=2.0"),
         (lambda: ArraysDataModule("x.npy", [0], "y.npy", num_classes=2), "x.npy"),
     ):

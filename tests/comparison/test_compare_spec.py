@@ -86,7 +86,8 @@ def test_everything_shared_is_the_same_in_all_runs():
         assert made["trainer"]["max_epochs"] == (3 if run.method.name == "sgd" else 2)
         if run.method.name == "sgd":
             arguments = made["model"]["init_args"]
-            assert (arguments["delta"], arguments["epsilon"]) == (1e-4, run.epsilon)
+            kept = arguments["budget"]
+            assert (kept["delta"], kept["epsilon"]) == (1e-4, run.epsilon)
             assert get(made, "model.init_args.optimization.lr") == (0.25 if run.epsilon == 2 else None)
         else:
             assert made["model"] == document()["base"]["student"]
@@ -107,13 +108,15 @@ def test_everything_shared_is_the_same_in_all_runs():
     assert get(without.document, SIGMA) == 0.5
     adjacent = comparison_of(document(adjacency="replace_one", methods=[REVERSE]))
     made = next(runs_of(adjacent)).document["labeling"]
-    assert made["budget"]["adjacency"] == made["labeler"]["init_args"]["adjacency"] == "replace_one"
+    assert made["budget"]["adjacency"] == "replace_one"
 
 
 def test_wandb_is_outside_the_fingerprint_and_budgets_of_records_lie_beside_the_run(tmp_path):
     ind = {
         "name": "ind",
-        "labeling": {"labeler": {"class_path": "IndKNN", "init_args": {"threshold": 0.1, "sigma2": 0.6}}},
+        "labeling": {
+            "labeler": {"class_path": "IndKNN", "init_args": {"threshold": 0.1, "noise": {"sigma": 0.6}}}
+        },
     }
     plain = next(runs_of(comparison_of(document(methods=[ind]))))
     told = comparison_of(document(methods=[ind], wandb={"project": "p", "mode": "offline"}))
@@ -173,7 +176,7 @@ def test_epsilon_is_given_to_classes_that_take_it_unless_it_is_stated():
         "name": "reverse",
         "labeling": {"labeler": {"class_path": "ReverseKNN"}, "queries_per_round": 20},
     }
-    where = "labeling.labeler.init_args.epsilon"
+    where = "labeling.budget.epsilon"
     given = list(runs_of(comparison_of(document(methods=[reverse]))))
     assert [get(run.document, where) for run in given] == [0.5, 2, 0.5, 2]
     stated = {**reverse, "settings": {2: {where: 1.5}, 0.5: {where: 0.75}}}

@@ -12,6 +12,7 @@ from pl_privknn import NoisySGD, PrivateLabeler, PrivateTraining
 from pl_privknn.datamodules import ArraysDataModule, DigitsDataModule, EmbeddingsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import SufficientStatistics
+from pl_privknn.privacy import Budget
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.training import NoisyOptimization
 
@@ -51,7 +52,7 @@ def test_the_public_part_is_one_blank_image():
 
 
 def test_private_training_and_its_baseline_need_no_public_image(tmp_path):
-    stated = {"epsilon": 8.0, "delta": 1e-4, "expected_batch_size": 500, "private_records": 1000}
+    stated = {"budget": {"epsilon": 8.0, "delta": 1e-4}, "expected_batch_size": 500, "private_records": 1000}
     training = PrivateTraining(**stated, run_dir=tmp_path / "own")
     trainer(tmp_path, training).fit(Linear(), datamodule=digits())
     assert json.loads((tmp_path / "own" / "summary.json").read_text())["epsilon"] <= 8
@@ -67,7 +68,7 @@ def test_private_training_and_its_baseline_need_no_public_image(tmp_path):
 
 def test_a_released_head_needs_no_public_image(tmp_path):
     labeler = PrivateLabeler(
-        SufficientStatistics(epsilon=2.0, delta=1e-4, private_records=1000),
+        SufficientStatistics(budget=Budget(epsilon=2.0, delta=1e-4), private_records=1000),
         features=HOG(), selection="all", released="head",
         budget={"epsilon": 2.0, "delta": 1e-4}, run_dir=tmp_path / "run",
     )  # fmt: skip
@@ -101,8 +102,13 @@ def test_what_needs_public_images_says_so():
     with pytest.raises(ValueError, match="public='nothing'"):
         DigitsDataModule(public="nothing")
     baseline = NoisySGD(
-        network="linear", extractor=HOG(), feature_head={"components": 20}, image_size=20, epsilon=8.0, delta=1e-4,
-        expected_batch_size=500, private_records=1000,
-    )  # fmt: skip
+        budget=Budget(epsilon=8.0, delta=1e-4),
+        network="linear",
+        extractor=HOG(),
+        feature_head={"components": 20},
+        image_size=20,
+        expected_batch_size=500,
+        private_records=1000,
+    )
     with pytest.raises(ValueError, match="components=20 needs at least as many public"):
         trainer(None).fit(baseline, datamodule=digits())

@@ -5,6 +5,7 @@ import torch
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.students import SupervisedStudent
 from pl_privknn.training import NoisySGD
 from tests.training.noisy_sgd_setup import fit, make_data, make_trainer
@@ -23,9 +24,14 @@ class Noting(PublicPCA):
 def test_a_round_learns_from_all_public_images_and_no_private_one(tmp_path):
     extractor, data = Noting(), make_data()
     labeler = PrivateLabeler(
-        ReverseKNN(1, 4.0), rounds=2, epochs_per_round=1, queries_per_round=10, features=extractor,
-        run_dir=tmp_path / "run", options={"progress": False, "query_batch_size": 4},
-    )  # fmt: skip
+        ReverseKNN(1, budget=Budget(epsilon=4.0)),
+        rounds=2,
+        epochs_per_round=1,
+        queries_per_round=10,
+        features=extractor,
+        run_dir=tmp_path / "run",
+        options={"progress": False, "query_batch_size": 4},
+    )
     student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8)
     make_trainer(tmp_path, 2, callbacks=[labeler]).fit(student, data)
     assert labeler.label_counts()["answered"] == 20

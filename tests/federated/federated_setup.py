@@ -5,6 +5,7 @@ import torch
 from pl_privknn.federated import Client, FederatedRound
 from pl_privknn.federated.apps import reply_to
 from pl_privknn.labelers import LocalReverseKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 
 CLASSES = 3
@@ -36,7 +37,9 @@ def client(folder, node, seeded=True, **arguments):
 
 
 def asked(folder, labeler=None, name="first", **arguments):
-    labeler = labeler or LocalReverseKNN(epsilon=2.0, noise_source=SeededNoise(1))
+    labeler = labeler or LocalReverseKNN(
+        budget=Budget(epsilon=2.0, adjacency="replace_one"), noise_source=SeededNoise(1)
+    )
     files = {"ledger": folder / "ledger.sqlite", "release": folder / f"{name}.npz"}
     return FederatedRound(name, labeler, queries(), CLASSES, NAME, **{**files, **arguments})
 

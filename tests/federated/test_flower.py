@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from pl_privknn.features import Pixels
 from pl_privknn.federated import FederatedRound, Shuffler, client_app, new_key, run_round, server_app
 from pl_privknn.labelers import LocalReverseKNN, ShuffledReverseKNN
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from tests.federated.federated_setup import Wire, asked, client
@@ -119,7 +120,9 @@ def test_local_counts_of_four_nodes_are_those_of_the_same_round_in_one_process(t
     # A name that does not tell ledgers apart, so that both rounds toss the same coins.
     request = FederatedRound.request
     monkeypatch.setattr(FederatedRound, "request", lambda config, origin: request(config, ""))
-    labeler = LocalReverseKNN(epsilon=2.0, randomizer=name, noise_source=SeededNoise(1))
+    labeler = LocalReverseKNN(
+        budget=Budget(epsilon=2.0, adjacency="replace_one"), randomizer=name, noise_source=SeededNoise(1)
+    )
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -138,7 +141,9 @@ def test_shuffled_counts_go_through_sealed_envelopes(tmp_path):
             return Shuffler(private, tmp_path / "mixed.sqlite", SeededNoise(3))
         return client(tmp_path, number, trust="shuffle", shuffler_key=public)
 
-    labeler = ShuffledReverseKNN(epsilon=1.0, num_clients=120, noise_source=SeededNoise(1))
+    labeler = ShuffledReverseKNN(
+        budget=Budget(epsilon=1.0, adjacency="replace_one"), num_clients=120, noise_source=SeededNoise(1)
+    )
     config = asked(tmp_path, labeler)
     carried(node, config)
     scores = stored(tmp_path)["scores"]

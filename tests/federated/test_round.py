@@ -16,6 +16,7 @@ from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.verification import audit_ledger
 from tests.federated.federated_setup import CLASSES, Wire, asked, client, coins, queries, records
+from tests.setup.grouped import grouped
 
 PERSONS = Budget(adjacency="replace_one", unit="person")
 
@@ -25,7 +26,10 @@ def four(folder, **arguments):
 
 
 def seeded(**arguments):
-    return LocalReverseKNN(noise_source=SeededNoise(1), **{"epsilon": 2.0, **arguments})
+    return LocalReverseKNN(
+        noise_source=SeededNoise(1),
+        **grouped(LocalReverseKNN, **{"epsilon": 2.0, "adjacency": "replace_one", **arguments}),
+    )
 
 
 def reports(path):
@@ -76,7 +80,9 @@ def test_epsilon_is_that_of_one_process(tmp_path):
 
 @pytest.mark.parametrize("cryptographic", [True, False])
 def test_the_ledger_says_whether_coins_came_from_a_seed(tmp_path, cryptographic):
-    labeler = LocalReverseKNN(epsilon=2.0) if cryptographic else seeded()
+    labeler = (
+        LocalReverseKNN(budget=Budget(epsilon=2.0, adjacency="replace_one")) if cryptographic else seeded()
+    )
     nodes = {node: client(tmp_path, node, seeded=not cryptographic) for node in range(2)}
     run_round(asked(tmp_path, labeler), Wire(nodes))
     stated = reports(tmp_path / "ledger.sqlite").guarantee.guarantee
@@ -199,7 +205,7 @@ def test_without_an_answer_there_is_no_release(tmp_path):
 )
 def test_bad_arguments_are_named(arguments, named):
     given = {"queries": queries(), "num_classes": CLASSES, **arguments}
-    labeler = ReverseKNN(epsilon=1.0) if named == "labeler=ReverseKNN" else seeded()
+    labeler = ReverseKNN(budget=Budget(epsilon=1.0)) if named == "labeler=ReverseKNN" else seeded()
     with pytest.raises(ValueError, match=named):
         FederatedRound("a", labeler, extractor="b", ledger="c", release="d", **given)
 
@@ -224,7 +230,7 @@ def test_persons_send_one_message_and_the_ledger_says_so(tmp_path):
     assert found["epsilon"] == pytest.approx(2.0, rel=1e-4)
     request = asked(tmp_path, budget=PERSONS, name="again").request("origin")
     for node, persons in ((nodes[1], 8), (nodes[2], 1)):
-        message = LocalReverseKNN(epsilon=2.0).protocol(4, CLASSES)
+        message = LocalReverseKNN(budget=Budget(epsilon=2.0, adjacency="replace_one")).protocol(4, CLASSES)
         assert len(decode(node.answer(request), message.bounds, 100)) == persons
     # Each side says which unit, and they must agree.
     with pytest.raises(Refused, match="unit='record', but this node has 'person'"):

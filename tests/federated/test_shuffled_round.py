@@ -9,6 +9,7 @@ from pl_privknn.federated import shuffler as shuffler_module
 from pl_privknn.federated.messages import decode, encode
 from pl_privknn.labelers import ShuffledReverseKNN
 from pl_privknn.labelers.reverse_knn_local import amplified_epsilon, make_randomizer
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ShuffleAmplification
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
@@ -37,7 +38,10 @@ def nodes(folder, clients=4):
 
 def config(folder, num_clients=100, **arguments):
     labeler = ShuffledReverseKNN(
-        epsilon=0.5, num_clients=num_clients, noise_source=SeededNoise(1), **arguments
+        budget=Budget(epsilon=0.5, adjacency="replace_one"),
+        num_clients=num_clients,
+        noise_source=SeededNoise(1),
+        **arguments,
     )
     return asked(folder, labeler)
 

@@ -15,6 +15,7 @@ from pl_privknn.labelers import IndKNN, PrivateKNN, ReverseKNN, Screening
 from pl_privknn.labelers.attributes import FixedThresholds
 from pl_privknn.labelers.ind_knn import Similarity
 from pl_privknn.neighbors import assign, nearest, search
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -57,10 +58,10 @@ def noise():
 
 
 LABELERS = {
-    "private_knn": lambda: PrivateKNN(15, 0.5, Screening(5.0, 1.0), Gaussian(2.0), noise()),
-    "reverse_knn": lambda: ReverseKNN(2, 4.0, noise_source=noise()),
+    "private_knn": lambda: PrivateKNN(15, 0.5, Screening(5.0, Gaussian(1.0)), Gaussian(2.0), noise()),
+    "reverse_knn": lambda: ReverseKNN(2, budget=Budget(epsilon=4.0), noise_source=noise()),
     "multilabel_reverse_knn": lambda: attribute_reverse_knn(
-        1, 2.0, 4.0, rule=FixedThresholds(), noise_source=noise()
+        1, 2.0, epsilon=4.0, rule=FixedThresholds(), noise_source=noise()
     ),
 }
 
@@ -85,9 +86,14 @@ def test_labelers_search_where_they_are_told_to(table, queries, name):
 
 def ind_knn_answers(table, queries, device, kernel="cosine", threshold=0.8, index=None):
     labeler = IndKNN(
-        threshold, 0.5, epsilon=2.0, num_queries=40, noise_source=noise(), soft=True,
+        threshold,
+        Gaussian(0.5),
+        budget=Budget(epsilon=2.0),
+        num_queries=40,
+        noise_source=noise(),
+        soft=True,
         similarity=Similarity(kernel=kernel),
-    )  # fmt: skip
+    )
     labeler.device = device
     labeler.fit(table, torch.arange(len(table)) % 3, 3)
     if index is not None:

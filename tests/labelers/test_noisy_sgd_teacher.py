@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from pl_privknn.labelers import NoisySGDTeacher
 from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
@@ -129,7 +130,8 @@ def test_every_step_is_paid_before_its_noise_and_draws_from_its_own_stream():
 @pytest.mark.long("0.5-0.02-40-2")
 @pytest.mark.parametrize(("epsilon", "rate", "steps", "rounds"), [(1.0, 0.1, 50, 1), (0.5, 0.02, 40, 2)])
 def test_target_is_met_and_agrees_with_opacus(epsilon, rate, steps, rounds):
-    teacher = NoisySGDTeacher(sampling_rate=rate, steps=steps, epsilon=epsilon, rounds=rounds)
+    teacher = NoisySGDTeacher(sampling_rate=rate, steps=steps)
+    teacher.take_budget(Budget(epsilon=epsilon), rounds)
     charges = teacher.plan(10, 10, 3, rounds=rounds)
     report = account(charges, delta=1e-5)
     assert 0.99 * epsilon < report.epsilon <= epsilon
@@ -143,10 +145,10 @@ def test_target_is_met_and_agrees_with_opacus(epsilon, rate, steps, rounds):
 
 def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
     teacher = NoisySGDTeacher(
+        budget=Budget(epsilon=2.0),
         sampling_rate=0.2,
         expected_batch_size=60,
         steps=30,
-        epsilon=2.0,
         noise_source=SeededNoise(0),
         optimization={"lr": 4.0},
         model={"components": 8},
@@ -167,15 +169,13 @@ def made(**given):
 
 test_bad_arguments_are_named = refusals(
     {
-        "exactly one": NoisySGDTeacher,
-        "exactly one of": made(epsilon=1.0),
+        "no noise is set": lambda: NoisySGDTeacher().plan(5, 5, 3),
+        "give exactly one": made(budget=Budget(epsilon=1.0)),
         "noise_multiplier=0": made(noise_multiplier=0.0),
         "sampling_rate=1.5": made(sampling_rate=1.5),
         "max_grad_norm=-1": made(max_grad_norm=-1.0),
         "momentum=1": made(optimization={"momentum": 1.0}),
         "steps=0": made(steps=0),
-        "delta=0": made(noise_multiplier=None, epsilon=1.0, delta=0.0),
         "fit": lambda: made()().label(torch.zeros(2, 3), FreeLedger()),
-        "rounds=2": lambda: NoisySGDTeacher(steps=5, epsilon=1.0, rounds=2).plan(10, 10, 3, rounds=3),
     }
 )

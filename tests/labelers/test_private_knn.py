@@ -35,7 +35,9 @@ def test_same_distribution_as_the_literal_algorithm():
         literal_private_knn(features, labels, query, k=k, rate=rate, c=c, rng=rng, **settings)
         for _ in range(draws)
     ]
-    labeler = PrivateKNN(k, rate, Screening(4.0, 1.5), Gaussian(sigma=4.0), noise_source=SeededNoise(1))
+    labeler = PrivateKNN(
+        k, rate, Screening(4.0, Gaussian(1.5)), Gaussian(sigma=4.0), noise_source=SeededNoise(1)
+    )
     labeler.fit(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), c)
     queries = torch.tensor(query, dtype=torch.float32).repeat(draws, 1)
     ours = labeler.label(queries, FreeLedger()).labels.numpy()
@@ -43,7 +45,9 @@ def test_same_distribution_as_the_literal_algorithm():
     # Two-sample chi-square at a fixed seed: a correct labeler fails for one seed in a thousand.
     assert stats.chi2_contingency(table).pvalue > 1e-3
     # The test has power: half the aggregation noise is told apart.
-    broken = PrivateKNN(k, rate, Screening(4.0, 1.5), Gaussian(sigma=2.0), noise_source=SeededNoise(1))
+    broken = PrivateKNN(
+        k, rate, Screening(4.0, Gaussian(1.5)), Gaussian(sigma=2.0), noise_source=SeededNoise(1)
+    )
     broken.fit(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), c)
     other = broken.label(queries, FreeLedger()).labels.numpy()
     table[1] = [np.sum(other == outcome) for outcome in range(-1, c)]
@@ -70,8 +74,8 @@ def test_little_noise_gives_the_plain_majority(noise):
 test_bad_arguments_are_named = refusals(
     {
         r"sampling_rate=1\.5": lambda: PrivateKNN(10, 1.5),
-        r"screening\.threshold=11": lambda: PrivateKNN(10, 0.5, Screening(11, 1.0)),
-        "sigma=-1": lambda: Screening(5, -1),
+        r"screening\.threshold=11": lambda: PrivateKNN(10, 0.5, Screening(11, Gaussian(1.0))),
+        "sigma=-1": lambda: Screening(5, Gaussian(-1)),
         r"l2_sensitivity=0\.5": lambda: PrivateKNN(10, 0.5, noise=Gaussian(1.0, l2_sensitivity=0.5)),
         "be added to votes": lambda: PrivateKNN(10, 0.5, noise=NoisyScreening(10, 5, 1.0, 3)),
         "fewer than k=100": lambda: _fitted(PrivateKNN(100, 1.0, noise=Gaussian(sigma=1.0))),

@@ -27,7 +27,7 @@ def knn(noise, seed=0, screening=None, **kwargs):
 
 
 @pytest.mark.parametrize("noise", [Gaussian(6.0), Laplace(5.0)])
-@pytest.mark.parametrize("screening", [None, Screening(22, 4.0)])
+@pytest.mark.parametrize("screening", [None, Screening(22, Gaussian(4.0))])
 def test_counts_cost_nothing_and_change_no_answer(noise, screening):
     queries, _ = table(60, seed=1)
     silent, open_ = FreeLedger(), FreeLedger()
@@ -60,7 +60,7 @@ test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts = refusals(
     [
         {"noise": Gaussian(2.0)},
         {"noise": Laplace(2.0)},
-        {"screening": Screening(6, 2.0), "noise": Gaussian(2.0)},
+        {"screening": Screening(6, Gaussian(2.0)), "noise": Gaussian(2.0)},
     ],
 )
 def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(given):
@@ -85,7 +85,9 @@ def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(given
 
 
 def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path):
-    teacher = PrivateKNN(40, 0.5, Screening(40, 4.0), Gaussian(8.0), SeededNoise(0), release_counts=True)
+    teacher = PrivateKNN(
+        40, 0.5, Screening(40, Gaussian(4.0)), Gaussian(8.0), SeededNoise(0), release_counts=True
+    )
     selection = ClusterSelection(components=8, ask="means", spread="kernel")
     callback, data = fit_student(tmp_path, teacher, 0.3, public=90, queries_per_round=30, selection=selection)
     counts = callback.label_counts()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pl_privknn.labelers import PrivateKNN, Screening
+from pl_privknn.privacy import Gaussian
 from pl_privknn.privacy.mechanisms import NoisyScreening
 from tests.setup.scripted_noise import Quiet
 
@@ -50,7 +51,7 @@ def test_private_knn_wants_more_than_k_records_for_screening_without_sampling():
         labels = torch.arange(records) % CLASSES
         PrivateKNN(K, rate, screening).fit(torch.randn(records, 2), labels, CLASSES)
 
-    screening = Screening(4, 1.0)
+    screening = Screening(4, Gaussian(1.0))
     for records in (K - 1, K):
         with pytest.raises(ValueError, match="more than k private records"):
             fit(records, screening)

@@ -103,7 +103,7 @@ class Spent:
     """A ledger without budget."""
 
     def charge(self, mechanism, count=1, **stated):
-        raise BudgetExceeded("the budget is spent", 2.0, 1.0, 1e-5)
+        raise BudgetExceeded("the budget is spent", 2.0, Budget(epsilon=1.0))
 
 
 ASKED = {
@@ -111,8 +111,12 @@ ASKED = {
     "noisy sgd": lambda: Members(lambda: sgd(SeededNoise(0)), PARTS["three"], *records(), 3),
     "pate": lambda: Members(lambda: pate(6), PARTS["three"], *records(), 3),
     "private knn": lambda: Members(lambda: PrivateKNN(3, 0.5), PARTS["three"], *records(), 3),
-    "reverse knn": lambda: Members(lambda: ReverseKNN(2, 1.0), PARTS["three"], *records(), 3),
-    "ind knn": lambda: Members(lambda: IndKNN(0.5, 1.0, 1.0), PARTS["three"], *records(), 3),
+    "reverse knn": lambda: Members(
+        lambda: ReverseKNN(2, budget=Budget(epsilon=1.0)), PARTS["three"], *records(), 3
+    ),
+    "ind knn": lambda: Members(
+        lambda: IndKNN(0.5, Gaussian(1.0), budget=Budget(epsilon=1.0)), PARTS["three"], *records(), 3
+    ),
 }
 
 

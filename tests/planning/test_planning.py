@@ -13,6 +13,7 @@ import pl_privknn.labelers as labelers
 from pl_privknn.cli.main import main
 from pl_privknn.config import ConfigurationError, get, put, read_document
 from pl_privknn.planning import default_parameter, parameter_of, plan_of, planned_steps, solve
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
 from pl_privknn.privacy.accounting.pld import gaussian_epsilon
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -45,40 +46,49 @@ def labeling(labeler, arguments, **more):
 def training(arguments, **trainer):
     """A training of any module."""
     batches = {"expected_batch_size": 100, "private_records": 1000}
-    callback = made("PrivateTraining", delta=1e-5, **arguments, **batches)
+    epsilon = {name: value for name, value in arguments.items() if name == "epsilon"}
+    others = {name: value for name, value in arguments.items() if name != "epsilon"}
+    callback = made("PrivateTraining", budget={"delta": 1e-5, **epsilon}, **others, **batches)
     return {"model": {"class_path": "their.Module"}, "trainer": {"callbacks": [callback], **trainer}}
 
 
 #: A configuration of every teacher and private training, and where its free parameter is.
 DOCUMENTS = {
     "PrivateKNN": (
-        labeling("PrivateKNN", {"k": 30, "screening": {"threshold": 18, "sigma": 18.0}, "noise": GAUSSIAN}),
+        labeling(
+            "PrivateKNN",
+            {"k": 30, "screening": {"threshold": 18, "noise": {"sigma": 18.0}}, "noise": GAUSSIAN},
+        ),
         "labeling.labeler.init_args.noise.init_args.sigma",
     ),
     "PATE": (
         labeling("PATE", {"num_teachers": 50, "noise": made("Laplace", scale=9)}),
         "labeling.labeler.init_args.noise.init_args.scale",
     ),
-    "ReverseKNN": (labeling("ReverseKNN", {"epsilon": 2.0}), "labeling.labeler.init_args.epsilon"),
+    "ReverseKNN": (labeling("ReverseKNN", {}), "labeling.budget.epsilon"),
     "LocalReverseKNN": (
-        labeling("LocalReverseKNN", {"epsilon": 2.0}, budget=REPLACED),
-        "labeling.labeler.init_args.epsilon",
+        labeling("LocalReverseKNN", {}, budget=REPLACED),
+        "labeling.budget.epsilon",
     ),
     "ShuffledReverseKNN": (
-        labeling("ShuffledReverseKNN", {"epsilon": 2.0, "num_clients": 1000}, budget=REPLACED),
-        "labeling.labeler.init_args.epsilon",
+        labeling(
+            "ShuffledReverseKNN",
+            {"num_clients": 1000, "budget": {**REPLACED, "epsilon": 2.0}},
+            budget=REPLACED,
+        ),
+        "labeling.labeler.init_args.budget.epsilon",
     ),
     "IndKNN": (
-        labeling("IndKNN", {"threshold": 0.5, "sigma2": 1.0, "epsilon": 2.0}),
-        "labeling.labeler.init_args.epsilon",
+        labeling("IndKNN", {"threshold": 0.5, "noise": {"sigma": 1.0}}),
+        "labeling.budget.epsilon",
     ),
     "NoisySGDTeacher": (
         labeling("NoisySGDTeacher", {"noise_multiplier": 2.0}, selection="all"),
         "labeling.labeler.init_args.noise_multiplier",
     ),
     "SufficientStatistics": (
-        labeling("SufficientStatistics", {"epsilon": 2.0}),
-        "labeling.labeler.init_args.epsilon",
+        labeling("SufficientStatistics", {}),
+        "labeling.budget.epsilon",
     ),
     "PreconditionedGradients": (
         labeling("PreconditionedGradients", {"releases": 2, "noise_multiplier": 9.0}, selection="all"),
@@ -122,13 +132,13 @@ def test_the_noise_of_a_screening_follows_that_of_the_answers():
         return solve(document, path, 1.0, source="here", num_classes=10, exact=False, **more).values
 
     document, sigma = DOCUMENTS["PrivateKNN"]
-    place = "labeling.labeler.init_args.screening.sigma"
+    place = "labeling.labeler.init_args.screening.noise.sigma"
     values = found(document)
     assert values == {sigma: values[sigma], place: pytest.approx(2 * values[sigma], rel=1e-5)}
     assert found(document, sigma).keys() == {sigma}
     values = found(document, tied={place: 3.0})
     assert values[place] == pytest.approx(3 * values[sigma], rel=1e-5)
-    confident = {"screening": {"threshold": 30, "sigma": 20}, "noise": made("Gaussian", sigma=8)}
+    confident = {"screening": {"threshold": 30, "noise": {"sigma": 20}}, "noise": made("Gaussian", sigma=8)}
     values = found(labeling("PATE", {"num_teachers": 50, **confident}))
     assert values[place] == pytest.approx(2.5 * values[sigma], rel=1e-5)
 
@@ -139,9 +149,11 @@ def test_plans_of_gaussian_teachers_are_those_of_the_closed_form():
     )
     plan = solve(document, None, 1.0, source="here", num_classes=10)
     assert 0.998 < gaussian_epsilon(math.sqrt(2 * 30) / plan.values[plan.found], 1e-5) <= 1.0
-    document = labeling("IndKNN", {"threshold": 0.5, "sigma2": 1.0, "budgets": {"budget": 0.01}})
+    document = labeling(
+        "IndKNN", {"threshold": 0.5, "noise": {"sigma": 1.0}, "record_budgets": {"rho": 0.01}}
+    )
     plan = solve(document, None, 1.0, source="here", num_classes=10)
-    assert plan.found == "labeling.labeler.init_args.budgets.budget"
+    assert plan.found == "labeling.labeler.init_args.record_budgets.rho"
     # The largest budget that Gaussian DP admits at ε = 1 and δ = 1e-5.
     assert plan.values[plan.found] == pytest.approx(0.03593, rel=2e-3)
 
@@ -171,7 +183,7 @@ def test_every_configuration_that_fixes_its_cost_states_it(path, tmp_path, monke
     assert 0 < epsilon < math.inf
     model = document["model"]
     if model["class_path"] == "NoisySGD":  # it states its own target
-        target = get(model, "init_args.budget.epsilon") or get(model, "init_args.epsilon")
+        target = get(model, "init_args.budget.epsilon")
         assert 0.99 * target < epsilon <= target
 
 
@@ -195,7 +207,7 @@ def test_steps_are_those_of_the_trainer(trainer, steps):
 
 
 def test_plans_of_trainings_and_of_all_public_examples():
-    callback = PrivateTraining(1.0, 1e-5, expected_batch_size=100, private_records=1000)
+    callback = PrivateTraining(budget=Budget(epsilon=1.0), expected_batch_size=100, private_records=1000)
     stated = plan_of(training({"epsilon": 1.0}, max_epochs=2), "here")
     assert list(stated.charges) == callback.plan(2 * 10)
     assert 0.995 < epsilon_for_delta(stated.charges, 1e-5) <= 1.0
@@ -288,7 +300,7 @@ def test_the_page_on_accounting_quotes_what_is_computed():
     # The planned configuration costs what the page says.
     printed = dict(re.findall(r"^([\w.]+) {2,}([\d.]+)$", page, flags=re.MULTILINE))
     document = read_document(CONFIGS / "fashion_mnist_private_knn.yaml")
-    for name in ("noise.init_args.sigma", "screening.sigma"):
+    for name in ("noise.init_args.sigma", "screening.noise.sigma"):
         place = f"labeling.labeler.init_args.{name}"
         put(document, place, float(printed[place]))
     found = epsilon_for_delta(plan_of(document, "here").charges, 1e-5, method="pld")

@@ -22,7 +22,7 @@ def plan(seed):
         batch = {"expected_batch_size": max(1, round(rate * 100_000)), "private_records": 100_000}
         callback = {
             "class_path": "PrivateTraining",
-            "init_args": {"delta": delta, "noise_multiplier": 1.0, **batch},
+            "init_args": {"budget": {"delta": delta}, "noise_multiplier": 1.0, **batch},
         }
         trainer = {"callbacks": [callback], "max_steps": count, "max_epochs": -1}
         return kind, {"model": {"class_path": "their.Module"}, "trainer": trainer}, epsilon, delta
@@ -130,6 +130,6 @@ def _write_configurations(path):
     )
     (path / "training.yaml").write_text(
         "data: {class_path: DigitsDataModule}\nmodel:\n  class_path: NoisySGD\n"
-        "  init_args: {epsilon: 1.0, delta: 1.0e-5, expected_batch_size: 64, private_records: 900}\n"
+        "  init_args: {budget: {epsilon: 1.0, delta: 1.0e-5}, expected_batch_size: 64, private_records: 900}\n"
         "trainer: {max_epochs: 2}\n"
     )

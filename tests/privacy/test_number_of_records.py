@@ -12,7 +12,7 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.neighbors import PoissonNeighbors
-from pl_privknn.privacy import redaction
+from pl_privknn.privacy import Budget, Gaussian, redaction
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.record_budgets import read_ids
 from tests.labelers.multilabel.attributes_setup import attribute_knn
@@ -71,8 +71,8 @@ def owned(labeler):
         lambda: PrivateKNN(5).fit(*table(N - 1), 2),
         lambda: PrivateKNN(5).fit(*table(dtype=torch.int64), 2),
         lambda: PrivateKNN(N, 1.0).fit(*table(), 2) or PrivateKNN(N + 1, 1.0).fit(*table(), 2),
-        lambda: ReverseKNN(1, 1.0).fit(*table(N - 1), 2),
-        lambda: IndKNN(0.1, 0.5, epsilon=1.0, delta=1e-5).fit(*table(N - 1), 2),
+        lambda: ReverseKNN(1, budget=Budget(epsilon=1.0)).fit(*table(N - 1), 2),
+        lambda: IndKNN(0.1, Gaussian(0.5), budget=Budget(epsilon=1.0, delta=1e-5)).fit(*table(N - 1), 2),
         lambda: attribute_knn(5).fit(*table(), 2),
         lambda: owned(PATE(4)).fit(*table(), 2),
         lambda: RandomPartition().assign(

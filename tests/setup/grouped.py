@@ -3,6 +3,9 @@
 import dataclasses
 
 from pl_privknn.config import argument_names
+from pl_privknn.privacy import Budget
+
+BUDGET = {field.name for field in dataclasses.fields(Budget)}
 
 
 def grouped(owner, **arguments):
@@ -12,6 +15,8 @@ def grouped(owner, **arguments):
     for name, value in arguments.items():
         if name not in names:
             place = next((place for place in names if place.endswith(f".{name}")), name)
+            if place == name and name in BUDGET:
+                place = f"budget.{name}"
             group, _, inner = place.partition(".")
             given = result.get(group, {})
             given = dataclasses.asdict(given) if dataclasses.is_dataclass(given) else given

@@ -6,6 +6,7 @@ from pl_privknn.labelers import Attributes, PrivateKNN
 from pl_privknn.labelers.base import Release, check_table
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.neighbors import PoissonSums
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
 from tests.testing.broken_labelers import Honest, Sampled
 
@@ -69,7 +70,7 @@ class NearMajority(Honest):
 
 class OneMoreNeighbor(ReverseKNN):
     def __init__(self):
-        super().__init__(k=1, epsilon=1.0)
+        super().__init__(k=1, budget=Budget(epsilon=1.0))
 
     def counts(self, queries):
         self.k = 2
@@ -84,7 +85,7 @@ class OnlyTheFirst(ReverseKNN):
     most = 50
 
     def __init__(self):
-        super().__init__(k=1, epsilon=1.0)
+        super().__init__(k=1, budget=Budget(epsilon=1.0))
 
     def fit(self, features, labels, num_classes):
         check_table(features, labels, num_classes)
@@ -101,7 +102,7 @@ class NoRareClasses(ReverseKNN):
     fewest = 10
 
     def __init__(self):
-        super().__init__(k=1, epsilon=1.0)
+        super().__init__(k=1, budget=Budget(epsilon=1.0))
 
     def fit(self, features, labels, num_classes):
         check_table(features, labels, num_classes)
@@ -111,7 +112,7 @@ class NoRareClasses(ReverseKNN):
 
 class NoRareClassesOfReplaced(NoRareClasses):
     def __init__(self):
-        ReverseKNN.__init__(self, k=1, noise=Gaussian(3.0), adjacency="replace_one")
+        ReverseKNN.__init__(self, k=1, noise=Gaussian(3.0), budget=Budget(adjacency="replace_one"))
 
 
 class NoClassesAtAll(NoRareClasses):
@@ -122,7 +123,7 @@ class NoClassesAtAll(NoRareClasses):
 
 class AddsUnderReplacement(ReverseKNN):
     def __init__(self):
-        super().__init__(k=1, epsilon=1.0)
+        super().__init__(k=1, budget=Budget(epsilon=1.0))
         self.adjacencies = ("add_remove", "replace_one")
 
 

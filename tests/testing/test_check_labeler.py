@@ -23,6 +23,7 @@ from pl_privknn.labelers import (
 )
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.testing import LabelerCheckError, check_labeler
 from tests.labelers.multilabel.attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
@@ -54,11 +55,11 @@ class VotesOfAll(broken_labelers.Honest):
 HONEST = {
     "knn": (PrivateKNN(5, 1.0, None, Gaussian(3.0)), {"gaussian (L2)": ROOT2}),
     "knn sampled": (
-        PrivateKNN(5, 0.5, Screening(3, 1.0), Gaussian(3.0)),
+        PrivateKNN(5, 0.5, Screening(3, Gaussian(1.0)), Gaussian(3.0)),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
     "knn screened": (
-        PrivateKNN(5, 1.0, Screening(3, 1.0), Laplace(3.0), release_counts=True),
+        PrivateKNN(5, 1.0, Screening(3, Gaussian(1.0)), Laplace(3.0), release_counts=True),
         {"noisy_screening (largest count)": 1.0, "laplace (L1)": 2.0},
     ),
     "knn gumbel": (
@@ -66,40 +67,66 @@ HONEST = {
         {"exponential_argmax (range of the votes' moves)": 2.0},
     ),
     "votes of all": (VotesOfAll(), {"exponential_argmax (range of the votes' moves)": 1.0}),
-    "reverse": (ReverseKNN(k=1, epsilon=1.0), {"laplace (L1)": 1.0}),
+    "reverse": (ReverseKNN(budget=Budget(epsilon=1.0), k=1), {"laplace (L1)": 1.0}),
     "reverse replaced": (
-        ReverseKNN(k=2, noise=Gaussian(3.0), adjacency="replace_one", abstain=0.5),
+        ReverseKNN(budget=Budget(adjacency="replace_one"), k=2, noise=Gaussian(3.0), abstain=0.5),
         {"gaussian (L2)": 2.0},
     ),
     "local bits": (
-        LocalReverseKNN(k=2, epsilon=1.0, randomizer="randomized_response"),
+        LocalReverseKNN(
+            budget=Budget(epsilon=1.0, adjacency="replace_one"), k=2, randomizer="randomized_response"
+        ),
         {"randomized_response (places)": 4.0},
     ),
     "local collision": (
-        LocalReverseKNN(k=2, epsilon=1.0, randomizer="collision"),
+        LocalReverseKNN(budget=Budget(epsilon=1.0, adjacency="replace_one"), k=2, randomizer="collision"),
         {"pure_dp (answers)": 1.0},
     ),
     "shuffled": (
-        ShuffledReverseKNN(k=1, epsilon=8.0, num_clients=20, delta=0.01),
+        ShuffledReverseKNN(
+            budget=Budget(epsilon=8.0, delta=0.01, adjacency="replace_one"), k=1, num_clients=20
+        ),
         {"shuffle_amplification (answers)": 1.0},
     ),
     "shares": (
-        ShuffledReverseKNN(k=1, epsilon=1.0, randomizer="shares", num_clients=20, delta=0.1),
+        ShuffledReverseKNN(
+            budget=Budget(epsilon=1.0, delta=0.1, adjacency="replace_one"),
+            k=1,
+            randomizer="shares",
+            num_clients=20,
+        ),
         {"negative_binomial (counts)": 1.0},
     ),
-    "stream": (IndKNN(0.5, 2.0, budgets={"budget": 0.08, "sigma1": 4.0}), {STREAM: 0.16}),
+    "stream": (
+        IndKNN(0.5, Gaussian(2.0), record_budgets={"rho": 0.08, "count_noise": Gaussian(4.0)}),
+        {STREAM: 0.16},
+    ),
     "stream switches": (
         IndKNN(
-            0.5, 0.2, soft=True, release_counts=True, budgets={"budget": 0.2, "sigma1": 3.0},
-            similarity={"kernel": "rbf"}, switches={"reuse": True, "abstain": 0.5, "density": PublicDensity(5, 24),
-                                                    "hashing": SignProjections(2, 1, 0)},
+            0.5,
+            Gaussian(0.2),
+            soft=True,
+            release_counts=True,
+            similarity={"kernel": "rbf"},
+            switches={
+                "reuse": True,
+                "abstain": 0.5,
+                "density": PublicDensity(5, 24),
+                "hashing": SignProjections(2, 1, 0),
+            },
+            record_budgets={"rho": 0.2, "count_noise": Gaussian(3.0)},
         ),
         {STREAM: 0.4},
     ),
     "noisy sgd": (
         NoisySGDTeacher(
-            0.3, 10, steps=6, noise_multiplier=1.0, records_per_person=2,
-            optimization={"steps_per_charge": 4}, model={"components": 4, "soft": True},
+            0.3,
+            10,
+            steps=6,
+            noise_multiplier=1.0,
+            records_per_person=2,
+            optimization={"steps_per_charge": 4},
+            model={"components": 4, "soft": True},
         ),
         {"gaussian (L2)": 0.25},
     ),
@@ -109,8 +136,11 @@ HONEST = {
     ),
     "class sums replaced": (
         SufficientStatistics(
-            noise_multiplier=2.0, private_records=30, fit="maximum_likelihood", components=3,
-            adjacency="replace_one",
+            budget=Budget(adjacency="replace_one"),
+            noise_multiplier=2.0,
+            private_records=30,
+            fit="maximum_likelihood",
+            components=3,
         ),
         {"gaussian (L2)": 2.0},
     ),
@@ -122,15 +152,23 @@ HONEST = {
     ),
     "class sums of attributes": (
         SufficientStatistics(
-            noise_multiplier=2.0, private_records=30, adjacency="replace_one", task="multilabel",
+            budget=Budget(adjacency="replace_one"),
+            noise_multiplier=2.0,
+            private_records=30,
+            task="multilabel",
             records_per_person=3,
         ),
         {"gaussian (L2)": 2 * math.hypot(1, 0.3)},
     ),
     "public curvature of attributes": (
         PreconditionedGradients(
-            noise_multiplier=2.0, private_records=30, releases=2, clip_norms=[0.5, 0.5], adjacency="replace_one",
-            task="multilabel", records_per_person=2,
+            budget=Budget(adjacency="replace_one"),
+            noise_multiplier=2.0,
+            private_records=30,
+            releases=2,
+            clip_norms=[0.5, 0.5],
+            task="multilabel",
+            records_per_person=2,
         ),
         {"gaussian (L2)": 1.0},
     ),
@@ -148,16 +186,26 @@ HONEST = {
     "pate": (PATE(4, NearestTeachers(), noise=Laplace(2.0), progress=False), {"laplace (L1)": 2.0}),
     "pate by class": (
         PATE(
-            4, NearestTeachers(),
-            ClassBalancedPartition(), screening=Screening(4, 1.0), noise=Gaussian(2.0), progress=False,
+            4,
+            NearestTeachers(),
+            ClassBalancedPartition(),
+            screening=Screening(4, Gaussian(1.0)),
+            noise=Gaussian(2.0),
+            progress=False,
         ),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
     "pate guided": (
-        PATE(4, LINEAR, GuidedPartition(4, sample=20, steps=2), screening=Screening(2.8, 1.36), progress=False),
+        PATE(
+            4,
+            LINEAR,
+            GuidedPartition(4, sample=20, steps=2),
+            screening=Screening(2.8, Gaussian(1.36)),
+            progress=False,
+        ),
         {"noisy_screening (largest count)": 1.0, "gaussian (L2)": ROOT2},
     ),
-}  # fmt: skip
+}
 
 
 #: Smaller tables for labelers whose runs take longer.

@@ -20,6 +20,7 @@ from pl_privknn.labelers import (
 from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.neighbors import PoissonNeighbors
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.testing import LabelerCheckError, check_labeler
 from tests.setup.grouped import grouped
@@ -164,7 +165,7 @@ def pate(teachers=None, partitioner=None, cls=PATE):
 
 
 def local(cls):
-    return cls(k=2, epsilon=1.0)
+    return cls(k=2, budget=Budget(epsilon=1.0, adjacency="replace_one"))
 
 
 PERSONS = r"sensitivity under \w+, persons"
@@ -180,7 +181,7 @@ PLANTED = {
     ),
     "one cell twice": (lambda: local(NamesOneCellTwice), "names a cell twice"),
     "each record votes": (lambda: EachRecordVotes(5, 1.0), PERSONS),
-    "each record counts": (lambda: EachRecordCounts(1, 1.0), PERSONS),
+    "each record counts": (lambda: EachRecordCounts(1, budget=Budget(epsilon=1.0)), PERSONS),
     "each record adds": (lambda: EachRecordAdds(noise_multiplier=2.0), PERSONS),
     "each record is clipped": (
         lambda: EachRecordIsClipped(noise_multiplier=2.0, releases=2, records_per_person=3),
@@ -200,7 +201,11 @@ def test_planted_fault_is_caught(name):
 
 
 def stream(**settings):
-    return IndKNN(0.5, 1.0, **grouped(IndKNN, **settings, budgets={"budget": 0.08, "sigma1": 4.0}))
+    return IndKNN(
+        0.5,
+        Gaussian(1.0),
+        **grouped(IndKNN, **settings, record_budgets={"rho": 0.08, "count_noise": Gaussian(4.0)}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -285,4 +290,4 @@ def test_one_sample_for_screening_and_answer_is_caught(monkeypatch):
     with pytest.raises(
         LabelerCheckError, match=r"samples: tosses 408 coins .* 24 sampled releases of 34 records"
     ):
-        check_labeler(PrivateKNN(5, 0.5, Screening(3, 1.0), Gaussian(3.0)))
+        check_labeler(PrivateKNN(5, 0.5, Screening(3, Gaussian(1.0)), Gaussian(3.0)))

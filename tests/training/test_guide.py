@@ -28,6 +28,7 @@ def test_modules_of_the_guide_are_trained_privately(which, tmp_path, monkeypatch
     scope: dict = {}
     exec(BLOCKS[0], scope)
     exec("from pl_privknn import PrivateTraining\nfrom pl_privknn.datamodules import DigitsDataModule", scope)
+    exec("from pl_privknn.privacy import Budget", scope)
     exec(code, scope)
     private = scope["private"]
     assert private.planned_steps == 2

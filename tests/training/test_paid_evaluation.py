@@ -173,7 +173,9 @@ test_what_has_no_accuracy_or_no_parallel_payment_is_refused = refusals(
     {
         "evaluate='free'": lambda: training(evaluate="free"),
         "share=1.0": lambda: PaidEvaluation(1.0),
-        "evaluate: the hold-out is charged in parallel": lambda: training(evaluate="paid", epsilon=math.inf),
+        "evaluate: the hold-out is charged in parallel": lambda: training(
+            evaluate="paid", epsilon=None, noise_multiplier=0.0
+        ),
         "evaluate: the hold-out is charged in parallel with": lambda: training(
             evaluate="paid", ledger_path="shared.sqlite"
         ),

@@ -16,6 +16,7 @@ from pl_privknn import PrivateTraining
 from pl_privknn.callbacks.loggers import run_settings
 from pl_privknn.cli.main import main
 from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -237,7 +238,12 @@ def test_an_infinite_epsilon_trains_without_noise_and_guarantees_nothing(tmp_pat
     expected = literal_update(Lit(), make_data(), 0.1, 60)
     module = Lit()
     callback = training(
-        epsilon=math.inf, noise_source=None, max_grad_norm=0.1, expected_batch_size=60, private_records=60
+        epsilon=None,
+        noise_multiplier=0.0,
+        noise_source=None,
+        max_grad_norm=0.1,
+        expected_batch_size=60,
+        private_records=60,
     )
     fit(module, tmp_path, callback, epochs=1)
     torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
@@ -297,7 +303,7 @@ test_bad_arguments_are_named = refusals(
     {
         "epsilon=None, noise_multiplier=None": lambda: training(epsilon=None, noise_multiplier=None),
         "epsilon=0.0": lambda: training(epsilon=0.0),
-        "noise_multiplier=0.0": lambda: training(noise_multiplier=0.0),
+        "noise_multiplier=-1": lambda: training(noise_multiplier=-1.0),
         "delta=1.0": lambda: training(delta=1.0),
         "max_grad_norm=-1.0": lambda: training(max_grad_norm=-1.0),
         "expected_batch_size=0": lambda: training(expected_batch_size=0),
@@ -310,13 +316,17 @@ test_bad_arguments_are_named = refusals(
         "steps_per_charge=0": lambda: training(steps_per_charge=0),
         "step=": lambda: training(step="eager"),
         'step="traced": clipping="ghost"': lambda: training(step="traced", clipping="ghost"),
-        "epsilon=inf: trains without noise": lambda: training(epsilon=math.inf, noise_multiplier=1.0),
+        "noise_multiplier=0: trains without noise": lambda: training(epsilon=1.0, noise_multiplier=0.0),
+        "budget.epsilon=None, noise_multiplier=None": lambda: training(epsilon=None),
+        "budget.adjacency='replace_one'": lambda: training(adjacency="replace_one"),
     }
 )
 
 
 def test_default_noise_is_cryptographic():
-    assert PrivateTraining(1.0, expected_batch_size=3, private_records=9).noise_source.cryptographic
+    assert PrivateTraining(
+        budget=Budget(epsilon=1.0), expected_batch_size=3, private_records=9
+    ).noise_source.cryptographic
 
 
 def test_averaged_weights_are_made_of_released_ones_and_cost_nothing(tmp_path):

@@ -23,11 +23,11 @@ from tests.training.training_setup import Lit
 RATES = {"model.init_args.optimization.lr": [0.0001, 0.5, 2.0]}
 
 
-STATED = {"epsilon": 1.0, "expected_batch_size": 100, "private_records": 200}
+STATED = {"budget": {"epsilon": 1.0, "delta": 1e-5}, "expected_batch_size": 100, "private_records": 200}
 
 
 def document(model=None, **trainer):
-    arguments = {"extractor": {"class_path": "Pixels"}, "delta": 1e-5, **STATED}
+    arguments = {"extractor": {"class_path": "Pixels"}, **STATED}
     return {
         "data": {
             "class_path": "DigitsDataModule",

@@ -21,7 +21,7 @@ from pl_privknn.report import write_report
 
 folder = Path("runs/audited")
 labeling = PrivateLabeler(
-    ReverseKNN(k=1, epsilon=1.0),
+    ReverseKNN(budget=Budget(epsilon=1.0), k=1),
     queries_per_round=30,
     selection="clusters",
     features=HOG(),

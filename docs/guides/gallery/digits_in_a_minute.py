@@ -21,7 +21,7 @@ data = DigitsDataModule(batch_size=32)  # 1,000 private, 500 public and 297 test
 
 # %%
 labeling = PrivateLabeler(
-    ReverseKNN(k=1, epsilon=1.0),
+    ReverseKNN(budget=Budget(epsilon=1.0), k=1),
     queries_per_round=40,
     selection="clusters",
     features=HOG(),

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from pl_privknn import PrivateTraining
 from pl_privknn.datamodules import DigitsDataModule
+from pl_privknn.privacy import Budget
 
 pl.seed_everything(0)
 
@@ -50,7 +51,7 @@ class Digits(pl.LightningModule):
 
 # %%
 private = PrivateTraining(
-    epsilon=2.0, delta=1e-5, max_grad_norm=1.0, expected_batch_size=250, private_records=1000
+    budget=Budget(epsilon=2.0), max_grad_norm=1.0, expected_batch_size=250, private_records=1000
 )
 trainer = pl.Trainer(
     max_epochs=10,

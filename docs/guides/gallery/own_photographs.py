@@ -45,7 +45,7 @@ data = ImageFolderDataModule(folder, image_size=16, class_names=["temple", "flow
 
 # %%
 labeling = PrivateLabeler(
-    ReverseKNN(k=1, epsilon=1.0),
+    ReverseKNN(budget=Budget(epsilon=1.0), k=1),
     queries_per_round=10,
     selection="clusters",
     features=Pixels(),

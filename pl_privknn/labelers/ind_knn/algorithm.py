@@ -19,12 +19,12 @@ from pl_privknn._checks import (
     check_positive,
     compiled,
 )
-from pl_privknn.labelers.base import check_one_of
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import Gaussian, GaussianDPStream
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon
+from pl_privknn.privacy.settings import Budget
 
 Floats = NDArray[np.float64]
 Kernel = Literal["cosine", "rbf"]
@@ -74,44 +74,44 @@ class IndKNNParameters:
         check_choice("kernel", self.kernel, KERNELS)
 
     @classmethod
-    def for_epsilon(
+    def for_budget(
         cls,
-        epsilon: float | None,
-        delta: float = 1e-5,
+        budget: Budget,
         *,
         threshold: float,
-        sigma2: float,
+        noise: Gaussian,
         num_queries: int = 1000,
-        sigma1: float | None = None,
-        budget: float | None = None,
+        count_noise: Gaussian | None = None,
+        rho: float | None = None,
         conversion: Conversion = "gdp",
         **others: Any,
     ) -> IndKNNParameters:
-        """Parameters from (ε, δ) and the user's settings.
+        """Parameters from a budget and the user's settings.
 
         Args:
-            epsilon: ε of the whole stream, or None where ``budget`` is given.
-            delta: δ that belongs to ``epsilon``.
+            budget: ε and δ of the whole stream.
             threshold: τ.
-            sigma2: noise of the votes.
+            noise: of the votes, its deviation in units of the root of the noisy number of neighbours.
             num_queries: T, how many queries the budgets should last for; sets σ1 = √(T / (6B)), so that a
                 record near a third of them spends its budget on being counted. No limit.
-            sigma1: instead of that.
-            budget: B, instead of ``epsilon``.
+            count_noise: of the number of neighbours, instead of that.
+            rho: B of every record, instead of the budget's ε.
             conversion: how ε becomes B, see :func:`~pl_privknn.privacy.record_budgets.budget_for_epsilon`.
             **others: ``kernel``, ``bandwidth``, ``min_count``.
 
         Raises:
-            ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
+            ValueError: for values out of range, or neither a budget's ε nor ``rho``.
         """
-        check_one_of(epsilon=epsilon, budget=budget)
-        check_open_unit("delta", delta)
-        if budget is None:
-            budget = budget_for_epsilon(check_positive("epsilon", epsilon), delta, conversion)
-        queries = check_int("num_queries", num_queries)
-        if sigma1 is None:
-            sigma1 = math.sqrt(queries / (6 * check_positive("budget", budget)))
-        return cls(threshold=threshold, sigma1=sigma1, sigma2=sigma2, budget=budget, **others)
+        if rho is None:
+            rho = budget_for_epsilon(
+                check_positive("budget.epsilon", budget.epsilon), budget.delta, conversion
+            )
+        for name, given in (("noise", noise), ("count_noise", count_noise)):
+            if not isinstance(given, Gaussian) and (given is not None or name == "noise"):
+                raise ValueError(f"{name}={given!r} must be Gaussian(sigma)")
+        sigma = math.sqrt(check_int("num_queries", num_queries) / (6 * check_positive("rho", rho)))
+        sigma1 = sigma if count_noise is None else count_noise.sigma
+        return cls(threshold=threshold, sigma1=sigma1, sigma2=noise.sigma, budget=rho, **others)
 
     @property
     def total(self) -> GaussianDPStream:

@@ -19,6 +19,7 @@ from pl_privknn.labelers.base import (
     ProtectsPersons,
     RecognisesRecords,
     Release,
+    SpendsBudget,
     UsesPublicFeatures,
     check_table,
     nonnegative_shares,
@@ -31,7 +32,7 @@ from pl_privknn.labelers.ind_knn.algorithm import (
     Kernel,
 )
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
-from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
@@ -43,6 +44,7 @@ from pl_privknn.privacy.record_budgets import (
     read_ids,
 )
 from pl_privknn.privacy.record_groups import RecordGroups
+from pl_privknn.privacy.settings import Budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +68,16 @@ class RecordBudgets:
     """Conversion of ε into the budget of every record, and the cost of being counted.
 
     Args:
-        budget: B of every record, instead of ``epsilon``.
-        sigma1: noise of the number of neighbours, instead of √(T / (6B)).
+        rho: B of every record, in zero-concentrated DP, instead of the budget's ε.
+        count_noise: ``Gaussian`` noise on the number of neighbours, instead of a deviation of √(T / (6B)).
         conversion: how ε becomes B: ``"gdp"``, the tightest, or for comparison with the paper ``"rdp"`` or
             ``"rdp_classic"``.
-        groups: groups of records with an ε of their own, instead of ``epsilon``. A record stops when it has spent
+        groups: groups of records with an ε of their own, instead of the budget's. A record stops when it has spent
             the budget of its group; the stream as a whole costs the largest.
     """
 
-    budget: float | None = None
-    sigma1: float | None = None
+    rho: float | None = None
+    count_noise: Gaussian | None = None
     conversion: Conversion = "gdp"
     groups: RecordGroups | None = None
 
@@ -96,7 +98,7 @@ class Records:
     state_dir: str | Path | None = None
 
 
-class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
+class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, SpendsBudget):
     """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
@@ -132,12 +134,12 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
 
     Args:
         threshold: τ in (0, 1): records with κ >= τ are neighbours. With ``density``, the least threshold.
-        sigma2: noise of the votes, in units of the root of the noisy number of neighbours.
-        epsilon: ε of the whole stream. Give this or ``budget``.
-        delta: δ that belongs to ``epsilon``.
+        noise: ``Gaussian`` noise on the votes, σ2 in units of the root of the noisy number of neighbours.
+        budget: ε and δ of the whole stream; by default the budget of the run.
         num_queries: T, how many queries the budgets should last for; sets σ1 = √(T / (6B)). No limit.
         similarity: the kernel, and the floor under the noisy number of neighbours.
-        budgets: how ε becomes a budget, or that budget itself; or groups of records with an ε of their own.
+        record_budgets: how ε becomes a budget of each record, or that budget itself; or groups of records, each with
+            an ε.
         switches: thresholds from public density, answers as public records, hashing, held-back answers. Public
             examples for ``density`` are all of those in the data module, or in other uses those given to
             :meth:`use_public`, or else the queries asked so far.
@@ -148,17 +150,18 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
             smoothed over neighbouring queries; they are paid for anyway.
 
     Raises:
-        ValueError: for values out of range, or unless exactly one of ``epsilon`` and ``budget`` is given.
+        ValueError: for values out of range, or both a budget's ε and ``record_budgets.rho`` or groups.
 
     Example:
         >>> from pl_privknn.labelers import IndKNN
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = IndKNN(threshold=0.6, sigma2=0.5, epsilon=1.0, delta=1e-5)
+        >>> from pl_privknn.privacy import Budget, Gaussian, epsilon_for_delta
+        >>> teacher = IndKNN(threshold=0.6, noise=Gaussian(sigma=0.5), budget=Budget(epsilon=1.0))
         >>> round(epsilon_for_delta(teacher.plan(100, 50, 10), 1e-5), 3)
         1.0
     """
 
-    free_parameters = ("epsilon", "budgets.budget")
+    free_parameters = ("record_budgets.rho",)
+    _parameters: IndKNNParameters | None = None
     _public: Tensor | None = None
     _offered: Tensor | None = None
     _budgets: BudgetTable | None = None
@@ -168,56 +171,74 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons):
     def __init__(
         self,
         threshold: float,
-        sigma2: float,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
+        noise: Gaussian,
+        budget: Budget | None = None,
         num_queries: int = 1000,
         similarity: Similarity = Similarity(),
-        budgets: RecordBudgets = RecordBudgets(),
+        record_budgets: RecordBudgets = RecordBudgets(),
         switches: IndKNNSwitches = IndKNNSwitches(),
         records: Records = Records(),
         soft: bool = False,
         noise_source: NoiseSource | None = None,
         release_counts: bool = False,
     ) -> None:
-        super().__init__(noise_source)
+        record_budgets = as_group("record_budgets", record_budgets, RecordBudgets())
+        self.groups = record_budgets.groups
+        super().__init__(
+            budget, self.groups if record_budgets.rho is None else record_budgets.rho, noise_source
+        )
         similarity = as_group("similarity", similarity, Similarity())
-        budgets = as_group("budgets", budgets, RecordBudgets())
         switches = as_group("switches", switches, IndKNNSwitches())
         records = as_group("records", records, Records())
         min_count = similarity.min_count
         if min_count is None:
             min_count = PAPER_MIN_COUNT if switches.density is None else float(switches.density.neighbors)
-        self.groups = budgets.groups
-        self.parameters = IndKNNParameters.for_epsilon(
-            epsilon if self.groups is None else self.groups.largest(epsilon),
-            delta,
-            threshold=threshold,
-            sigma2=sigma2,
-            num_queries=num_queries,
-            kernel=similarity.kernel,
-            bandwidth=similarity.bandwidth,
-            sigma1=budgets.sigma1,
-            budget=budgets.budget,
-            conversion=budgets.conversion,
-            min_count=min_count,
-        )
-        #: B of each group of records, by the group's ε.
-        self._group_budgets = {
-            own: budget_for_epsilon(own, delta, budgets.conversion)
-            for own in (() if self.groups is None else self.groups.epsilons)
+        self._settings: dict[str, Any] = {
+            "threshold": threshold,
+            "noise": noise,
+            "num_queries": num_queries,
+            "kernel": similarity.kernel,
+            "bandwidth": similarity.bandwidth,
+            "count_noise": record_budgets.count_noise,
+            "conversion": record_budgets.conversion,
+            "min_count": min_count,
         }
-        for own, budget in self._group_budgets.items():
-            if budget < self.parameters.count_cost:
-                raise ValueError(
-                    f"epsilons: {own!r} does not pay for taking part in one query, as num_queries={num_queries!r} "
-                    "sets the noise of counts; raise num_queries, or sigma1 of budgets"
-                )
+        self._rho = record_budgets.rho
         self.switches = switches
         self.soft = check_switch("soft", soft)
         self.release_counts = check_switch("release_counts", release_counts)
         self.ids = records.ids
         self.state_dir = None if records.state_dir is None else Path(records.state_dir)
+        self._begin()
+
+    @property
+    def parameters(self) -> IndKNNParameters:
+        """Public constants of the stream.
+
+        Raises:
+            ValueError: before a budget has set them.
+        """
+        if self._parameters is None:
+            raise ValueError(self.no_noise)
+        return self._parameters
+
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """Set the budget of every record for the whole stream, whatever the rounds; see the base."""
+        if self.groups is not None:
+            budget = dataclasses.replace(budget, epsilon=self.groups.largest(None))
+        self._parameters = IndKNNParameters.for_budget(budget, rho=self._rho, **self._settings)
+        #: B of each group of records, by the group's ε.
+        self._group_budgets = {
+            own: budget_for_epsilon(own, budget.delta, self._settings["conversion"])
+            for own in (() if self.groups is None else self.groups.epsilons)
+        }
+        for own, rho in self._group_budgets.items():
+            if rho < self._parameters.count_cost:
+                raise ValueError(
+                    f"epsilons: {own!r} does not pay for taking part in one query, as "
+                    f"num_queries={self._settings['num_queries']!r} sets the noise of counts; raise num_queries, or "
+                    "record_budgets.count_noise"
+                )
 
     # ------------------------------------------------------------------ the labeler's contract
 

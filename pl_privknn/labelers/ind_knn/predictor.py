@@ -76,7 +76,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
     Args:
         parameters: public constants, for instance
-            ``IndKNNParameters.for_epsilon(1.0, 1e-5, threshold=0.6, sigma2=0.4, num_queries=2000)``.
+            ``IndKNNParameters.for_budget(Budget(1.0), threshold=0.6, noise=Gaussian(0.4), num_queries=2000)``.
         num_classes: number of classes.
         dimension: of the features.
         switches: prediction reuse, hashing, thresholds from public density, held-back answers.
@@ -92,7 +92,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
     Example:
         >>> from pl_privknn.labelers import IndKNNPredictor
         >>> from pl_privknn.labelers.ind_knn import IndKNNParameters
-        >>> parameters = IndKNNParameters.for_epsilon(1.0, 1e-5, threshold=0.6, sigma2=0.4, num_queries=2000)
+        >>> from pl_privknn.privacy import Budget, Gaussian
+        >>> parameters = IndKNNParameters.for_budget(Budget(1.0), threshold=0.6, noise=Gaussian(0.4))
         >>> round(IndKNNPredictor(parameters, num_classes=10, dimension=128).epsilon(delta=1e-5), 3)
         1.0
     """

@@ -10,6 +10,7 @@ from pl_privknn.labelers import IndKNN, IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, unit_rows
 from pl_privknn.neighbors.processes import Shard
+from pl_privknn.privacy import Gaussian
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME
@@ -21,18 +22,22 @@ C, D = 3, 6
 PARAMETERS = IndKNNParameters(0.4, 4.0, 0.5, 0.2)
 GROUPS = {
     "similarity": ("kernel", "bandwidth", "min_count"),
-    "budgets": ("budget", "sigma1", "conversion", "groups"),
+    "budget": ("epsilon", "delta"),
+    "record_budgets": ("rho", "count_noise", "conversion", "groups"),
     "switches": ("density", "reuse", "hashing", "abstain"),
     "records": ("ids", "state_dir"),
 }
 
 
-def teacher(threshold=0.4, sigma2=0.5, **given):
+def teacher(threshold=0.4, sigma2=0.5, sigma1=None, **given):
     """An IndKNN whose arguments are named without their groups."""
+    if sigma1 is not None:
+        given["count_noise"] = Gaussian(sigma1)
     groups = {
         group: {name: given.pop(name) for name in names if name in given} for group, names in GROUPS.items()
     }
-    return IndKNN(threshold, sigma2, **{"noise_source": SeededNoise(0), **given}, **groups)
+    named = {group: values for group, values in groups.items() if values}
+    return IndKNN(threshold, Gaussian(sigma2), **{"noise_source": SeededNoise(0), **given}, **named)
 
 
 def rows(count, seed=0, dimension=D):
@@ -102,7 +107,7 @@ ROWS, LABELS = rows(12, seed=1)
 ROWS[7], LABELS[7] = ROWS[4], LABELS[4]  # two equal records
 NUMBERS = np.array([50, -7, 13, 2**40, 4, 5, 6, 99, 1, 0, 22, 23])
 UNKNOWN = "are not those that the budgets belong to"
-SETTINGS = {"budget": 2.0, "sigma1": 6.0, "min_count": 2.0, "noise_source": Silent(0)}
+SETTINGS = {"rho": 2.0, "sigma1": 6.0, "min_count": 2.0, "noise_source": Silent(0)}
 
 
 class Stream:

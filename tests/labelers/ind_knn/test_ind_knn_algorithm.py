@@ -11,6 +11,7 @@ from pl_privknn.labelers.ind_knn import IndKNNParameters
 from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
+from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.testing import FreeLedger
 from tests.labelers.ind_knn.ind_knn_literal import Literal
 from tests.labelers.ind_knn.ind_knn_setup import Draws, draws_of, engine_of
@@ -93,7 +94,9 @@ def test_equals_the_printed_algorithm_where_products_are_exact(kernel, threshold
 @pytest.mark.parametrize("reuse", [False, True])
 def test_equals_the_printed_algorithm_on_random_features(reuse):
     rng = np.random.default_rng(1)
-    parameters = IndKNNParameters.for_epsilon(1.0, 1e-5, threshold=0.55, sigma2=0.5, num_queries=60)
+    parameters = IndKNNParameters.for_budget(
+        Budget(epsilon=1.0, delta=1e-5), threshold=0.55, noise=Gaussian(0.5), num_queries=60
+    )
     rows, queries = random_rows(rng, 250), random_rows(rng, 300)
     everything = np.concatenate([rows, queries])
     everything /= np.linalg.norm(everything, axis=1, keepdims=True)

@@ -183,8 +183,8 @@ def test_over_any_reorders_and_restarts_no_record_pays_more_than_its_budget(
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fsync", "fdatasync"):
             patch.setattr(os, name, lambda descriptor: None)
-        stream = Stream(folder, kind, release_counts=True, budget=budget)
-        literal = Literal(teacher(**{**SETTINGS, "budget": budget}).parameters, C)
+        stream = Stream(folder, kind, release_counts=True, rho=budget)
+        literal = Literal(teacher(**{**SETTINGS, "rho": budget}).parameters, C)
         places, copy, file = ALL, None, folder / "state" / FILE_NAME
 
         def table(chosen):

@@ -15,7 +15,7 @@ from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, RecordBudgets, Records
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
-from pl_privknn.privacy import Budget
+from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, GaussianDPStream
@@ -195,7 +195,7 @@ def asked(shape, value=0.0):
 
 GOOD = {"threshold": 0.5, "epsilon": 1.0}
 WRONG = [
-    ("threshold", 0.0), ("threshold", 1.0), ("sigma2", 0.0), ("sigma1", -1.0), ("epsilon", 0.0), ("delta", 1.0),
+    ("threshold", 0.0), ("threshold", 1.0), ("epsilon", 0.0), ("delta", 1.0),
     ("num_queries", 0), ("kernel", "linear"), ("bandwidth", 0.0), ("min_count", 0.0), ("abstain", -1.0),
     ("conversion", "zcdp"),
 ]  # fmt: skip
@@ -205,8 +205,10 @@ test_bad_arguments_are_named = refusals(
             f"{name}={value!r}".replace(".", r"\."): functools.partial(teacher, **{**GOOD, name: value})
             for name, value in WRONG
         },
-        "exactly one": teacher,
-        "exactly one of": lambda: teacher(epsilon=1.0, budget=0.1),
+        r"sigma=0\.0": lambda: teacher(sigma2=0.0, epsilon=1.0),
+        r"sigma=-1\.0": lambda: teacher(sigma1=-1.0, epsilon=1.0),
+        "no noise is set": lambda: teacher().parameters,
+        "give exactly one": lambda: teacher(epsilon=1.0, rho=0.1),
         "neighbors=5": lambda: PublicDensity(5, 4),
         "call fit": lambda: teacher(**GOOD).label(torch.randn(2, 4), FreeLedger()),
         r"queries: shape \(2, 5\)": asked((2, 5)),
@@ -294,7 +296,7 @@ def test_every_record_keeps_its_group_once_something_was_answered(tmp_path, by_n
 
 def test_groups_that_do_not_fit_are_refused(tmp_path):
     for words, call in {
-        r"epsilon=1.0: groups have an ε of their own": lambda: grouped(epsilon=1.0),
+        r"budget.epsilon=1.0: .* give exactly one": lambda: grouped(epsilon=1.0),
         r"epsilons: 0.5 does not pay for taking part in one query": lambda: grouped(num_queries=20),
         "members: must be one group a private record": lambda: grouped(MEMBERS[:-1]),
         "members: must be groups from 0 to 1": lambda: RecordGroups([0, 2], EPSILONS),
@@ -309,15 +311,18 @@ def test_groups_that_do_not_fit_are_refused(tmp_path):
 
 def test_what_tells_records_apart_stands_in_no_configuration():
     listed = list(range(COUNT))
+    noise = {"class_path": "pl_privknn.privacy.mechanisms.gaussian.Gaussian", "init_args": {"sigma": 1.0}}
     for records in (Records(ids=np.arange(COUNT)), Records(ids=listed), {"ids": listed}):
-        noted, left_out = as_section(IndKNN(0.2, 1.0, epsilon=1.0, records=records))
-        assert noted["init_args"] == {"threshold": 0.2, "sigma2": 1.0, "epsilon": 1.0}
+        noted, left_out = as_section(IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), records=records))
+        assert noted["init_args"] == {"threshold": 0.2, "noise": noise, "budget": {"epsilon": 1.0}}
         assert left_out == ["records"]
     budgets = RecordBudgets(groups=RecordGroups(MEMBERS, EPSILONS))
-    noted, left_out = as_section(IndKNN(0.2, 1.0, num_queries=200, budgets=budgets))
-    assert "budgets.groups" in left_out
+    noted, left_out = as_section(IndKNN(0.2, Gaussian(1.0), num_queries=200, record_budgets=budgets))
+    assert "record_budgets.groups" in left_out
     assert "members" not in str(noted)
-    noted, left_out = as_section(IndKNN(0.2, 1.0, epsilon=1.0, records=Records(ids="numbers.npy")))
+    noted, left_out = as_section(
+        IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), records=Records(ids="numbers.npy"))
+    )
     assert (noted["init_args"]["records"], left_out) == ({"ids": "numbers.npy"}, [])
 
 

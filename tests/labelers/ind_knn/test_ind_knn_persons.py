@@ -144,7 +144,7 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     np.testing.assert_allclose(predictor.remaining()[1], [left[z] for z in PERSONS.tolist()], atol=1e-6)
     assert min(left.values()) < 1 / 32 < max(left.values())  # some can not pay to be counted any more
     # The teacher of students is the same algorithm.
-    labeler = any_teacher(0.2, 1.5, budget=0.3, sigma1=4.0, min_count=2.0, noise_source=Draws(0))
+    labeler = any_teacher(0.2, 1.5, rho=0.3, sigma1=4.0, min_count=2.0, noise_source=Draws(0))
     labeler.private_owners, ledger = torch.from_numpy(PERSONS), FreeLedger()
     labeler.fit(features, labels, C)
     assert unit_of(labeler) == "person"
@@ -158,7 +158,7 @@ def test_persons_lie_in_shards():
     shards = [(0, 1, np.arange(16)), (16, 1, np.arange(16, 24)), (24, 1, np.arange(24, 40))]
 
     def teacher():
-        return any_teacher(budget=0.3, sigma1=4.0, soft=True, noise_source=SeededNoise(1))
+        return any_teacher(rho=0.3, sigma1=4.0, soft=True, noise_source=SeededNoise(1))
 
     alone = teacher()
     alone.private_owners = persons
@@ -197,7 +197,7 @@ def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
     refused.add([1], *rows(1), persons=[7])
     with pytest.raises(ValueError, match="units are never composed"):
         refused.predict(rows(1)[0])
-    labeler = any_teacher(budget=0.3, state_dir=tmp_path / "state")
+    labeler = any_teacher(rho=0.3, state_dir=tmp_path / "state")
     labeler.private_owners = torch.arange(12)
     labeler.fit(*rows(12), C)
     labeler.label(rows(3)[0], FreeLedger())

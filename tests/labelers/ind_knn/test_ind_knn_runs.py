@@ -11,7 +11,7 @@ import torch
 
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.labelers import IndKNN
-from pl_privknn.privacy import Budget
+from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
@@ -26,7 +26,7 @@ PROMISE = {"budget": BUDGET, "queries_per_round": 30, "query_batch_size": 6}
 
 
 def teacher(**settings):
-    return IndKNN(0.6, 3.0, epsilon=1.0, num_queries=300, **settings)
+    return IndKNN(0.6, Gaussian(3.0), budget=Budget(epsilon=1.0), num_queries=300, **settings)
 
 
 def fit(folder, **settings):

@@ -40,7 +40,7 @@ OTHERS = {
     "density": {"density": PublicDensity(10, COUNT)},
     "hashing": {"hashing": SignProjections(3, 2)},
     "numbers": {"ids": np.arange(COUNT) * 7 - 30},
-    "groups": {"budget": None, "sigma1": None, "groups": GROUPS, "num_queries": 300},
+    "groups": {"rho": None, "sigma1": None, "groups": GROUPS, "num_queries": 300},
 }
 
 
@@ -51,7 +51,7 @@ def table(count=COUNT):
 
 
 def teacher(**settings):
-    given = {"budget": BUDGET, "noise_source": SeededNoise(3), "soft": True, "release_counts": True}
+    given = {"rho": BUDGET, "noise_source": SeededNoise(3), "soft": True, "release_counts": True}
     return any_teacher(**{**SETTINGS, **given, **settings})
 
 

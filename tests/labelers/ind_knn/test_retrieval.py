@@ -10,6 +10,7 @@ import torch
 
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity, smoothed_votes
+from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
@@ -44,7 +45,9 @@ def test_neighbours_that_can_pay_are_found_nearest_first_and_pay_the_same():
 
 
 def test_default_noise_lets_budgets_last_for_the_stated_queries():
-    parameters = IndKNNParameters.for_epsilon(2.0, threshold=0.4, sigma2=0.5, num_queries=600)
+    parameters = IndKNNParameters.for_budget(
+        Budget(epsilon=2.0), threshold=0.4, noise=Gaussian(0.5), num_queries=600
+    )
     for switches, share in [(IndKNNSwitches(), 1 / 3), (IndKNNSwitches(PublicDensity(10, 200)), 0.05)]:
         predictor = filled(parameters=parameters, switches=switches)
         predictor.use_public(rows(30, seed=3)[0])

@@ -41,7 +41,7 @@ LITERAL = {
     "lnmax": ({"noise": Laplace(4.0)}, literal(lambda rng, size: rng.laplace(0, 4.0, size))),
     "gnmax": ({"noise": Gaussian(4.0)}, literal(lambda rng, size: rng.normal(0, 4.0, size))),
     "gumbel": ({"noise": ExponentialArgmax(3.0)}, literal(lambda rng, size: rng.gumbel(0, 3.0, size))),
-    "confident": ({"screening": Screening(13, 3.0), "noise": Gaussian(2.0)}, literal_confident),
+    "confident": ({"screening": Screening(13, Gaussian(3.0)), "noise": Gaussian(2.0)}, literal_confident),
 }
 
 
@@ -62,7 +62,7 @@ def test_labels_have_the_distribution_of_the_literal_mechanism(name):
 
 
 def test_charges_are_those_of_the_plan_and_use_the_objects_that_draw():
-    pate = fitted(screening=Screening(8, 1.0), noise=Gaussian(2.0))
+    pate = fitted(screening=Screening(8, Gaussian(1.0)), noise=Gaussian(2.0))
     ledger = FreeLedger()
     release = pate.label(table(60, seed=1)[0], ledger, max_answers=25)
     screening, answers = ledger.rows
@@ -77,7 +77,7 @@ def test_charges_are_those_of_the_plan_and_use_the_objects_that_draw():
 
 def test_published_settings_cost_what_was_recomputed():
     # 250 teachers, T 200, σ1 150, σ2 40 (MNIST of Papernot et al. 2018): 286 answers of 640 queries.
-    pate = PATE(250, screening=Screening(200, 150), noise=Gaussian(40))
+    pate = PATE(250, screening=Screening(200, Gaussian(150)), noise=Gaussian(40))
     report = account(pate.plan(640, 286, 10), delta=1e-5, exact=False)
     assert report.guarantee == "unconditional"
     # From first principles: the worst coin of the screening and α/σ² an answer.
@@ -99,7 +99,7 @@ def test_published_settings_cost_what_was_recomputed():
 
 @pytest.mark.parametrize("partitioner", [ClassBalancedPartition(), GuidedPartition(4, sample=50, steps=5)])
 def test_conditional_partitions_mark_every_charge_with_the_reason(partitioner):
-    conditional = fitted(partitioner=partitioner, screening=Screening(8, 1.0), noise=Gaussian(2.0))
+    conditional = fitted(partitioner=partitioner, screening=Screening(8, Gaussian(1.0)), noise=Gaussian(2.0))
     ledger = FreeLedger()
     conditional.label(table(20, seed=1)[0], ledger)
     assert {charge.mechanism.guarantee for charge in ledger.rows} == {"conditional"}
@@ -109,7 +109,7 @@ def test_conditional_partitions_mark_every_charge_with_the_reason(partitioner):
     report = account([Charge(row.mechanism, row.count) for row in ledger.rows], delta=1e-3, exact=False)
     assert report.guarantee == "conditional"
     assert partitioner.condition in report.reason
-    plain = fitted(screening=Screening(8, 1.0), noise=Gaussian(2.0))
+    plain = fitted(screening=Screening(8, Gaussian(1.0)), noise=Gaussian(2.0))
     counts = [charge.count for charge in ledger.rows]
     same = account(plain.plan(*counts, 3), delta=1e-3, exact=False)
     assert same.guarantee == "unconditional"
@@ -171,7 +171,9 @@ def test_a_teacher_that_fails_abstains_and_the_run_stops_where_all_do():
 
 
 def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
-    pate = fitted(n=12, screening=Screening(5, 1e-3), noise=Gaussian(1e-3))  # 12 records drawn to 12 parts
+    pate = fitted(
+        n=12, screening=Screening(5, Gaussian(1e-3)), noise=Gaussian(1e-3)
+    )  # 12 records drawn to 12 parts
     empty = int(pate.trained.empty.sum())
     assert 0 < empty < 12
     votes = pate.votes(table(50, seed=1)[0])
@@ -180,7 +182,7 @@ def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
     # One vote is left of twelve: screening compares ⌈12/3⌉ = 4, the least that twelve votes can give.
     few = torch.tensor([[1, 0, 0]])
     for threshold, label in ((4, 0), (4.01, -1)):
-        bound = PATE(12, noise=Gaussian(1.0), screening=Screening(threshold, 1.0)).aggregation(3)
+        bound = PATE(12, noise=Gaussian(1.0), screening=Screening(threshold, Gaussian(1.0))).aggregation(3)
         assert bound.release(1, lambda *_: few, lambda *_: Quiet()).labels.tolist() == [label]
     assert len(fitted().label(torch.zeros(0, 6), FreeLedger()).labels) == 0
 
@@ -188,8 +190,10 @@ def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
 test_bad_input_is_named = refusals(
     {
         "fewer records than 12 teachers": lambda: fitted(n=11),
-        r"threshold=11.*num_teachers=10": lambda: PATE(10, screening=Screening(11, 1.0), noise=Gaussian(1.0)),
-        r"threshold=-1.*from 0": lambda: PATE(10, screening=Screening(-1, 1.0)),
+        r"threshold=11.*num_teachers=10": lambda: PATE(
+            10, screening=Screening(11, Gaussian(1.0)), noise=Gaussian(1.0)
+        ),
+        r"threshold=-1.*from 0": lambda: PATE(10, screening=Screening(-1, Gaussian(1.0))),
         "num_teachers=1": lambda: PATE(1),
         "scale=0": lambda: PATE(5, noise=Laplace(0)),
         r"l2_sensitivity=0\.5": lambda: PATE(5, noise=Gaussian(1.0, l2_sensitivity=0.5)),

@@ -33,7 +33,7 @@ def test_pickles_hold_nothing_private():
 def test_data_dependent_report_is_conditional_and_below_the_independent_figure():
     histograms = [(95, 3, 2)] * 60 + [(40, 35, 25)] * 20
     pate = FixedVotes(
-        histograms, screening=Screening(70, 8.0), noise=Gaussian(12.0), noise_source=SeededNoise(0)
+        histograms, screening=Screening(70, Gaussian(8.0)), noise=Gaussian(12.0), noise_source=SeededNoise(0)
     )
     ledger = FreeLedger()
     released = pate.label(torch.zeros(80, 1), ledger)

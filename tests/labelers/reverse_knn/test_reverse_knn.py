@@ -6,9 +6,11 @@ import torch
 from scipy import stats
 
 from pl_privknn.labelers.reverse_knn import ReverseKNN, decide
-from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy import Budget
+from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.setup.grouped import grouped
 from tests.setup.refusals import refusals
 
 
@@ -25,7 +27,7 @@ def _table(n=200, s=12, c=4, seed=0):
 @pytest.mark.parametrize("k", [1, 3])
 def test_counts_equal_a_literal_loop(k):
     features, labels, queries = _table()
-    labeler = ReverseKNN(k=k, epsilon=1.0)
+    labeler = ReverseKNN(budget=Budget(epsilon=1.0), k=k)
     labeler.fit(features, labels, 4)
     literal = np.zeros((len(queries), 4), dtype=int)
     for x, y in zip(features.double().numpy(), labels.numpy(), strict=True):
@@ -44,7 +46,7 @@ def test_cost_does_not_depend_on_the_number_of_queries():
 def test_counts_carry_the_charged_noise_and_everything_follows_from_them(k, adjacency, scale):
     features, labels, queries = _table(s=1000)
     settings = {"k": k, "epsilon": 0.2, "abstain": 0.5, "adjacency": adjacency}
-    labeler = ReverseKNN(**settings, noise_source=SeededNoise(4))
+    labeler = ReverseKNN(**grouped(ReverseKNN, **settings), noise_source=SeededNoise(4))
     labeler.fit(features, labels, 4)
     release = labeler.label(queries, FreeLedger())
     noise = (release.scores.double() - labeler.counts(queries)).flatten().numpy()
@@ -67,16 +69,17 @@ def test_decisions():
 
 
 def few():
-    labeler = ReverseKNN(k=5, epsilon=1)
+    labeler = ReverseKNN(budget=Budget(epsilon=1), k=5)
     labeler.fit(*_table()[:2], 4)
     labeler.label(torch.zeros(3, 5), FreeLedger())
 
 
 test_bad_arguments_are_named = refusals(
     {
-        "exactly one": ReverseKNN,
-        "epsilon=-1": lambda: ReverseKNN(epsilon=-1),
-        "k=0": lambda: ReverseKNN(k=0, epsilon=1),
+        "no noise is set": lambda: ReverseKNN().plan(5, 5, 3),
+        "give exactly one": lambda: ReverseKNN(noise=Laplace(1.0), budget=Budget(epsilon=1.0)),
+        "epsilon=-1": lambda: ReverseKNN(budget=Budget(epsilon=-1)),
+        "k=0": lambda: ReverseKNN(budget=Budget(epsilon=1), k=0),
         "fewer than k=5": few,
     }
 )

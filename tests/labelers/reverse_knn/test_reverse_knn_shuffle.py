@@ -20,6 +20,7 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, NegativeBinomial
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.setup.grouped import grouped
 from tests.setup.refusals import refusals
 
 TABLE = Table(4, 3)
@@ -121,7 +122,7 @@ def clusters():
 )
 def test_labelers_answer_and_pay_without_a_curator(tmp_path, cls, settings):
     features, labels = clusters()
-    labeler = cls(**settings, noise_source=SeededNoise(3))
+    labeler = cls(**grouped(cls, adjacency="replace_one", **settings), noise_source=SeededNoise(3))
     assert labeler.adjacencies == ("replace_one",)
     labeler.fit(features, labels, 3)
     plan = labeler.plan(3, 3, 3)
@@ -142,12 +143,13 @@ def test_labelers_answer_and_pay_without_a_curator(tmp_path, cls, settings):
 
 
 def made(cls, **given):
-    return lambda: cls(**{"epsilon": 1.0, **given})
+    return lambda: cls(**grouped(cls, **{"epsilon": 1.0, "adjacency": "replace_one", **given}))
 
 
 test_bad_arguments_are_named = refusals(
     {
-        "epsilon=None": made(LocalReverseKNN, epsilon=None),
+        "no noise is set": lambda: LocalReverseKNN().plan(3, 3, 3),
+        "adjacency='add_remove': senders": made(LocalReverseKNN, adjacency="add_remove"),
         "randomizer='shares'": made(LocalReverseKNN, randomizer="shares"),
         "num_clients=1": made(ShuffledReverseKNN, num_clients=1),
         "delta=2": made(ShuffledReverseKNN, num_clients=10, delta=2.0),
@@ -157,20 +159,23 @@ test_bad_arguments_are_named = refusals(
 
 def test_how_records_are_spread_over_clients_changes_nothing():
     features, labels = clusters()
-    queries, whole, total = torch.eye(3) * 5.5, ReverseKNN(epsilon=1.0), 0
+    queries, whole, total = torch.eye(3) * 5.5, ReverseKNN(budget=Budget(epsilon=1.0)), 0
     whole.fit(features, labels, 3)
     order = torch.randperm(3000, generator=torch.Generator().manual_seed(4))
     for chosen in order.tensor_split([10, 700, 701]):
-        client = ReverseKNN(epsilon=1.0)
+        client = ReverseKNN(budget=Budget(epsilon=1.0))
         client.fit(features[chosen], labels[chosen], 3)
         total += client.counts(queries)
     assert torch.equal(total, whole.counts(queries))
     # One release of the sum is that of the whole table, at the same price.
-    server, ledgers = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(5)), (FreeLedger(), FreeLedger())
+    server, ledgers = (
+        ReverseKNN(budget=Budget(epsilon=1.0), noise_source=SeededNoise(5)),
+        (FreeLedger(), FreeLedger()),
+    )
     whole.noise_source = SeededNoise(5)
     from_clients, from_table = server.release(total, ledgers[0]), whole.label(queries, ledgers[1])
     assert ledgers[0].rows == ledgers[1].rows
-    assert [(row.mechanism, row.count) for row in ledgers[0].rows] == [(whole.noise, 1)]
+    assert [(row.mechanism, row.count) for row in ledgers[0].rows] == [(whole.mechanism(3), 1)]
     assert torch.equal(from_clients.scores, from_table.scores)
     assert torch.equal(from_clients.labels, from_table.labels)
 
@@ -179,5 +184,5 @@ def test_released_counts_are_whole_and_not_negative():
     whole, ledger = {"dtype": torch.int64}, FreeLedger()
     for counts in (torch.zeros(2, 2), torch.zeros(2, **whole), -torch.ones(2, 2, **whole)):
         with pytest.raises(ValueError, match="counts"):
-            ReverseKNN(epsilon=1.0).release(counts, ledger)
+            ReverseKNN(budget=Budget(epsilon=1.0)).release(counts, ledger)
     assert ledger.rows == []

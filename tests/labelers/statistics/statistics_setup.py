@@ -3,6 +3,7 @@
 import torch
 
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
+from tests.setup.grouped import grouped
 
 
 def table(count=60, dimension=5, seed=0):
@@ -30,11 +31,15 @@ def fitted(teacher, features=None, classes=None):
 
 
 _OF_CLASSES = {
-    "class sums": lambda **given: SufficientStatistics(private_records=60, **given),
-    "likelihood": lambda **given: SufficientStatistics(
-        private_records=60, fit="maximum_likelihood", components=3, **given
+    "class sums": lambda **given: SufficientStatistics(
+        **grouped(SufficientStatistics, private_records=60, **given)
     ),
-    "curvature": lambda **given: PreconditionedGradients(**{"private_records": 60, "releases": 4, **given}),
+    "likelihood": lambda **given: SufficientStatistics(
+        fit="maximum_likelihood", components=3, **grouped(SufficientStatistics, private_records=60, **given)
+    ),
+    "curvature": lambda **given: PreconditionedGradients(
+        **grouped(PreconditionedGradients, **{"private_records": 60, "releases": 4, **given})
+    ),
 }
 
 

@@ -12,12 +12,13 @@ from pl_privknn.auditing import attack_labeler, small_target
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.centre import ERROR_RATE, centre_of
 from pl_privknn.labelers.statistics import CENTRE, ReleaseLostError, write_release
-from pl_privknn.privacy import account, certify, epsilon_for_delta
+from pl_privknn.privacy import Budget, account, certify, epsilon_for_delta
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger, check_labeler
 from tests.labelers.statistics.statistics_setup import MADE, fitted, labels_for, table
 from tests.neighbors.shard_setup import Members, parts_of, paying
+from tests.setup.grouped import grouped
 from tests.setup.refusals import refusals
 
 SHIFT = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0])
@@ -30,7 +31,9 @@ def shifted(count=60, seed=0):
 
 
 def gradients(**given):
-    return PreconditionedGradients(**{"private_records": 60, "releases": 3, "centre": 0.3, **given})
+    return PreconditionedGradients(
+        **grouped(PreconditionedGradients, **{"private_records": 60, "releases": 3, "centre": 0.3, **given})
+    )
 
 
 # ---------------------------------------------------------------------------- sums and cost
@@ -109,7 +112,11 @@ def test_the_plan_is_one_gaussian_of_the_whole_budget(share, adjacency):
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_no_neighbouring_table_moves_a_release_by_more_than_its_charge(adjacency):
     teacher = SufficientStatistics(
-        noise_multiplier=0.1, private_records=30, records_per_person=3, centre=0.9, adjacency=adjacency
+        budget=Budget(adjacency=adjacency),
+        noise_multiplier=0.1,
+        private_records=30,
+        records_per_person=3,
+        centre=0.9,
     )
     for largest in check_labeler(teacher).largest.values():
         assert all(0.9 * move.allowed < move.amount for move in largest.moves.values())
@@ -124,7 +131,9 @@ def test_what_was_charged_is_the_plan():
 
 
 def test_the_attack_of_the_sums_and_the_centre_stays_below_their_cost():
-    target = small_target(SufficientStatistics(epsilon=1.0, delta=1e-5, private_records=600, centre=0.6))
+    target = small_target(
+        SufficientStatistics(budget=Budget(epsilon=1.0, delta=1e-5), private_records=600, centre=0.6)
+    )
     found = attack_labeler(target, canaries=500, noise=SeededNoise(1))
     assert not found.violated
 

@@ -9,6 +9,7 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.statistics import ReleaseLostError, write_release
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.testing import FreeLedger
 from tests.labelers.statistics.statistics_setup import MADE, fitted, table
@@ -121,15 +122,17 @@ def test_other_features_in_a_later_round_are_refused():
 
 test_bad_arguments_are_named = refusals(
     {
-        "give exactly one": SufficientStatistics,
-        "give exactly one of": lambda: SufficientStatistics(1.0, 2.0),
-        "fit='median'": lambda: SufficientStatistics(1.0, fit="median"),
-        "private_records=0": lambda: SufficientStatistics(1.0, private_records=0),
-        "ridge=0": lambda: SufficientStatistics(1.0, ridge=0.0),
-        r"clip_norms=\[1.0\]": lambda: PreconditionedGradients(1.0, releases=2, clip_norms=[1.0]),
-        "adjacency='none'": lambda: PreconditionedGradients(1.0, adjacency="none"),
+        "no noise is set": lambda: SufficientStatistics().plan(5, 5, 3),
+        "give exactly one": lambda: SufficientStatistics(Budget(epsilon=1.0), noise_multiplier=2.0),
+        "fit='median'": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), fit="median"),
+        "private_records=0": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), private_records=0),
+        "ridge=0": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), ridge=0.0),
+        r"clip_norms=\[1.0\]": lambda: PreconditionedGradients(
+            budget=Budget(epsilon=1.0), releases=2, clip_norms=[1.0]
+        ),
+        "adjacency='none'": lambda: PreconditionedGradients(budget=Budget(epsilon=1.0, adjacency="none")),
         r"noise_multiplier=3000000\.0 must be at most 2": lambda: SufficientStatistics(noise_multiplier=3e6),
-        r"call fit_public\(features\)": lambda: SufficientStatistics(1.0).label(
+        r"call fit_public\(features\)": lambda: SufficientStatistics(budget=Budget(epsilon=1.0)).label(
             torch.ones(2, 3), FreeLedger()
         ),
     }

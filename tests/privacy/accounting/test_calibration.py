@@ -91,7 +91,7 @@ def test_targets_that_can_not_be_met_say_so(charges, parameter, epsilon, told):
 
 def test_the_exact_search_needs_less_noise_for_the_same_epsilon():
     def charges(sigma):
-        screened = PrivateKNN(30, 1.0, Screening(18.0, 3 * sigma), Gaussian(sigma))
+        screened = PrivateKNN(30, 1.0, Screening(18.0, Gaussian(3 * sigma)), Gaussian(sigma))
         return screened.plan(200, 1, 5)
 
     fast = calibrate(charges, NOISE, epsilon=2.0, delta=1e-5, exact=False)

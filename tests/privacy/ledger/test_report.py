@@ -80,7 +80,12 @@ def test_a_training_configuration_states_its_plan_without_data(capsys):
     labeling = read_document(CONFIGS / "fashion_mnist_private_knn.yaml")["labeling"]
     given = labeling["labeler"]["init_args"]
     noise = Gaussian(**given["noise"]["init_args"])
-    labeler = PrivateKNN(given["k"], given["sampling_rate"], Screening(**given["screening"]), noise)
+    labeler = PrivateKNN(
+        given["k"],
+        given["sampling_rate"],
+        Screening(given["screening"]["threshold"], Gaussian(**given["screening"]["noise"])),
+        noise,
+    )
     plan = labeler.plan(2 * labeling["queries_per_round"], labeling["max_answers"], 10)
     assert report["epsilon"] == account(plan, delta=labeling["budget"]["delta"], exact=False).epsilon
 

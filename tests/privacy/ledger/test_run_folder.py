@@ -226,7 +226,7 @@ def test_a_head_kept_elsewhere_finds_a_whole_folder_that_was_put_back(tmp_path):
 
 
 def test_lost_answers_are_said_and_never_bought_again_silently(tmp_path, monkeypatch):
-    teacher = ReverseKNN(epsilon=1.0, noise_source=SeededNoise(0))
+    teacher = ReverseKNN(budget=Budget(epsilon=1.0), noise_source=SeededNoise(0))
 
     def lose(*_):
         raise KeyError("no disk")

@@ -20,7 +20,7 @@ def asked(context: Context) -> FederatedRound:
     return FederatedRound(
         name=name,
         labeler=LocalReverseKNN(
-            epsilon=float(run["epsilon"]),
+            budget=Budget(epsilon=float(run["epsilon"]), adjacency="replace_one"),
             randomizer="collision",
             noise_source=None if seed < 0 else SeededNoise(seed),
         ),
