@@ -148,7 +148,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             raise ValueError(f"selection={selection!r} must be one of {', '.join(SELECTORS)} or a Selector")
         self.select: Selector = SELECTORS[selection] if isinstance(selection, str) else selection
         self.selects_all = selection == "all"
-        self.run_dir = None if run_dir is None else Path(check_path("run_dir", run_dir))
+        self.run_dir = run_dir
         if isinstance(labeler, SpendsBudget):
             labeler.take_budget(self.budget, sum(map(bool, self.queries_per_round)))
         if labeler is not None:
@@ -310,7 +310,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             self._run.run_id,
             redacted(self._hits, pl_module, self._held[0], TASKS[data_module(trainer).task]),
             self._held[1],
-            budget=dataclasses.replace(self.budget, epsilon=self.report()[0].epsilon),  # type: ignore[index]
+            budget=dataclasses.replace(self.budget, epsilon=self.report().epsilon),
             noise=self.labeler.noise_source,
             conditions=self._stated,
         )
@@ -360,8 +360,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     # ------------------------------------------------------------------ work
 
     def _folder(self, trainer: pl.Trainer) -> Path:
-        if self.run_dir is not None:
-            return self.run_dir
+        if self._run_dir is not None:
+            return self._run_dir
         if self._loaded is None:
             place = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
             name = type(trainer.lightning_module).__name__
@@ -521,8 +521,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     @property
     def guarantee(self) -> Level:
         """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; :meth:`report` has the reasons."""
-        report = self.report(exact=False)
-        return "unconditional" if report is None else report[0].guarantee
+        return "unconditional" if self._run is None else self.report(exact=False).guarantee
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -539,9 +538,18 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         """The ledger, once the fit has started, on the process that asks (global rank 0)."""
         return None if self._run is None else self._run.ledger
 
-    def report(self, exact: bool = True) -> tuple[PrivacyReport, PrivacyReport] | None:
-        """The guarantee and what was spent, or None before the fit; ``exact`` takes some seconds."""
-        return None if self._run is None else self._run.reports(exact)
+    def report(self, exact: bool = True) -> PrivacyReport:
+        """The guarantee of the run, with the ε of each way of accounting.
+
+        Args:
+            exact: also compute the exact worst case, which takes some seconds.
+
+        Raises:
+            RuntimeError: before the fit, and on other processes than global rank 0.
+        """
+        if self._run is None:
+            raise RuntimeError("report: there is none before trainer.fit")
+        return self._run.reports(exact)[0]
 
     def privacy_summary(self) -> dict[str, Any] | None:
         """Privacy figures of the run for a summary, in plain types; None before the fit."""
@@ -564,9 +572,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         }
 
     @property
-    def folder(self) -> Path | None:
-        """The run's folder, once the fit has started, on global rank 0."""
-        return None if self._run is None else self._run.store.path.parent
+    def run_dir(self) -> Path | None:
+        """The run's folder, once the fit has started, on global rank 0; before, the one asked for, or None."""
+        return self._run_dir if self._run is None else self._run.store.path.parent
+
+    @run_dir.setter
+    def run_dir(self, folder: str | Path | None) -> None:
+        self._run_dir = None if folder is None else Path(check_path("run_dir", folder))
 
     def load_head(self, folder: Path) -> ReleasedHead | None:
         """Model of the releases, from a run's folder; None where there is none."""

@@ -206,7 +206,8 @@ class RunReport(pl.Callback):
         if not self.summary or trainer.world_size > 1:
             return
         labeling = labeling_of(trainer)
-        head = None if labeling is None or labeling.folder is None else labeling.load_head(labeling.folder)
+        begun = labeling is not None and labeling.ledger is not None
+        head = labeling.load_head(labeling.run_dir) if begun else None
         self._tested = TestedModels(pl_module, head, trainer.datamodule)  # type: ignore[attr-defined]
 
     def on_test_batch_end(
@@ -257,7 +258,7 @@ class RunReport(pl.Callback):
             return False
         default = Path(trainer.log_dir or trainer.default_root_dir)  # asked for by all processes
         # On the process that has the ledger the run's own, wherever that was put.
-        self.run_dir = self._chosen or getattr(spender_of(trainer, pl_module), "folder", None) or default
+        self.run_dir = self._chosen or getattr(spender_of(trainer, pl_module), "run_dir", None) or default
         return trainer.is_global_zero
 
     def _log_results(self, trainer: pl.Trainer, part: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,8 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import FeatureNetwork, Normalization, build_network, register_network
 from pl_privknn.networks.base import Optimization, image_shape, output_size
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noisy_steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.training.gradients import replace_batch_norms
@@ -253,7 +256,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         groups |= {"options": plain, "budget": self.private_training.budget}
         self.save_hyperparameters(
             {name: dataclasses.asdict(group) for name, group in groups.items()}
-            | {"run_dir": self.private_training.run_dir}
+            | {"run_dir": None if self.run_dir is None else str(self.run_dir)}
         )
         if extractor is not None and options.augment is not None:
             raise ValueError(
@@ -267,6 +270,35 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
     def epsilon(self) -> float:
         """The guarantee stated beforehand; 0 before the fit."""
         return self.private_training.epsilon
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of the steps that were paid for so far; for information."""
+        return self.private_training.epsilon_spent
+
+    @property
+    def delta(self) -> float:
+        """δ of the guarantee."""
+        return self.private_training.delta
+
+    @property
+    def guarantee(self) -> str:
+        """Guarantee level of :attr:`epsilon`: unconditional, conditional or none."""
+        return self.private_training.guarantee
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, once the fit has started."""
+        return self.private_training.ledger
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run's folder, once the fit has started; before, the one that is asked for, or None."""
+        return self.private_training.run_dir
+
+    def report(self, exact: bool = True) -> PrivacyReport:
+        """The guarantee of the run; see :meth:`PrivateTraining.report`."""
+        return self.private_training.report(exact)
 
     # ------------------------------------------------------------------ the classifier
 

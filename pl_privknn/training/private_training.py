@@ -165,7 +165,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.expected_batch_size = expected_batch_size
         self.sampling_rate = expected_batch_size / private_records
         self.noise_source = options.noise_source if options.noise_source is not None else default_noise()
-        self.run_dir = None if run_dir is None else check_path("run_dir", run_dir)
+        self.run_dir = run_dir
         if self.evaluate is not None and (
             groups is not None or noise_multiplier == 0 or options.ledger_path is not None
         ):
@@ -207,15 +207,18 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; unconditional before the fit."""
         return "unconditional" if self.run is None else self.run.reports()[0].guarantee
 
-    def report(self) -> PrivacyReport:
+    def report(self, exact: bool = True) -> PrivacyReport:
         """The guarantee of the run, with the ε of each way of accounting.
+
+        Args:
+            exact: also compute the exact worst case, which takes some seconds.
 
         Raises:
             RuntimeError: before the fit.
         """
         if self.run is None:
             raise RuntimeError("report: there is none before trainer.fit")
-        return self.run.reports(exact=True)[0]
+        return self.run.reports(exact)[0]
 
     @property
     def ledger(self) -> Ledger | None:
@@ -223,9 +226,13 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         return None if self.run is None else self.run.ledger
 
     @property
-    def folder(self) -> Path | None:
-        """The run's folder, once the fit has started."""
-        return None if self.run is None else self.run.folder
+    def run_dir(self) -> Path | None:
+        """The run's folder, once the fit has started; before, the one that is asked for, or None."""
+        return self._run_dir if self.run is None or self.run.folder is None else self.run.folder
+
+    @run_dir.setter
+    def run_dir(self, folder: str | Path | None) -> None:
+        self._run_dir = None if folder is None else Path(check_path("run_dir", folder))
 
     @property
     def planned_steps(self) -> int:

@@ -130,7 +130,6 @@ class PrivateSession:
         groups: of records, each with its ε, or None.
         options: rarely used settings.
         noise_source: of coins and noise.
-        run_dir: the run's folder, as it was asked for; may be set until the fit.
         run: the training in its folder, once the fit has started; in all processes but the first, the facts received.
         private: the records, during the fit; None in a ``fast_dev_run``.
         conditions: what the guarantee rests on.
@@ -147,7 +146,7 @@ class PrivateSession:
     groups: PrivacyGroups | None
     options: TrainingOptions
     noise_source: NoiseSource
-    run_dir: str | Path | None
+    _run_dir: Path | None
 
     def __init__(self) -> None:
         self.conditions: tuple[str, ...] = ()
@@ -213,13 +212,13 @@ class PrivateSession:
         assert self._processes is not None
         plan, private = self._plan(trainer), self.private
         place = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
-        new = self.run_dir is None and resumed is None
+        new = self._run_dir is None and resumed is None
         opened: list[TrainingRun] = []
 
         def open_run() -> FollowedRun:
             name = type(trainer.lightning_module).__name__
             default = trainers_folder(trainer, place, name) if new else place
-            folder = run_folder(self.run_dir, resumed, trainer.ckpt_path, default)
+            folder = run_folder(self._run_dir, resumed, trainer.ckpt_path, default)
             run = TrainingRun(
                 folder,
                 plan,

@@ -187,7 +187,7 @@ def test_runs_without_a_logger_get_folders_of_their_own_and_say_where(tmp_path, 
     training = PrivateTraining(
         budget=Budget(epsilon=1.0), expected_batch_size=4, private_records=40, run_dir=tmp_path / "mine"
     )
-    assert training.run_dir == str(tmp_path / "mine")
+    assert training.run_dir == tmp_path / "mine"
 
 
 def test_a_poor_result_names_the_features_and_better_ones(tmp_path, capsys):

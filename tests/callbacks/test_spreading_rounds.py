@@ -50,7 +50,7 @@ def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
     assert bool((data.public.labels >= 0).all())
     assert callback.metrics["labels/accuracy"] > 0.9
     # The second round's probabilities come from the first one's counts, smoothed in another space.
-    with contextlib.closing(StoredLabels(callback.folder / "labels.sqlite")) as store:
+    with contextlib.closing(StoredLabels(callback.run_dir / "labels.sqlite")) as store:
         first, second = store.answers(1), store.answers(2)
     assert not torch.equal(first[2], second[2])
     assert torch.equal(data.public.soft_labels, second[2])

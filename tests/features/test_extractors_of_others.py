@@ -261,7 +261,7 @@ def test_values_in_python_make_the_guarantee_conditional(tmp_path):
     flat = images.flatten(1)
     assert torch.equal(found, torch.where(flat.mean(dim=1, keepdim=True) > 0.6, 1 - flat, flat))
     condition = "branching computes a vector from one example alone"
-    assert labeling.report()[0].reason == condition
+    assert labeling.report().reason == condition
     summary = labeling.privacy_summary()
     assert (summary["guarantee"], summary["reason"]) == ("conditional", condition)
     stored = Ledger.open_readonly(tmp_path / "run" / "ledger.sqlite").report().guarantee

@@ -62,4 +62,4 @@ trainer = pl.Trainer(max_epochs=found.max_epochs, callbacks=[labeling], default_
 trainer.fit(student, data)
 trainer.test(student, data)
 print(f"ε = {labeling.epsilon:.4f} at δ = {labeling.delta:g}")
-print(export_run(labeling.folder, labeling.folder / "export", module=student, data=data))
+print(export_run(labeling.run_dir, labeling.run_dir / "export", module=student, data=data))
