@@ -28,7 +28,7 @@ _WANDB = ("project", "entity", "mode", "attach_ledger", "tags")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 #: Settings shared by all methods, which no method may set.
 _SHARED = (
-    "delta", "adjacency", "unit", "seed", "noise_source", "max_epsilon", "run_dir", "ledger_path", "state_dir",
+    "delta", "adjacency", "unit", "seed", "noise_source", "run_dir", "ledger_path", "state_dir",
 )  # fmt: skip
 _Value = TypeVar("_Value", float, int)
 
