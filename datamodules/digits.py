@@ -37,6 +37,12 @@ class DigitsDataModule(PrivatePublicDataModule):
 
     Raises:
         ValueError: for arguments out of range, or if nothing is left for the test set.
+
+    Example:
+        >>> from pl_privknn import DigitsDataModule
+        >>> data = DigitsDataModule(public_examples=700)
+        >>> len(data.load_private()), len(data.load_public()), len(data.load_test())
+        (1000, 700, 97)
     """
 
     def __init__(

@@ -219,6 +219,20 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         FileNotFoundError: if ``root``, ``private/`` or ``public/`` is missing.
         ValueError: if a folder isn't one of the classes, two differ in case or spaces alone, or a link of another
             part leads to private files. Messages never name a private file.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from pl_privknn import ImageFolderDataModule
+        >>> root = Path(tempfile.mkdtemp())
+        >>> for name in ("private/cat/a", "private/dog/b", "public/c", "test/cat/d", "test/dog/e"):
+        ...     (root / name).parent.mkdir(parents=True, exist_ok=True)
+        ...     Image.new("RGB", (40, 30)).save(root / f"{name}.png")
+        ...
+        >>> data = ImageFolderDataModule(root, image_size=32)
+        >>> data.class_names, data.image_shape, len(data.load_public())
+        (('cat', 'dog'), (3, 32, 32), 1)
     """
 
     leaves_out: ClassVar[str] = "in files that cannot be decoded, or outside class folders,"

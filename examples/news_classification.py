@@ -19,8 +19,7 @@ import pyarrow
 import pyarrow.parquet
 import pytorch_lightning as pl
 
-from pl_privknn import recommend
-from pl_privknn.datamodules import TextDataModule
+from pl_privknn import TextDataModule, recommend
 from pl_privknn.features import WordLlamaFeatures
 
 EPSILON, PRIVATE, PUBLIC, SEED = 1.0, 1400, 350, 0

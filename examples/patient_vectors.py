@@ -18,8 +18,7 @@ import pytorch_lightning as pl
 import torch
 from sklearn.datasets import load_digits
 
-from pl_privknn import HOG, recommend
-from pl_privknn.datamodules import TextDataModule
+from pl_privknn import HOG, TextDataModule, recommend
 
 FOLDER = Path("data/patients")
 EPSILON = 4.0

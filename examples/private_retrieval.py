@@ -16,7 +16,8 @@ import torch
 import wordllama
 from torch import Tensor
 
-from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn import Budget
+from pl_privknn.features import PublicWhitening
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import (
     Context,
@@ -25,7 +26,7 @@ from pl_privknn.labelers.ind_knn import (
     PublicDensity,
     smoothed_votes,
 )
-from pl_privknn.privacy import Budget, Gaussian
+from pl_privknn.privacy import Gaussian
 
 Articles = list[tuple[str, int]]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from pl_privknn.features import WordLlamaFeatures
-from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn import Budget
+from pl_privknn.features import PublicWhitening, WordLlamaFeatures
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity, smoothed_votes
-from pl_privknn.privacy import Budget, Gaussian
+from pl_privknn.privacy import Gaussian
 
 EPSILON, DELTA, QUESTIONS, CONTEXTS, NEAR = 4.0, 1e-5, 1000, 75, 150
 

@@ -12,8 +12,17 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "callbacks.private_labeler": ["PrivateLabeler"],
         "callbacks.run_summary": ["RunReport"],
+        "datamodules": [
+            "ArraysDataModule",
+            "DatasetsDataModule",
+            "DigitsDataModule",
+            "EmbeddingsDataModule",
+            "ImageFolderDataModule",
+            "TextDataModule",
+        ],
         "features": ["BackboneFeatures", "HOG", "PublicFeatures", "TimmFeatures"],
         "labelers": [
+            "Attributes",
             "IndKNN",
             "IndKNNPredictor",
             "NoisySGDTeacher",
@@ -26,7 +35,9 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "labelers.reverse_knn": ["ReverseKNN"],
         "labelers.reverse_knn_clients": ["LocalReverseKNN", "ShuffledReverseKNN"],
         "privacy.ledger": ["BudgetExceeded", "Ledger"],
-        "privacy.mechanisms": ["Charge", "ExponentialArgmax", "Gaussian", "Laplace", "NoisyScreening"],
+        "privacy.mechanisms": ["ExponentialArgmax", "Gaussian", "Laplace"],
+        "privacy.holdout": ["PaidEvaluation"],
+        "privacy.settings": ["Budget"],
         "prediction": ["Predictions", "predict"],
         "recommendation": ["Recommendation", "recommend"],
         "students": ["FixMatchStudent", "SupervisedStudent", "UDAStudent", "VATStudent"],

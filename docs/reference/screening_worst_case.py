@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy import account
 from pl_privknn.privacy.accounting.rdp import epsilon_classic, pairs_rdp
 from pl_privknn.privacy.mechanisms import Charge, NoisyScreening
 

@@ -11,6 +11,7 @@ from pl_privknn.features.pretrained import TimmFeatures
 from pl_privknn.features.public import DefaultFeatures, PublicFeatures, Resized
 from pl_privknn.features.scattering import Scattering
 from pl_privknn.features.text import SentenceFeatures, TextExtractor, WordLlamaFeatures
+from pl_privknn.features.whitening import PublicWhitening
 
 __all__ = [
     "HOG",
@@ -25,6 +26,7 @@ __all__ = [
     "PublicFeatures",
     "PublicKernelPCA",
     "PublicPCA",
+    "PublicWhitening",
     "Resized",
     "Scattering",
     "SentenceFeatures",

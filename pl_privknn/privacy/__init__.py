@@ -17,6 +17,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "accounting.certificate": ["certify", "write_certificate"],
         "accounting.exact": ["exact_epsilon"],
         "accounting.lower_bound": ["epsilon_lower"],
+        "holdout": ["PaidEvaluation"],
         "ledger": ["BudgetExceeded", "Ledger"],
         "settings": ["Budget"],
         "mechanisms": [

@@ -48,6 +48,11 @@ class PaidEvaluation:
 
     Raises:
         ValueError: for a share out of range.
+
+    Example:
+        >>> from pl_privknn import PaidEvaluation
+        >>> PaidEvaluation(share=0.2)
+        PaidEvaluation(share=0.2)
     """
 
     share: float = 0.1

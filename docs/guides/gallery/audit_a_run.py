@@ -12,20 +12,18 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from pl_privknn import HOG, PrivateLabeler, ReverseKNN, SupervisedStudent
+from pl_privknn import HOG, Budget, DigitsDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
 from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.cli.main import main
-from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.privacy import Budget
 from pl_privknn.report import write_report
 
 folder = Path("runs/audited")
 labeling = PrivateLabeler(
-    ReverseKNN(budget=Budget(epsilon=1.0), k=1),
+    ReverseKNN(k=1),
     queries_per_round=30,
     selection="clusters",
     features=HOG(),
-    budget=Budget(delta=1e-4, epsilon=1.0),
+    budget=Budget(epsilon=1.0, delta=1e-4),
     run_dir=folder,
     options=LabelingOptions(progress=False),
 )

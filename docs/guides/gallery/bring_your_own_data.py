@@ -11,10 +11,8 @@ import pytorch_lightning as pl
 import torch
 from sklearn.datasets import load_digits
 
-from pl_privknn import HOG, Gaussian, PrivateKNN, PrivateLabeler, VATStudent
+from pl_privknn import HOG, ArraysDataModule, Budget, Gaussian, PrivateKNN, PrivateLabeler, VATStudent
 from pl_privknn.callbacks import LabelingOptions
-from pl_privknn.datamodules import ArraysDataModule
-from pl_privknn.privacy import Budget
 
 pl.seed_everything(0)
 digits = load_digits()
@@ -53,7 +51,7 @@ labeling = PrivateLabeler(
     queries_per_round=40,
     selection="clusters",
     features=HOG(),
-    budget=Budget(delta=1e-4, epsilon=4.0),
+    budget=Budget(epsilon=4.0, delta=1e-4),
     options=LabelingOptions(progress=False),
 )
 student = VATStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20, ema_decay=0.99)

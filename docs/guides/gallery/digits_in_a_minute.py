@@ -7,10 +7,8 @@
 # %%
 import pytorch_lightning as pl
 
-from pl_privknn import HOG, PrivateLabeler, ReverseKNN, SupervisedStudent
+from pl_privknn import HOG, Budget, DigitsDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
 from pl_privknn.callbacks import LabelingOptions
-from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.privacy import Budget
 
 pl.seed_everything(0)
 data = DigitsDataModule(batch_size=32)  # 1,000 private, 500 public and 297 test images
@@ -21,11 +19,11 @@ data = DigitsDataModule(batch_size=32)  # 1,000 private, 500 public and 297 test
 
 # %%
 labeling = PrivateLabeler(
-    ReverseKNN(budget=Budget(epsilon=1.0), k=1),
+    ReverseKNN(k=1),
     queries_per_round=40,
     selection="clusters",
     features=HOG(),
-    budget=Budget(delta=1e-4, epsilon=1.0),
+    budget=Budget(epsilon=1.0, delta=1e-4),
     options=LabelingOptions(progress=False),
 )
 student = SupervisedStudent(network="small_cnn", num_classes=10, in_channels=1, image_size=20, ema_decay=0.99)

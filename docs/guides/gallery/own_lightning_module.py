@@ -11,9 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pl_privknn import PrivateTraining
-from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.privacy import Budget
+from pl_privknn import Budget, DigitsDataModule, PrivateTraining
 
 pl.seed_everything(0)
 
@@ -51,7 +49,7 @@ class Digits(pl.LightningModule):
 
 # %%
 private = PrivateTraining(
-    budget=Budget(epsilon=2.0), max_grad_norm=1.0, expected_batch_size=250, private_records=1000
+    Budget(epsilon=2.0), max_grad_norm=1.0, expected_batch_size=250, private_records=1000
 )
 trainer = pl.Trainer(
     max_epochs=10,

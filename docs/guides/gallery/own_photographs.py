@@ -14,11 +14,9 @@ import pytorch_lightning as pl
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from pl_privknn import PrivateLabeler, ReverseKNN, SupervisedStudent
+from pl_privknn import Budget, ImageFolderDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
 from pl_privknn.callbacks import LabelingOptions
-from pl_privknn.datamodules import ImageFolderDataModule
-from pl_privknn.features.pixels import Pixels
-from pl_privknn.privacy import Budget
+from pl_privknn.features import Pixels
 
 pl.seed_everything(0)
 folder, side = Path("photographs"), 48
@@ -45,11 +43,11 @@ data = ImageFolderDataModule(folder, image_size=16, class_names=["temple", "flow
 
 # %%
 labeling = PrivateLabeler(
-    ReverseKNN(budget=Budget(epsilon=1.0), k=1),
+    ReverseKNN(k=1),
     queries_per_round=10,
     selection="clusters",
     features=Pixels(),
-    budget=Budget(delta=1e-4, epsilon=1.0),
+    budget=Budget(epsilon=1.0, delta=1e-4),
     options=LabelingOptions(progress=False),
 )
 student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=3, image_size=16, ema_decay=0.9)

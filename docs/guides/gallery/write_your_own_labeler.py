@@ -10,11 +10,9 @@ from pathlib import Path
 
 import torch
 
-from pl_privknn import HOG, Gaussian, Labeler, Ledger, Release
-from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.labelers.base import check_table
-from pl_privknn.privacy import Budget
-from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn import HOG, Budget, DigitsDataModule, Gaussian, Labeler, Ledger, Release
+from pl_privknn.labelers import check_table
+from pl_privknn.privacy import account
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.testing import check_labeler
 
