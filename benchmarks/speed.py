@@ -231,7 +231,9 @@ def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent)
     images = torch.rand(_IMAGES_OF_AN_EPOCH, 1, 28, 28, generator=generator)
     labels = torch.randint(10, (len(images),), generator=generator)
     loader = DataLoader(TensorDataset(images, labels), _BATCH)
-    student = kind(network="small_cnn", num_classes=10, **({} if kind is VATStudent else {"augment": "weak"}))
+    student = kind(
+        network="small_cnn", num_classes=10, **({} if kind is VATStudent else {"augment_labeled": True})
+    )
 
     def loop(optimizer: torch.optim.Optimizer) -> None:
         for x, y in loader:

@@ -41,7 +41,7 @@ from pl_privknn.callbacks.labeling_round import (
     shifted,
 )
 from pl_privknn.callbacks.run_summary import add_run_report
-from pl_privknn.callbacks.selection import SELECTORS, Selector
+from pl_privknn.callbacks.selection import FullSelection, RandomSelection, Selector
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages
@@ -98,13 +98,14 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             side) or :class:`~pl_privknn.features.PublicFeatures` (of all others) first, then the student. Modules and
             functions of others compute each vector from one image alone, or are refused before anything is planned;
             where they can't be traced the guarantee is conditional.
-        selection: ``"random"`` (examples never asked about), ``"all"`` (every unanswered example),
-            ``"uncertain"`` (those the student is least sure of), ``"clusters"`` (the centre of each cluster of
-            public features; its cluster takes its answer), ``"smooth_clusters"`` (noisy counts smoothed over
-            neighbouring clusters) or a :class:`~pl_privknn.callbacks.selection.Selector`.
-        evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
-            private records, or persons, of which the teacher learns nothing, and release the accuracy of the released
-            model on them when the training ends, at the ε of the labels.
+        selection: of each round's queries: :class:`~pl_privknn.callbacks.RandomSelection` (the default; examples
+            never asked about), :class:`~pl_privknn.callbacks.FullSelection` (every unanswered example),
+            :class:`~pl_privknn.callbacks.UncertainSelection` (those the student is least sure of),
+            :class:`~pl_privknn.callbacks.ClusterSelection` (the centre of each cluster of public features; its
+            cluster takes its answer, or noisy counts are smoothed over neighbouring clusters), or another subclass
+            of :class:`~pl_privknn.callbacks.Selector`.
+        evaluate: hold out a share of the private records, or persons, of which the teacher learns nothing, and
+            release the accuracy of the released model on them when the training ends, at the ε of the labels.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
@@ -129,10 +130,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         queries_per_round: int | list[int] = 1000,
         max_answers: int | None = None,
         features: list[RoundFeatures] | Extractor | None = None,
-        selection: str | Selector = "random",
+        selection: Selector | None = None,
         budget: Budget = Budget(),
         released: str = "student",
-        evaluate: PaidEvaluation | str | None = None,
+        evaluate: PaidEvaluation | None = None,
         run_dir: str | Path | None = None,
         options: LabelingOptions = LabelingOptions(),
     ) -> None:
@@ -144,10 +145,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.queries_per_round = queries_of_rounds(queries_per_round, self.rounds)
         self.max_answers = None if max_answers is None else check_int("max_answers", max_answers)
         self.features = features_of_rounds(features)
-        if selection not in SELECTORS if isinstance(selection, str) else not callable(selection):
-            raise ValueError(f"selection={selection!r} must be one of {', '.join(SELECTORS)} or a Selector")
-        self.select: Selector = SELECTORS[selection] if isinstance(selection, str) else selection
-        self.selects_all = selection == "all"
+        self.select = RandomSelection() if selection is None else selection
+        if not isinstance(self.select, Selector):
+            raise ValueError(f"selection={selection!r} must be a Selector, such as ClusterSelection()")
+        self.selects_all = isinstance(self.select, FullSelection)
         self.run_dir = run_dir
         if isinstance(labeler, SpendsBudget):
             labeler.take_budget(self.budget, sum(map(bool, self.queries_per_round)))
@@ -155,7 +156,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             check_fits(
                 labeler, self.budget.adjacency, self.features, self.queries_per_round, self.budget.unit
             )
-        self.evaluate = PaidEvaluation.of(evaluate)
+        self.evaluate = None if evaluate is None else as_group("evaluate", evaluate, PaidEvaluation())
         if self.evaluate is not None and self.options.ledger_path is not None:
             raise ValueError(
                 "evaluate: the hold-out is charged in parallel with one run; leave options.ledger_path out, or "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -311,39 +311,51 @@ def mean_features(features: Tensor, assignment: Tensor, examples: Tensor) -> Ten
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), features[examples].double()).float()
 
 
-class Selector(Protocol):
-    """Chooses a round's queries from public information only."""
+class Selector(HasInitArguments, abc.ABC):
+    """Base class of choices of a round's queries, from public information only."""
 
+    @abc.abstractmethod
     def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
         """Choose at most ``count`` queries; ``generator`` is seeded by a public constant."""
-        ...
 
 
-def select_random(pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
-    """Examples never asked about, at random; fewer than ``count`` where fewer are left."""
-    candidates = torch.nonzero(~pool.asked).flatten()
-    order = torch.randperm(len(candidates), generator=generator)
-    return Selection(candidates[order[:count]])
+class RandomSelection(Selector):
+    """Selector of examples never asked about, at random; fewer than ``count`` where fewer are left."""
+
+    def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
+        """Draw among them."""
+        candidates = torch.nonzero(~pool.asked).flatten()
+        order = torch.randperm(len(candidates), generator=generator)
+        return Selection(candidates[order[:count]])
 
 
-def select_all(pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
-    """Every example without an answer, those refused in an earlier round included, in random order."""
-    candidates = torch.nonzero(pool.labels < 0).flatten()
-    order = torch.randperm(len(candidates), generator=generator)
-    return Selection(candidates[order[:count]])
+class FullSelection(Selector):
+    """Selector of every example without an answer, those refused in an earlier round included, in random order."""
+
+    def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
+        """Shuffle them."""
+        candidates = torch.nonzero(pool.labels < 0).flatten()
+        order = torch.randperm(len(candidates), generator=generator)
+        return Selection(candidates[order[:count]])
 
 
-def select_uncertain(pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
-    """Examples never asked about with the student's most uncertain predictions (entropy); random before it exists."""
-    if pool.probabilities is None:
-        return select_random(pool, count, generator)
-    unsure = torch.special.entr(pool.probabilities().double()).sum(dim=1)
-    unsure[pool.asked] = -1.0
-    order = unsure.argsort(descending=True)[: int((~pool.asked).sum())]
-    return Selection(order[:count])
+class UncertainSelection(Selector):
+    """Selector of examples never asked about with the student's most uncertain predictions, by entropy.
+
+    Random before there is a student.
+    """
+
+    def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
+        """Sort them by entropy."""
+        if pool.probabilities is None:
+            return RandomSelection()(pool, count, generator)
+        unsure = torch.special.entr(pool.probabilities().double()).sum(dim=1)
+        unsure[pool.asked] = -1.0
+        order = unsure.argsort(descending=True)[: int((~pool.asked).sum())]
+        return Selection(order[:count])
 
 
-class ClusterSelection(HasInitArguments):
+class ClusterSelection(Selector):
     """Selector of one query per cluster of public features; other public examples take over, or mix, the answers.
 
     k-means with k-means++ seeding (Arthur and Vassilvitskii 2007) on the features' leading principal
@@ -435,12 +447,3 @@ class ClusterSelection(HasInitArguments):
         # Two centres may share their nearest example: one query serves both clusters.
         medoids, position = torch.unique(distances.argmin(dim=0), return_inverse=True)
         return Selection(medoids, position[distances.argmin(dim=1)], ask_means=ask_means)
-
-
-SELECTORS: dict[str, Selector] = {
-    "random": select_random,
-    "all": select_all,
-    "uncertain": select_uncertain,
-    "clusters": ClusterSelection(),
-    "smooth_clusters": ClusterSelection(ask="means", spread="kernel"),
-}

@@ -529,12 +529,15 @@ def own_classes_only() -> Iterator[None]:
     """
     from jsonargparse import _common, set_parsing_settings
 
+    import pl_privknn
+
     before = dict(_common.parsing_settings)
     names = [name for name in known_classes() if name.startswith("pl_privknn.")]
+    names += [f"pl_privknn.{name}" for name in pl_privknn.__all__]  # parsers shorten paths to these
+    # Also subpackages without classes for YAML.
     rooms = [
-        f"pl_privknn.{room}"
-        for room in (*ROOMS, "neighbors", "networks", "privacy.Budget", "privacy.settings")
-    ]  # also subpackages without classes for YAML
+        f"pl_privknn.{room}" for room in (*ROOMS, "callbacks", "neighbors", "networks", "privacy.settings")
+    ]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*names, *rooms])
     try:
         yield

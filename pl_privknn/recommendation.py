@@ -435,10 +435,15 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
     if pretrained and max(data.image_shape[1:]) <= _SMALL:
         kinds, named = [HOG(), *kinds], f"HOG and {named}"
     features = as_section(kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, _SHARES))[0]
-    labeling: dict[str, Any] = {"rounds": 1, "features": [features], "selection": "all", "released": "head"}
+    labeling: dict[str, Any] = {
+        "rounds": 1, "features": [features], "selection": "FullSelection", "released": "head"
+    }  # fmt: skip
     records, accuracy = sizes.private_records, "Accuracy: measured on the public test set."
     if not len(data.test):
-        labeling["evaluate"], records = "paid", round((1 - PaidEvaluation().share) * records)
+        labeling["evaluate"], records = (
+            {"share": PaidEvaluation().share},
+            round((1 - PaidEvaluation().share) * records),
+        )
         accuracy = (
             f"Accuracy: a secret random share of {PaidEvaluation().share:g} of the records is held out; a noisy "
             f"count of correct predictions on it is also released, at ε {sizes.epsilon:g}; no record is in both "

@@ -290,10 +290,7 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         labeler: dict[str, Any] = {"class_path": "ReverseKNN", "init_args": {"k": 1}}
         asked: dict[str, Any] = {
             "queries_per_round": sizes.clusters,
-            "selection": {
-                "class_path": "pl_privknn.callbacks.selection.ClusterSelection",
-                "init_args": _SELECTION,
-            },
+            "selection": {"class_path": "ClusterSelection", "init_args": _SELECTION},
             "released": "student",
         }
         # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
@@ -307,7 +304,10 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         if sizes.public_kind == "other":
             arguments["releases"] = _RELEASES_OF_SHIFTED
         labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}
-        asked = {"selection": "all", "released": "mean" if sizes.public_kind == "same" else "head"}
+        asked = {
+            "selection": "FullSelection",
+            "released": "mean" if sizes.public_kind == "same" else "head",
+        }
         network, optimizer, lr, decay = "mlp", "adamw", 0.002, 0.001
     optimization = {
         "optimizer": optimizer,

@@ -89,7 +89,7 @@ def own_comparison(
             "labeling": {
                 "labeler": {"class_path": "PrivateKNN", "init_args": neighbors},
                 "queries_per_round": min(40, sizes.clusters),
-                "selection": "clusters",
+                "selection": "ClusterSelection",
                 "rounds": 1,
                 "features": votes,
             },

@@ -107,8 +107,8 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
     Features are centred, rotated and scaled by what the round's queries, which are public, say of them (see
-    :class:`~pl_privknn.features.whitening.PublicWhitening`); so ask many, best ``selection="all"``. All queries
-    of a round are asked together, since a second call would have to train, and pay, again.
+    :class:`~pl_privknn.features.whitening.PublicWhitening`); so ask many, best all of them. All queries of a
+    round are asked together, since a second call would have to train, and pay, again.
 
     The gradient of one example in a softmax regression is an outer product, so its norm is known in closed form
     and the clipped sum is one matrix product. That is some 10 times faster than hooks that write every

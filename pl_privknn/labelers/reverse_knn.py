@@ -166,7 +166,7 @@ class ReverseKNN(RecordVotes):
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
     and one column a class, is noised and released **once a round**. A record touches at most ``k`` counts,
     so ε depends on ``k`` and on the number of rounds, and not on the number of queries. The queries must
-    not depend on private data; ``selection="clusters"`` of
+    not depend on private data; ``selection=ClusterSelection()`` of
     :class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler` asks about the centres of clusters of
     public images, and every image of a cluster takes its centre's label.
 

@@ -60,19 +60,6 @@ class PaidEvaluation:
     def __post_init__(self) -> None:
         check_open_unit("share", self.share)
 
-    @classmethod
-    def of(cls, given: PaidEvaluation | str | None) -> PaidEvaluation | None:
-        """The evaluation that an argument asks for: ``"paid"``, one of these, or None.
-
-        Raises:
-            ValueError: for anything else.
-        """
-        if given is None or isinstance(given, cls):
-            return given
-        if given == "paid":
-            return cls()
-        raise ValueError(f"evaluate={given!r}: expected 'paid', a PaidEvaluation, or None for no hold-out")
-
 
 def held_out(
     evaluation: PaidEvaluation | None,

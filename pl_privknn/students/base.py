@@ -491,9 +491,6 @@ def frozen_statistics(network: nn.Module) -> Iterator[None]:
             norm.track_running_stats = True
 
 
-AUGMENT = ("none", "weak")
-
-
 class Student(StudentModule, abc.ABC):
     """Base class of classifiers trained on public images and released labels; subclasses define the objective.
 
@@ -510,7 +507,7 @@ class Student(StudentModule, abc.ABC):
     Args:
         *args: arguments of :class:`~pl_privknn.students.base.StudentModule`, in its order.
         loss: the loss on labels.
-        augment: ``"weak"`` moves (and mirrors) labelled images in training, each by a separate draw.
+        augment_labeled: move (and mirror) labelled images in training, each by a separate draw.
         task: ``"multiclass"`` or ``"multilabel"``.
         **kwargs: arguments of :class:`~pl_privknn.students.base.StudentModule`.
 
@@ -528,12 +525,12 @@ class Student(StudentModule, abc.ABC):
         self,
         *args: Any,
         loss: LabelLoss = LabelLoss(),
-        augment: str = "none",
+        augment_labeled: bool = False,
         task: str = "multiclass",
         **kwargs: Any,
     ) -> None:
         check_choice("task", task, tuple(TASKS))
-        check_choice("augment", augment, AUGMENT)
+        check_switch("augment_labeled", augment_labeled)
         super().__init__(*args, **kwargs)
         self.task, self.outputs = task, TASKS[task]
         self.loss = as_group("loss", loss, LabelLoss())
@@ -569,7 +566,7 @@ class Student(StudentModule, abc.ABC):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Sum of the objective's parts; logs ``train/loss`` and each part."""
         x, y, unlabeled = split_batch(batch)
-        if self.hparams["augment"] == "weak":
+        if self.hparams["augment_labeled"]:
             x = self.weak(x)
         parts = self.objective(x, y, unlabeled)
         loss = torch.stack(list(parts.values())).sum()

@@ -33,7 +33,7 @@ class ConsistencyStudent(Student):
         num_ops: see :class:`~pl_privknn.students.augment.StrongAugmentation`.
         magnitude: likewise.
         cutout: likewise.
-        augment: ``"weak"`` or ``"none"``, for labelled images.
+        augment_labeled: augment labelled images too.
         **kwargs: arguments of :class:`~pl_privknn.students.base.Student`; ``augmentation`` holds for both
             views, but for its ``cutout``, which labelled images alone have.
 
@@ -47,11 +47,11 @@ class ConsistencyStudent(Student):
         num_ops: int = 2,
         magnitude: float = 0.5,
         cutout: float = 0.25,
-        augment: str = "weak",
+        augment_labeled: bool = True,
         **kwargs: Any,
     ) -> None:
         check_non_negative("consistency_weight", consistency_weight)
-        super().__init__(augment=augment, **kwargs)
+        super().__init__(augment_labeled=augment_labeled, **kwargs)
         self.strong = StrongAugmentation(
             num_ops, magnitude, cutout, self.weak.shift, self.weak.flip, self.weak.fill
         )

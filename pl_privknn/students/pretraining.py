@@ -32,7 +32,7 @@ class SimCLRStudent(StudentModule):
         cutout: likewise.
         loss: of labels, not read: the arguments of students that do read labels are taken, so that a
             configuration serves both stages.
-        augment: of labelled images, not read either.
+        augment_labeled: of labelled images, not read either.
         task: of labels, not read either.
         **kwargs: arguments of :class:`~pl_privknn.students.base.StudentModule`; ``augmentation`` holds for the
             views.
@@ -60,7 +60,7 @@ class SimCLRStudent(StudentModule):
         magnitude: float = 0.7,
         cutout: float = 0.4,
         loss: LabelLoss = LabelLoss(),
-        augment: str = "none",
+        augment_labeled: bool = False,
         task: str = "multiclass",
         **kwargs: Any,
     ) -> None:

@@ -24,7 +24,7 @@ class SupervisedStudent(Student):
     @property
     def trains_on_rows(self) -> bool:
         """Whether labelled images are used without augmentation."""
-        return bool(self.hparams["augment"] == "none")
+        return not self.hparams["augment_labeled"]
 
     def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
         """The loss on labels."""

@@ -64,7 +64,7 @@ def made_data(section: Any, own_classes: bool = False) -> Any:
     """
     if section is None:
         raise ConfigurationError(
-            "there is no data section, which gives the classes and, for selection: all, the number of queries"
+            "there is no data section, which gives the classes and, for FullSelection, the number of queries"
         )
     known_classes()
     parser = Parser(exit_on_error=False)

@@ -87,9 +87,8 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             without noise, as a baseline whose ε is infinite and whose guarantee is ``"none"``.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
         groups: of records that have an ε of their own, in the place of the budget's.
-        evaluate: ``"paid"``, or a :class:`~pl_privknn.privacy.holdout.PaidEvaluation`: hold out a share of the
-            records, or persons, and release the accuracy on them after the last step, at the ε of the training. For
-            batches ``(x, y)`` of one class each, and modules that return logits.
+        evaluate: hold out a share of the records, or persons, and release the accuracy on them after the last step,
+            at the ε of the training. For batches ``(x, y)`` of one class each, and modules that return logits.
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
         options: rarely used settings.
@@ -122,7 +121,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         noise_multiplier: float | None = None,
         groups: PrivacyGroups | None = None,
         replace_batch_norm: bool = False,
-        evaluate: PaidEvaluation | str | None = None,
+        evaluate: PaidEvaluation | None = None,
         run_dir: str | Path | None = None,
         options: TrainingOptions = TrainingOptions(),
     ) -> None:
@@ -153,7 +152,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             )
         self.options = options = as_group("options", options, TrainingOptions())
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
-        self.evaluate = PaidEvaluation.of(evaluate)
+        self.evaluate = None if evaluate is None else as_group("evaluate", evaluate, PaidEvaluation())
         self.budget, self.groups = budget, groups
         if self.unit == "person" and groups is not None:
             raise ValueError(

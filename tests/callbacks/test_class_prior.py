@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.callbacks import ClusterSelection, FullSelection, PrivateLabeler
 from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.labelers import PreconditionedGradients, PrivateKNN, ReverseKNN
@@ -48,9 +48,9 @@ def test_labels_move_with_the_shares_in_use(kind, tmp_path):
             budget=Budget(epsilon=1.0, delta=1e-4), private_records=300, noise_source=noise
         )
 
-    asked = {"selection": "all"}
+    asked = {"selection": FullSelection()}
     if kind == "votes":
-        asked = {"queries_per_round": 12, "selection": "smooth_clusters"}
+        asked = {"queries_per_round": 12, "selection": ClusterSelection(ask="means", spread="kernel")}
     before = answered(tmp_path / "a", teacher(), None, **asked).public.soft_labels
     data = answered(tmp_path / "b", teacher(), PRIOR, **asked)
     torch.testing.assert_close(data.public.soft_labels, by_bayes(before), atol=1e-5, rtol=1e-4)

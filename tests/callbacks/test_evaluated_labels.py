@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from pl_privknn import PrivateLabeler
+from pl_privknn.callbacks import FullSelection
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels
 from pl_privknn.labelers import PrivateKNN, SufficientStatistics
@@ -65,7 +66,7 @@ def test_of_attributes_it_is_the_mean_share_of_right_ones(tmp_path, monkeypatch,
     teacher = SufficientStatistics(
         noise_multiplier=1.0, private_records=PRIVATE // 2, task="multilabel", noise_source=SeededNoise(0)
     )
-    options = {"selection": "all", "released": released, "features": Pixels(), "evaluate": HALF}
+    options = {"selection": FullSelection(), "released": released, "features": Pixels(), "evaluate": HALF}
     labeling = PrivateLabeler(teacher, run_dir=tmp_path, **grouped(PrivateLabeler, progress=False, **options))
     student = SupervisedStudent("linear_probe", 4, in_channels=1, image_size=4, task="multilabel")
     quiet_trainer(tmp_path, 3, callbacks=[labeling]).fit(student, data)
@@ -124,4 +125,4 @@ def test_a_student_of_others_is_a_condition(tmp_path, student, level):
 
 def test_a_shared_ledger_is_refused():
     with pytest.raises(ValueError, match="evaluate: the hold-out is charged in parallel with one run"):
-        PrivateLabeler(PrivateKNN(5), evaluate="paid", options={"ledger_path": "shared.sqlite"})
+        PrivateLabeler(PrivateKNN(5), evaluate=PaidEvaluation(), options={"ledger_path": "shared.sqlite"})

@@ -14,7 +14,7 @@ from pytorch_lightning.loggers import CSVLogger
 from torchmetrics.classification import MulticlassAccuracy
 
 from benchmarks.faulty import NearestTeachers
-from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.callbacks import ClusterSelection, PrivateLabeler, RunReport
 from pl_privknn.comparison.results import write_json
 from pl_privknn.datamodules import ArraysDataModule, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -181,7 +181,7 @@ RUNS = {
         lambda: PrivateKNN(3, 0.5, Screening(2.0, Gaussian(0.5)), Gaussian(1.0)), rounds=2, retrain=False
     ),
     "private_knn counts": fit_teacher(
-        lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), release_counts=True), selection="clusters"
+        lambda: PrivateKNN(3, 1.0, None, Gaussian(0.5), release_counts=True), selection=ClusterSelection()
     ),
     "private_knn winners": fit_teacher(lambda: PrivateKNN(3, 0.9, noise=ExponentialArgmax(0.5))),
     "pate": fit_teacher(lambda: PATE(3, LinearTeachers(20), noise=Gaussian(0.5))),

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.callbacks import FullSelection, PrivateLabeler, RunReport
 from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers.base import Labeler, Release
@@ -214,8 +214,12 @@ test_bad_arguments_are_named = refusals(
 @pytest.mark.parametrize(
     ("refuse_every", "settings", "asked"),
     [
-        (0, {"selection": "all", "queries_per_round": 1}, [40]),  # nothing is left for the second round
-        (5, {"selection": "all"}, [40, 8]),
+        (
+            0,
+            {"selection": FullSelection(), "queries_per_round": 1},
+            [40],
+        ),  # nothing is left for the second round
+        (5, {"selection": FullSelection()}, [40, 8]),
         (0, {"queries_per_round": 30}, [30, 10]),
     ],
 )

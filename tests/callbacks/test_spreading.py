@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from pl_privknn.callbacks import UncertainSelection
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import (
-    SELECTORS,
     ClusterSelection,
     PublicPool,
     Spread,
@@ -113,7 +113,7 @@ def test_the_uncertain_are_those_that_the_student_is_unsure_of():
     pool = PublicPool(
         torch.zeros(2000).long(), torch.zeros(2000).bool(), lambda: features, (), lambda: probabilities
     )
-    asked = SELECTORS["uncertain"](pool, 300, torch.Generator().manual_seed(0)).examples
+    asked = UncertainSelection()(pool, 300, torch.Generator().manual_seed(0)).examples
     assert bool(unsure[asked].all())
     assert len(set(asked.tolist())) == 300
 

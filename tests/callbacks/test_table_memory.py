@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pl_privknn.callbacks import labeling_round
+from pl_privknn.callbacks import ClusterSelection, labeling_round
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.labelers.base import RecognisesRecords
@@ -103,7 +103,7 @@ def test_a_streaming_teacher_never_sees_a_table(tmp_path, monkeypatch):
         table(self, counted, num_classes)
 
     monkeypatch.setattr(ReverseKNN, "fit_blocks", spied)
-    _, data = fit_student(tmp_path, teacher, 0.1, queries_per_round=12, selection="clusters")
+    _, data = fit_student(tmp_path, teacher, 0.1, queries_per_round=12, selection=ClusterSelection())
     assert blocks == [64, 64, 64, 64, 44]
     assert int((data.public.labels >= 0).sum()) == 60
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pl_privknn import NoisySGD, PrivateLabeler, PrivateTraining
+from pl_privknn.callbacks import FullSelection
 from pl_privknn.datamodules import ArraysDataModule, DigitsDataModule, EmbeddingsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import SufficientStatistics
@@ -69,7 +70,7 @@ def test_private_training_and_its_baseline_need_no_public_image(tmp_path):
 def test_a_released_head_needs_no_public_image(tmp_path):
     labeler = PrivateLabeler(
         SufficientStatistics(budget=Budget(epsilon=2.0, delta=1e-4), private_records=1000),
-        features=HOG(), selection="all", released="head",
+        features=HOG(), selection=FullSelection(), released="head",
         budget={"epsilon": 2.0, "delta": 1e-4}, run_dir=tmp_path / "run",
     )  # fmt: skip
     student = SupervisedStudent(network="small_cnn", num_classes=10, in_channels=1)

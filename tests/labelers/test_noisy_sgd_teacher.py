@@ -8,6 +8,7 @@ import torch
 from opacus.accountants import RDPAccountant
 from torch.nn import functional as F
 
+from pl_privknn.callbacks import FullSelection
 from pl_privknn.labelers import NoisySGDTeacher
 from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
 from pl_privknn.privacy import Budget
@@ -154,7 +155,7 @@ def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
         model={"components": 8},
     )
     callback, data = fit_student(
-        tmp_path, teacher, 0.1, queries_per_round=60, query_batch_size=7, selection="all"
+        tmp_path, teacher, 0.1, queries_per_round=60, query_batch_size=7, selection=FullSelection()
     )
     charged = Ledger.open_readonly(tmp_path / "run" / "ledger.sqlite").report().charged
     assert sum(charge.count for charge in charged) == 30

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import pl_privknn.labelers as labelers
+from pl_privknn.callbacks import FullSelection
 from pl_privknn.cli.main import main
 from pl_privknn.config import ConfigurationError, get, put, read_document
 from pl_privknn.planning import default_parameter, parameter_of, plan_of, planned_steps, solve
@@ -83,7 +84,7 @@ DOCUMENTS = {
         "labeling.budget.epsilon",
     ),
     "NoisySGDTeacher": (
-        labeling("NoisySGDTeacher", {"noise_multiplier": 2.0}, selection="all"),
+        labeling("NoisySGDTeacher", {"noise_multiplier": 2.0}, selection=FullSelection()),
         "labeling.labeler.init_args.noise_multiplier",
     ),
     "SufficientStatistics": (
@@ -91,7 +92,9 @@ DOCUMENTS = {
         "labeling.budget.epsilon",
     ),
     "PreconditionedGradients": (
-        labeling("PreconditionedGradients", {"releases": 2, "noise_multiplier": 9.0}, selection="all"),
+        labeling(
+            "PreconditionedGradients", {"releases": 2, "noise_multiplier": 9.0}, selection=FullSelection()
+        ),
         "labeling.labeler.init_args.noise_multiplier",
     ),
     "PrivateTraining": (
@@ -217,7 +220,7 @@ def test_plans_of_trainings_and_of_all_public_examples():
     seeded = made("pl_privknn.privacy.noise.SeededNoise", seed=1)
     stated = plan_of(training({"noise_multiplier": 3.0, "options": {"noise_source": seeded}}), "here")
     assert {charge.guarantee.level for charge in stated.charges} == {"none"}
-    asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection="all", rounds=2)
+    asked = labeling("PrivateKNN", {"noise": GAUSSIAN}, selection=FullSelection(), rounds=2)
     data = made("DigitsDataModule", public_examples=90)
     (charge,) = plan_of({**asked, "data": data}, "here").charges
     assert charge.count == 180
@@ -232,7 +235,7 @@ def test_plans_of_trainings_and_of_all_public_examples():
             "trainer.callbacks.0 trains on the private records",
         ),
         ({"model": {"class_path": "VATStudent"}}, "no privacy cost"),
-        (labeling("PrivateKNN", {}, selection="all"), "there is no data section"),
+        (labeling("PrivateKNN", {}, selection=FullSelection()), "there is no data section"),
         (labeling("os.system", {}), "os.system"),
         (labeling("NoSuch", {}), "NoSuch"),
     ],

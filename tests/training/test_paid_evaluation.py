@@ -127,7 +127,7 @@ def test_a_module_that_can_t_be_traced_has_a_condition_more(tmp_path):
         def forward(self, x):
             return self.net(x) if x.sum() > 0 or self.training else self.net(-x)
 
-    callback, _ = fit(Branches(), tmp_path, training(evaluate="paid", noise_source=None), epochs=1)
+    callback, _ = fit(Branches(), tmp_path, training(evaluate=PaidEvaluation(), noise_source=None), epochs=1)
     assert "Branches predicts a held-out record from that record alone" in callback.report().reason
     assert Ledger.open_readonly(tmp_path / "holdout.sqlite").report().guarantee.guarantee == "conditional"
 
@@ -174,10 +174,10 @@ test_what_has_no_accuracy_or_no_parallel_payment_is_refused = refusals(
         "evaluate='free'": lambda: training(evaluate="free"),
         "share=1.0": lambda: PaidEvaluation(1.0),
         "evaluate: the hold-out is charged in parallel": lambda: training(
-            evaluate="paid", epsilon=None, noise_multiplier=0.0
+            evaluate=PaidEvaluation(), epsilon=None, noise_multiplier=0.0
         ),
         "evaluate: the hold-out is charged in parallel with": lambda: training(
-            evaluate="paid", ledger_path="shared.sqlite"
+            evaluate=PaidEvaluation(), ledger_path="shared.sqlite"
         ),
     }
 )
@@ -192,5 +192,5 @@ def test_a_module_without_classes_is_refused_before_anything_is_paid(tmp_path):
             return self(batch[0]).square().mean()
 
     with pytest.raises(ValueError, match="evaluate: One has one output"):
-        fit(One(), tmp_path, training(evaluate="paid"), epochs=1)
+        fit(One(), tmp_path, training(evaluate=PaidEvaluation()), epochs=1)
     assert not list(tmp_path.rglob("*.sqlite"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from pl_privknn import HOG, Budget, DigitsDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingOptions
+from pl_privknn.callbacks import ClusterSelection, LabelingOptions
 from pl_privknn.cli.main import main
 from pl_privknn.report import write_report
 
@@ -21,7 +21,7 @@ folder = Path("runs/audited")
 labeling = PrivateLabeler(
     ReverseKNN(k=1),
     queries_per_round=30,
-    selection="clusters",
+    selection=ClusterSelection(),
     features=HOG(),
     budget=Budget(epsilon=1.0, delta=1e-4),
     run_dir=folder,

@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from pl_privknn import HOG, ArraysDataModule, Budget, Gaussian, PrivateKNN, PrivateLabeler, VATStudent
-from pl_privknn.callbacks import LabelingOptions
+from pl_privknn.callbacks import ClusterSelection, LabelingOptions
 
 pl.seed_everything(0)
 digits = load_digits()
@@ -49,7 +49,7 @@ teacher = PrivateKNN(k=60, sampling_rate=0.8, noise=Gaussian(sigma=8))
 labeling = PrivateLabeler(
     teacher,
     queries_per_round=40,
-    selection="clusters",
+    selection=ClusterSelection(),
     features=HOG(),
     budget=Budget(epsilon=4.0, delta=1e-4),
     options=LabelingOptions(progress=False),

@@ -8,7 +8,7 @@
 import pytorch_lightning as pl
 
 from pl_privknn import HOG, Budget, DigitsDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingOptions
+from pl_privknn.callbacks import ClusterSelection, LabelingOptions
 
 pl.seed_everything(0)
 data = DigitsDataModule(batch_size=32)  # 1,000 private, 500 public and 297 test images
@@ -21,7 +21,7 @@ data = DigitsDataModule(batch_size=32)  # 1,000 private, 500 public and 297 test
 labeling = PrivateLabeler(
     ReverseKNN(k=1),
     queries_per_round=40,
-    selection="clusters",
+    selection=ClusterSelection(),
     features=HOG(),
     budget=Budget(epsilon=1.0, delta=1e-4),
     options=LabelingOptions(progress=False),

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from pl_privknn import Budget, ImageFolderDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import LabelingOptions
+from pl_privknn.callbacks import ClusterSelection, LabelingOptions
 from pl_privknn.features import Pixels
 
 pl.seed_everything(0)
@@ -45,7 +45,7 @@ data = ImageFolderDataModule(folder, image_size=16, class_names=["temple", "flow
 labeling = PrivateLabeler(
     ReverseKNN(k=1),
     queries_per_round=10,
-    selection="clusters",
+    selection=ClusterSelection(),
     features=Pixels(),
     budget=Budget(epsilon=1.0, delta=1e-4),
     options=LabelingOptions(progress=False),

@@ -26,7 +26,7 @@ comparison = {
         "data": {"class_path": "DigitsDataModule", "init_args": {"batch_size": 64}},
         "student": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
         "trainer": {"max_epochs": 2, "accelerator": "cpu", "log_every_n_steps": 1},
-        "labeling": {"features": {"class_path": "HOG"}, "selection": "clusters"},
+        "labeling": {"features": {"class_path": "HOG"}, "selection": "ClusterSelection"},
     },
     "delta": 1e-4,
     "noise_seeded": True,  # repeatable, but without protection: only for public data

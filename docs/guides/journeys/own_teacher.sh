@@ -7,7 +7,7 @@ model: {class_path: SupervisedStudent, init_args: {network: small_cnn}}
 labeling:
   labeler: {class_path: nearest_centroid.NearestCentroid, init_args: {sigma: 5.0}}
   queries_per_round: 30
-  selection: clusters
+  selection: ClusterSelection
   features: {class_path: HOG}
   budget: {epsilon: 1.0, delta: 1.0e-4}
 trainer: {max_epochs: 12}
