@@ -91,7 +91,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             only smooths earlier noisy counts anew (see ``selection``), which costs no privacy.
         max_answers: the most answers that all rounds may give together. The guarantee covers exactly this
             many, whatever happens. None: as many as there are queries.
-        budget: ε and δ, the unit of privacy and the neighbouring relation.
+        budget: ε and δ, the unit of privacy and the neighbouring relation. A teacher without noise of its own uses
+            the least that keeps all rounds within ε; every run ends before it exceeds ε.
         features: what turns images into vectors, one extractor a round, the last one repeated; the word
             ``"student"`` means the student's backbone, and a list within the list several kinds of
             features side by side. Default: HOG (of grey images up to 32 pixels a
@@ -115,10 +116,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         ValueError: for arguments out of range.
 
     Example:
-        >>> from pl_privknn import PrivateKNN, PrivateLabeler
-        >>> labeling = PrivateLabeler(PrivateKNN(), rounds=2, queries_per_round=500)
-        >>> labeling.queries_per_round
-        [500, 500]
+        >>> from pl_privknn import Budget, PrivateLabeler, ReverseKNN
+        >>> labeling = PrivateLabeler(ReverseKNN(k=1), rounds=2, queries_per_round=500, budget=Budget(epsilon=1.0))
+        >>> labeling.queries_per_round, labeling.labeler.mechanism(10).scale
+        ([500, 500], 2.0)
     """
 
     def __init__(
@@ -151,7 +152,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.selects_all = isinstance(self.select, FullSelection)
         self.run_dir = run_dir
         if isinstance(labeler, SpendsBudget):
-            labeler.take_budget(self.budget, sum(map(bool, self.queries_per_round)))
+            asking = self.rounds if self.selects_all else sum(map(bool, self.queries_per_round))
+            labeler.take_budget(self.budget, asking)
         if labeler is not None:
             check_fits(
                 labeler, self.budget.adjacency, self.features, self.queries_per_round, self.budget.unit
@@ -223,7 +225,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if data.task not in self.labeler.tasks:
             fitting = "PrivateKNN"
             if data.task == "multilabel":
-                fitting = "PrivateKNN with attributes, or PreconditionedGradients with task='multilabel'"
+                fitting = "PrivateKNN(task='multilabel')"
             raise ValueError(
                 f"labeler: {type(self.labeler).__name__} answers {' or '.join(self.labeler.tasks)} queries, the "
                 f"data is {data.task}; use for instance {fitting}"

@@ -536,7 +536,8 @@ def own_classes_only() -> Iterator[None]:
     names += [f"pl_privknn.{name}" for name in pl_privknn.__all__]  # parsers shorten paths to these
     # Also subpackages without classes for YAML.
     rooms = [
-        f"pl_privknn.{room}" for room in (*ROOMS, "callbacks", "neighbors", "networks", "privacy.settings")
+        f"pl_privknn.{room}"
+        for room in (*ROOMS, "callbacks", "neighbors", "networks", "privacy.holdout", "privacy.settings")
     ]
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*names, *rooms])
     try:

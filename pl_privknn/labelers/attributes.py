@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_open_unit, check_positive, check_switch
+from pl_privknn._checks import check_choice, check_open_unit, check_positive, check_switch
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
 
 #: Least number of answers for which mixtures are fitted.
@@ -343,7 +343,8 @@ class Attributes:
         >>> from pl_privknn import Gaussian, PrivateKNN
         >>> from pl_privknn.labelers import Attributes
         >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = PrivateKNN(300, 1.0, noise=Gaussian(sigma=60.0), attributes=Attributes(tau=3.0))
+        >>> settings = Attributes(tau=3.0)
+        >>> teacher = PrivateKNN(300, 1.0, noise=Gaussian(sigma=60.0), task="multilabel", attributes=settings)
         >>> round(epsilon_for_delta(teacher.plan(100, 50, 40), 1e-5), 3)
         1.085
     """
@@ -367,3 +368,18 @@ class Attributes:
     def decide(self, noisy: Tensor, total: float, deviation: float) -> Tensor:
         """Probabilities of attributes, float64 ``(m, a)``; see :meth:`DecisionRule.__call__`."""
         return self.decision(noisy, total, self.tau, deviation)
+
+
+def attributes_of(task: str, attributes: Attributes | None) -> Attributes | None:
+    """Settings of attributes where the task has them, the default ones unless given; else None.
+
+    Raises:
+        ValueError: for another task, or settings of attributes where the task is ``"multiclass"``.
+    """
+    if check_choice("task", task, ("multiclass", "multilabel")) == "multilabel":
+        return Attributes() if attributes is None else attributes
+    if attributes is not None:
+        raise ValueError(
+            f"attributes={attributes!r}: task='multiclass' has none; give task='multilabel', or leave them out"
+        )
+    return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.labelers.attributes import Attributes, clip_attributes
+from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
 from pl_privknn.labelers.base import (
     ChargesLedger,
     Release,
@@ -76,7 +76,8 @@ class PATE(VotingLabeler):
         release_counts: release all noisy counts of an answered query, at the price of the winner alone, so that
             answers can be smoothed over neighbouring queries. Data-dependent figures, which are of the winner
             alone, are then not to be had.
-        attributes: labels are attributes and not classes; every query is answered.
+        task: ``"multiclass"``, or ``"multilabel"``: labels are attributes, and every query is answered.
+        attributes: settings of ``task="multilabel"``.
         progress: show a progress bar during training.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`; it also draws the partition.
 
@@ -107,11 +108,13 @@ class PATE(VotingLabeler):
         noise: Mechanism | None = None,
         screening: Screening | None = None,
         release_counts: bool = False,
+        task: str = "multiclass",
         attributes: Attributes | None = None,
         progress: bool = True,
         noise_source: NoiseSource | None = None,
     ) -> None:
         count = self.num_teachers = check_int("num_teachers", num_teachers, minimum=2)
+        attributes = attributes_of(task, attributes)
         super().__init__(
             count,
             1.0,

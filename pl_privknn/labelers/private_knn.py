@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.labelers.attributes import Attributes, clip_attributes
+from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
 from pl_privknn.labelers.voting import (
     Aggregation,
     Neighbors,
@@ -37,9 +37,10 @@ class PrivateKNN(NeighborVoting):
             (arg-max released by Gumbel noise) where they suit better.
         release_counts: release all noisy counts of an answered query, at the price of the winner alone, so that
             answers can be smoothed over neighbouring queries. For noise that is added to every count.
-        attributes: labels are attributes and not classes: each neighbour adds its clipped attribute vector, every
-            query is answered, and one record moves the sums as in
+        task: ``"multiclass"``, or ``"multilabel"``: labels are attributes, each neighbour adds its clipped attribute
+            vector, every query is answered, and one record moves the sums as in
             :func:`~pl_privknn.labelers.attributes.swapped_vote_norms`. The default noise is then σ = 50.
+        attributes: settings of ``task="multilabel"``.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
@@ -65,8 +66,10 @@ class PrivateKNN(NeighborVoting):
         noise: Mechanism | None = None,
         noise_source: NoiseSource | None = None,
         release_counts: bool = False,
+        task: str = "multiclass",
         attributes: Attributes | None = None,
     ) -> None:
+        attributes = attributes_of(task, attributes)
         self.k = check_int("k", k)
         super().__init__(
             self.k,

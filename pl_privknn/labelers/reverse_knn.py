@@ -13,6 +13,7 @@ from pl_privknn._checks import check_int, check_non_negative, check_switch
 from pl_privknn.labelers.attributes import (
     Attributes,
     FixedThresholds,
+    attributes_of,
     clip_attributes,
     denoised,
     single_vote_norms,
@@ -195,9 +196,10 @@ class ReverseKNN(RecordVotes):
             deviations of that difference's noise (of attributes: whose noisy number of records is below this many
             deviations of the noise); 0 answers every query. Post-processing, free of cost.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
-        attributes: labels are attributes and not classes; with ``Laplace`` or ``Gaussian`` noise.
+        task: ``"multiclass"``, or ``"multilabel"``: labels are attributes; with ``Laplace`` or ``Gaussian`` noise.
             The rule is :class:`~pl_privknn.labelers.attributes.FixedThresholds`, whose threshold is a share of the
             released number of records near the query; by default it denoises the whole table together.
+        attributes: settings of ``task="multilabel"``.
 
     Raises:
         ValueError: for values out of range, or both a budget's ε and ``noise``.
@@ -221,8 +223,10 @@ class ReverseKNN(RecordVotes):
         soft: bool = True,
         abstain: float = 0.0,
         noise_source: NoiseSource | None = None,
+        task: str = "multiclass",
         attributes: Attributes | None = None,
     ) -> None:
+        attributes = attributes_of(task, attributes)
         super().__init__(k, soft, abstain, budget, noise, noise_source)
         self.attributes, self.noise = attributes, noise
         self._epsilon: float | None = None  # of one round, where a budget sets the noise

@@ -115,7 +115,7 @@ def odd_words(rng, path):
             [*plan, "--json"],
             [*plan, "--find", "labeling.queries_per_round", "--low", "1", "--high", "99", "--json"],
             [*plan, "--set", "labeling.rounds=2", "--set", "labeling.budget.delta=1e-6"],
-            [*plan, "--tie", "labeling.labeler.init_args.screening.sigma=2", "--low", "1e-1"],
+            [*plan, "--tie", "labeling.labeler.init_args.screening.noise.sigma=2", "--low", "1e-1"],
             ["compare", path, "--output", "/nowhere", "--set", "a.b=1", "--seeds", "1", "--dry-run"],
             ["compare", "--render", path],
             ["epsilon"], ["plan"], ["audit"], ["bogus", path], ["--bogus"], [path],
@@ -235,9 +235,9 @@ def told_or_made(make, *arguments):
     ("make", "given"),
     [
         (PrivateKNN, {"k": 30, "sampling_rate": 0.5}),
-        (Screening, {"threshold": 10, "sigma": 5}),
-        (ReverseKNN, {"k": 1, "epsilon": 1.0}),
-        (IndKNN, {"epsilon": 2.0, "delta": 1e-4, "num_queries": 100, "threshold": 0.1, "sigma2": 0.6}),
+        (Screening, {"threshold": 10, "noise": {"sigma": 5}}),
+        (ReverseKNN, {"k": 1, "budget": {"epsilon": 1.0}}),
+        (IndKNN, {"budget": {"epsilon": 2.0}, "num_queries": 100, "threshold": 0.1, "noise": {"sigma": 0.6}}),
         (NoisySGDTeacher, {"sampling_rate": 0.2, "expected_batch_size": 20, "noise_multiplier": 2.0}),
         (PreconditionedGradients, {"noise_multiplier": 2.0, "releases": 3}),
         (PATE, {"num_teachers": 10}),
@@ -246,6 +246,7 @@ def told_or_made(make, *arguments):
 )
 def test_arguments(make, given):
     rng, lines = random.Random(5), []
+    instantiate({"it": given}, {"it": make})  # what is given is right
     for name in inspect.signature(make).parameters:
         for value in rng.sample(ODD, 8):
             try:

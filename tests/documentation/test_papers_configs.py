@@ -35,7 +35,7 @@ SMALL = {
 }  # fmt: skip
 ASK = {"labeling.rounds": 1, "labeling.queries_per_round": 8, "labeling.options.progress": "false"}
 LABELER = "labeling.labeler.init_args."
-ANSWERS = {**ASK, f"{LABELER}screening.threshold": 0, f"{LABELER}screening.sigma": 0.1}
+ANSWERS = {**ASK, f"{LABELER}screening.threshold": 0, f"{LABELER}screening.noise.sigma": 0.1}
 TEACHERS = {
     **ASK, f"{LABELER}num_teachers": 4, f"{LABELER}progress": "false", f"{LABELER}teachers.init_args.steps": 3,
 }  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 from torch import nn
 
 from pl_privknn import PrivateLabeler
+from pl_privknn.callbacks import FullSelection
 from pl_privknn.labelers import (
     IndKNN,
     LocalReverseKNN,
@@ -91,3 +92,10 @@ test_budgets_that_do_not_fit_are_refused = refusals(
         r"budget=3 must be a group": lambda: SufficientStatistics(budget=3),
     }
 )
+
+
+def test_rounds_that_ask_about_everything_count_whatever_the_number_of_queries():
+    teacher = ReverseKNN()
+    everything = {"queries_per_round": [5, 0], "selection": FullSelection()}
+    PrivateLabeler(teacher, rounds=2, budget=Budget(1.0), features=nn.Flatten(), **everything)
+    assert account(teacher.plan(60, 60, 5, 2), delta=1e-5, exact=False).epsilon <= 1.0

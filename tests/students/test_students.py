@@ -118,7 +118,7 @@ def test_a_module_as_network_stays_out_of_the_hyperparameters():
 WRONG = {
     "num_classes": 1, "optimizer": "lion", "lr": 0, "momentum": 1.0, "weight_decay": -1, "scheduler": "sine",
     "schedule_epochs": 0, "ema_decay": 1.0, "label_smoothing": 1.0, "label_robustness": 1.1,
-    "confidence_weighting": -0.5, "augment": "strong", "shift": 2, "mean": [0.5], "network": "nothing",
+    "confidence_weighting": -0.5, "augment_labeled": "strong", "shift": 2, "mean": [0.5], "network": "nothing",
     "temperature": 0, "threshold": 1.0, "consistency_weight": -1, "num_ops": -2,
 }  # fmt: skip
 

@@ -129,7 +129,9 @@ class AddsUnderReplacement(ReverseKNN):
 
 class UnclippedVotes(PrivateKNN):
     def __init__(self):
-        super().__init__(k=5, sampling_rate=1.0, noise=Gaussian(2.0), attributes=Attributes(2.0))
+        super().__init__(
+            k=5, sampling_rate=1.0, noise=Gaussian(2.0), task="multilabel", attributes=Attributes(2.0)
+        )
 
     def fit(self, features, labels, num_classes):
         super().fit(features, labels, num_classes)

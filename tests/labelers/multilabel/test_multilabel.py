@@ -44,7 +44,8 @@ test_parameters_that_do_not_fit_are_refused = refusals(
         "l2_sensitivity": lambda: attribute_knn(tau=2, noise=Gaussian(5.0, 1.4)).plan(5, 5, 10),
         "k=300": lambda: attribute_knn(sampling_rate=1.0).fit(*clusters()[:2], 5),
         "partitioner": lambda: attribute_pate(partitioner=ClassBalancedPartition()),
-        "epsilon": attribute_reverse_knn,
+        "give exactly one": attribute_reverse_knn,
+        r"attributes=.* task=.multiclass.": lambda: attribute_knn(task="multiclass"),
         "fewer than k=3": few,
     }
 )
