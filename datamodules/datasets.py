@@ -28,9 +28,11 @@ class ImageStore(abc.ABC):
 
     Attributes:
         shape: channels, height and width of every image.
+        in_memory: whether images are kept in memory, and not in a mapped file.
     """
 
     shape: ImageShape
+    in_memory: bool = True
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -67,6 +69,7 @@ class TensorImages(ImageStore):
                 "(n, channels, height, width)"
             )
         self._images, self._file = images, file
+        self.in_memory = file is None
         channels, height, width = images.shape[1:]
         self.shape = (channels, height, width)
 
@@ -191,7 +194,7 @@ class ChosenImages(ImageStore):
     """
 
     def __init__(self, store: ImageStore, rows: Tensor) -> None:
-        self.store, self.rows, self.shape = store, rows, store.shape
+        self.store, self.rows, self.shape, self.in_memory = store, rows, store.shape, store.in_memory
 
     def __len__(self) -> int:
         return len(self.rows)
