@@ -389,7 +389,7 @@ def _budgets(
     # At its own place κ = 1; it pays for the count and for the votes among the smallest possible number of
     # neighbours.
     cost = settings.count_cost + 1 / (2 * settings.sigma2**2 * settings.min_count)
-    times = min(_MOST_ASKED, max(1, int(settings.budget / cost)))
+    times = min(_MOST_ASKED, max(1, int(settings.rho / cost)))
     release = labeler.label(placed.queries.repeat(max(_BUDGETS) * times, 1), FreeLedger())
     shape = (max(_BUDGETS), times, len(placed.queries), target.num_classes)
     values = values_of(release, target.num_classes).nan_to_num(0.0).view(shape).sum(dim=1).cumsum(dim=0)

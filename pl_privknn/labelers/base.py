@@ -401,15 +401,27 @@ class SpendsBudget(Labeler):
             rounds: number of rounds that ask something.
 
         Raises:
-            ValueError: where neither sets the noise.
+            ValueError: where neither sets the noise, the labeler's budget is of another unit than the run's, or its
+                adjacency is none of the labeler's.
         """
-        budget = budget if self.budget is None else self.budget
+        if self.budget is not None:
+            if self.budget.unit != budget.unit:
+                raise ValueError(
+                    f"budget.unit={self.budget.unit!r} of {type(self).__name__}, but the run's is {budget.unit!r}; "
+                    "give the labeler the run's budget, or none"
+                )
+            budget = self.budget
         if budget.epsilon is None and not self._own_noise:
             raise ValueError(
                 f"budget.epsilon=None: {type(self).__name__} has no noise of its own; give "
                 "budget=Budget(epsilon=…) to it or to the run, or state its noise"
             )
         self.set_noise(budget, rounds)
+        if self.budget is not None and self.budget.adjacency not in self.adjacencies:
+            raise ValueError(
+                f"budget.adjacency={self.budget.adjacency!r} is not among those of {type(self).__name__}: "
+                f"{', '.join(self.adjacencies)}"
+            )
 
     @abc.abstractmethod
     def set_noise(self, budget: Budget, rounds: int) -> None:
@@ -433,7 +445,7 @@ class SpendsBudget(Labeler):
     def _begin(self) -> None:
         """Set noise and adjacency as far as the constructor's arguments do."""
         if self._own_noise or self.budget is not None:
-            self.take_budget(Budget())
+            self.take_budget(self.budget or Budget())
 
 
 def unit_of(labeler: Labeler) -> Unit:

@@ -214,6 +214,8 @@ class VotingLabeler(ProtectsPersons):
         super().__init__(noise_source)
         self.most_votes = most_votes
         self.sampling_rate = check_rate("sampling_rate", sampling_rate)
+        if screening is not None and not isinstance(screening, Screening):
+            raise ValueError(f"screening={screening!r} must be Screening(threshold, noise), or None")
         if screening is not None and not 0 <= screening.threshold <= most_votes:
             raise ValueError(
                 f"screening.threshold={screening.threshold} can't be reached by {self.most_votes_name}={most_votes} "

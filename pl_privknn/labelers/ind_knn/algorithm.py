@@ -50,7 +50,7 @@ class IndKNNParameters:
         threshold: τ in (0, 1): records whose kernel value is at least this are neighbours.
         sigma1: deviation of the noise on the number of neighbours.
         sigma2: deviation of the noise on the votes, in units of the root of that number.
-        budget: B of every record; the stream is √(2B)-Gaussian DP.
+        rho: B of every record; the stream is √(2B)-Gaussian DP.
         kernel: ``"cosine"``, or ``"rbf"`` for exp(−‖x − q‖² / ν²), both on unit vectors.
         bandwidth: ν of the RBF kernel.
         min_count: floor under the noisy number of neighbours.
@@ -62,14 +62,14 @@ class IndKNNParameters:
     threshold: float
     sigma1: float
     sigma2: float
-    budget: float
+    rho: float
     kernel: Kernel = "cosine"
     bandwidth: float = PAPER_BANDWIDTH
     min_count: float = PAPER_MIN_COUNT
 
     def __post_init__(self) -> None:
         check_open_unit("threshold", self.threshold)
-        for name in ("sigma1", "sigma2", "budget", "bandwidth", "min_count"):
+        for name in ("sigma1", "sigma2", "rho", "bandwidth", "min_count"):
             check_positive(name, getattr(self, name))
         check_choice("kernel", self.kernel, KERNELS)
 
@@ -100,8 +100,11 @@ class IndKNNParameters:
             **others: ``kernel``, ``bandwidth``, ``min_count``.
 
         Raises:
-            ValueError: for values out of range, or neither a budget's ε nor ``rho``.
+            ValueError: for values out of range, another adjacency than ``"add_remove"``, or neither a budget's ε nor
+                ``rho``.
         """
+        if budget.adjacency != "add_remove":
+            raise ValueError(f"budget.adjacency={budget.adjacency!r}: Ind-KNN counts 'add_remove' alone")
         if rho is None:
             rho = budget_for_epsilon(
                 check_positive("budget.epsilon", budget.epsilon), budget.delta, conversion
@@ -111,12 +114,12 @@ class IndKNNParameters:
                 raise ValueError(f"{name}={given!r} must be Gaussian(sigma)")
         sigma = math.sqrt(check_int("num_queries", num_queries) / (6 * check_positive("rho", rho)))
         sigma1 = sigma if count_noise is None else count_noise.sigma
-        return cls(threshold=threshold, sigma1=sigma1, sigma2=noise.sigma, budget=rho, **others)
+        return cls(threshold=threshold, sigma1=sigma1, sigma2=noise.sigma, rho=rho, **others)
 
     @property
     def total(self) -> GaussianDPStream:
         """Cost of the whole stream, however long it is: one release with μ = √(2B)."""
-        return GaussianDPStream(mu=math.sqrt(2 * self.budget))
+        return GaussianDPStream(mu=math.sqrt(2 * self.rho))
 
     @property
     def count_cost(self) -> float:
@@ -133,7 +136,7 @@ class IndKNNParameters:
     @property
     def quantum(self) -> float:
         """The power of two in whole multiples of which budgets are counted."""
-        return math.ldexp(1.0, math.frexp(self.budget)[1] - _QUANTA_BITS)
+        return math.ldexp(1.0, math.frexp(self.rho)[1] - _QUANTA_BITS)
 
     def costs(self, amounts: Floats | float) -> Floats:
         """Whole quanta to pay for a cost, rounded up with a margin for rounding errors."""

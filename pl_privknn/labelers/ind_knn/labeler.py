@@ -437,7 +437,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
             if stream is not None:
                 facts["stream"] = stream
             path = None if folder is None else folder / FILE_NAME
-            self._budgets = BudgetTable(path, self.parameters.budget, self.parameters.quantum, **facts)
+            self._budgets = BudgetTable(path, self.parameters.rho, self.parameters.quantum, **facts)
         return self._budgets
 
     def _fitted(self, method: str) -> IndKNNEngine:

@@ -122,7 +122,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
 
     def epsilon(self, delta: float, conversion: Conversion = "gdp") -> float:
         """ε of all past and future answers; a public number."""
-        return epsilon_of_budget(self.parameters.budget, delta, conversion)
+        return epsilon_of_budget(self.parameters.rho, delta, conversion)
 
     def predict(self, x: Tensor) -> Predictions:
         """Answer queries one after another; their cost is on disk before this returns.
@@ -344,7 +344,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             "unit": self.unit,
         }
         parameters = self.parameters
-        budgets = BudgetTable(path, parameters.budget, parameters.quantum, _SCHEMA, settings=settings)
+        budgets = BudgetTable(path, parameters.rho, parameters.quantum, _SCHEMA, settings=settings)
         budgets.unit = self.unit
         engine = IndKNNEngine(parameters, self.switches, self.num_classes, self.dimension, budgets)
         try:

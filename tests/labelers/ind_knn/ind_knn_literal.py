@@ -16,7 +16,7 @@ class Literal:
     def add(self, ids, features, labels):
         for number, row, label in zip(ids, np.asarray(features, np.float64), labels, strict=True):
             self.x[int(number)], self.y[int(number)] = row / np.linalg.norm(row), int(label)
-            self.z.setdefault(int(number), self.p.budget)
+            self.z.setdefault(int(number), self.p.rho)
             self.cost.setdefault(int(number), 0.0)
 
     def remove(self, ids):

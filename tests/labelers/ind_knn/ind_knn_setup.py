@@ -50,7 +50,7 @@ def engine_of(
     parameters, dimension, ids=(), features=None, labels=None, num_classes=C, limits=None, **switches
 ):
     """An engine with a table, all of whose records have a budget, in memory."""
-    budgets = BudgetTable(None, parameters.budget, parameters.quantum)
+    budgets = BudgetTable(None, parameters.rho, parameters.quantum)
     engine = IndKNNEngine(parameters, IndKNNSwitches(**switches), num_classes, dimension, budgets)
     if len(ids):
         ids = np.asarray(ids, np.int64)
@@ -149,7 +149,7 @@ class Stream:
 
 def amounts(folder, parameters):
     """What the file in a folder says that its records have left."""
-    budgets = BudgetTable(folder / FILE_NAME, parameters.budget, parameters.quantum)
+    budgets = BudgetTable(folder / FILE_NAME, parameters.rho, parameters.quantum)
     try:
         found = budgets.read("SELECT id, allowed - spent FROM budgets ORDER BY id").fetchall()
         return {number: left * parameters.quantum for number, left in found}

@@ -62,13 +62,13 @@ def compare(parameters, rows, queries, *, batches, rtol, reuse=False, literal_ca
             np.testing.assert_allclose(answers.noisy[offset], noisy, rtol=rtol, atol=rtol)
             assert answers.counts[offset] == pytest.approx(count, rel=1e-12)
         left = fast.remaining()
-        np.testing.assert_allclose(left, [literal.z[i] for i in ids], atol=rtol * parameters.budget)
+        np.testing.assert_allclose(left, [literal.z[i] for i in ids], atol=rtol * parameters.rho)
         # What the table works with is what is on record.
         written = dict(fast.budgets.read("SELECT id, allowed - spent FROM budgets"))
         assert written == dict(zip(fast.budgets.numbers.tolist(), fast.budgets.left.tolist(), strict=True))
         start += size
     assert start == len(queries)
-    assert max(literal.cost.values()) <= parameters.budget * (1 + 1e-9)
+    assert max(literal.cost.values()) <= parameters.rho * (1 + 1e-9)
     return literal
 
 

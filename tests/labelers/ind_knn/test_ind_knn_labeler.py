@@ -34,10 +34,10 @@ from tests.setup.refusals import refusals
 def test_the_ledger_entry_is_the_stated_epsilon(conversion):
     labeler = teacher(epsilon=1.0, delta=1e-5, num_queries=600, conversion=conversion)
     parameters = labeler.parameters
-    assert parameters.sigma1 == pytest.approx(math.sqrt(100 / parameters.budget))
+    assert parameters.sigma1 == pytest.approx(math.sqrt(100 / parameters.rho))
     for queries, answers, rounds in [(1, 1, 1), (10**6, 5, 1), (100, 100, 7)]:
         (charge,) = labeler.plan(queries, answers, 10, rounds)
-        assert charge == Charge(GaussianDPStream(math.sqrt(2 * parameters.budget)), 1)
+        assert charge == Charge(GaussianDPStream(math.sqrt(2 * parameters.rho)), 1)
     report = account([charge], delta=1e-5)
     if conversion == "gdp":
         assert 0.9999 < report.epsilon <= 1.0 + 1e-6

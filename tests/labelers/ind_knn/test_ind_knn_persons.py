@@ -73,7 +73,7 @@ def test_nobody_changes_more_than_is_paid(gone, switches):
         for engine in engines:
             engine.pay(engine.budgets.next_mark())
         left = [dict(zip(one.owners.tolist(), one.remaining().tolist(), strict=True)) for one in engines]
-        assert cost <= (PARAMETERS.budget - left[0].pop(gone[1])) * (1 + 1e-6)  # κ is float32
+        assert cost <= (PARAMETERS.rho - left[0].pop(gone[1])) * (1 + 1e-6)  # κ is float32
         assert cost > 0
         assert left[0] == pytest.approx(left[1], abs=1e-6)
 
@@ -103,7 +103,7 @@ def test_nobody_changes_more_than_one_context_and_pays_for_it_once(gone, switche
         left = [
             dict(zip(owners[list(one)].tolist(), one.values(), strict=True)) for one in map(left_of, both)
         ]
-        assert cost <= PARAMETERS.budget - left[0].pop(gone[1]) + 1e-12
+        assert cost <= PARAMETERS.rho - left[0].pop(gone[1]) + 1e-12
         assert left[0] == left[1]  # nobody else's budget depends on who leaves
         total += cost
     assert total > 0
@@ -112,7 +112,7 @@ def test_nobody_changes_more_than_one_context_and_pays_for_it_once(gone, switche
 def literal(features, labels, queries, draws):
     """The algorithm, person by person, in plain float64."""
     p, unit = PARAMETERS, lambda rows: rows / np.linalg.norm(rows, axis=-1, keepdims=True)
-    x, left, answers = unit(features.double().numpy()), dict.fromkeys(PERSONS.tolist(), PARAMETERS.budget), []
+    x, left, answers = unit(features.double().numpy()), dict.fromkeys(PERSONS.tolist(), PARAMETERS.rho), []
     for query, draw in zip(unit(queries.double().numpy()), draws, strict=True):
         kappa = x @ query
         able = [

@@ -174,7 +174,7 @@ def test_a_saved_predictor_goes_on_as_if_never_closed(tmp_path):
         np.testing.assert_array_equal(again._engine.vectors, table.vectors[by_number])
         np.testing.assert_array_equal(again._engine.labels, table.labels[by_number])
         again.add([4], *rows(1, seed=4))  # comes back with what it had left
-        assert left_of(again)[4] == left[4] < PARAMETERS.budget
+        assert left_of(again)[4] == left[4] < PARAMETERS.rho
         assert len(again.predict(QUERIES).labels) == 9
     PrivateStore(tmp_path / "other" / FILE_NAME).close()
     for error, use, place in (

@@ -53,7 +53,7 @@ def test_default_noise_lets_budgets_last_for_the_stated_queries():
         predictor.use_public(rows(30, seed=3)[0])
         before, found = left_of(predictor), predictor.retrieve(rows(40)[0][0])
         paid = before[found.ids[0]] - left_of(predictor)[found.ids[0]]
-        assert paid * 600 * share == pytest.approx(parameters.budget, rel=1e-9)
+        assert paid * 600 * share == pytest.approx(parameters.rho, rel=1e-9)
 
 
 def test_contexts_are_disjoint_and_asked_once():
@@ -102,7 +102,7 @@ def test_charges_are_in_the_file_before_neighbours_are_handed_out(tmp_path):
         assert found.ids[0] not in predictor.retrieve(QUERIES[0], 4.0).ids
     with IndKNNPredictor.open(tmp_path / "p", noise_source=SeededNoise(0)) as predictor:
         predictor.add([found.ids[0]], *rows(1, seed=2))
-        assert left_of(predictor)[found.ids[0]] == left[found.ids[0]] < PARAMETERS.budget
+        assert left_of(predictor)[found.ids[0]] == left[found.ids[0]] < PARAMETERS.rho
         with sqlite3.connect(file.replace("?mode=ro", ""), uri=True) as db:
             db.execute("DROP TABLE calls")
         with pytest.raises(PrivateStoreError):
@@ -134,7 +134,7 @@ def test_bad_queries_cost_nothing():
             predictor.retrieve(query, sigma)
     with pytest.raises(RuntimeError, match="no public examples"):
         filled(switches=IndKNNSwitches(density=PublicDensity(2, 40))).retrieve(QUERIES[0])
-    assert list(left_of(predictor).values()) == pytest.approx([PARAMETERS.budget] * 40)
+    assert list(left_of(predictor).values()) == pytest.approx([PARAMETERS.rho] * 40)
     assert "ids" not in repr(predictor.retrieve(QUERIES[0]))
 
 
