@@ -21,7 +21,7 @@ __all__ = ["PrivateKNN", "Screening"]
 
 
 class PrivateKNN(NeighborVoting):
-    """Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020).
+    """Teacher by noisy votes of the nearest private records (Private-kNN: Zhu et al., CVPR 2020).
 
     For each query the k nearest records of a fresh Poisson sample vote. Screening on one sample decides
     whether the query is answered at all; aggregation on another sample releases the arg-max of the noisy

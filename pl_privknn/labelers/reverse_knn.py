@@ -162,7 +162,7 @@ class RecordVotes(StreamsRecords, ProtectsPersons, SpendsBudget):
 
 
 class ReverseKNN(RecordVotes):
-    """Reverse kNN labelling (record-level private knowledge distillation).
+    """Teacher whose records vote for their nearest queries: reverse kNN, one noisy table of counts a round.
 
     Each private record gives its label to its ``k`` nearest queries; the table of counts, one row a query
     and one column a class, is noised and released **once a round**. A record touches at most ``k`` counts,

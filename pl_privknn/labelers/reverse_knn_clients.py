@@ -148,7 +148,7 @@ class ClientReverseKNN(RecordVotes):
 
 
 class LocalReverseKNN(ClientReverseKNN):
-    """Reverse kNN under local differential privacy: no other party has to be trusted.
+    """Reverse kNN under local differential privacy: each record's owner randomises its own message.
 
     Args:
         k: number of nearest queries that a record votes for.

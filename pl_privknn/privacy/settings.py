@@ -11,7 +11,7 @@ from pl_privknn.privacy.mechanisms.base import Adjacency, Unit, check_adjacency,
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Privacy budget: ε, δ, and the neighbouring tables that they are about.
+    """Privacy budget: ε and δ, for a neighbouring relation and a unit of privacy.
 
     Args:
         epsilon: the most ε. What would cost more raises ``BudgetExceeded`` before anything is drawn; a teacher or a

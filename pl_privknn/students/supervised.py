@@ -8,7 +8,7 @@ from pl_privknn.students.base import Student
 
 
 class SupervisedStudent(Student):
-    """Trains on labelled images and ignores unlabelled ones.
+    """Student that trains on labelled images and ignores unlabelled ones.
 
     Args:
         **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.

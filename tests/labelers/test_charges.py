@@ -9,7 +9,8 @@ from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import ADJACENCIES, Gaussian
+from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.mechanisms.base import ADJACENCIES
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.privacy.noisy_steps import PaidSteps, step_mechanism
 from tests.labelers.ind_knn.ind_knn_setup import PARAMETERS, C, D

@@ -99,7 +99,7 @@ class Records:
 
 
 class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, SpendsBudget):
-    """Individual kernelised nearest neighbours (Zhu, Zhao, Guo and Wang 2023, Algorithm 3).
+    """Teacher by kernel votes, with a privacy budget for every record (Ind-KNN: Zhu, Zhao, Guo and Wang 2023).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
     number is released with noise of deviation σ1, the votes with noise of deviation σ2 √(noisy number), and

@@ -2,14 +2,11 @@
 
 from pl_privknn.privacy.mechanisms.argmax import ExponentialArgmax
 from pl_privknn.privacy.mechanisms.base import (
-    ADJACENCIES,
-    UNSTATED,
     AdditiveNoise,
     Adjacency,
     Charge,
     Mechanism,
     VoteNoise,
-    check_adjacency,
 )
 from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
@@ -21,8 +18,6 @@ from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
 from pl_privknn.privacy.mechanisms.stated import Conditional, GaussianDPStream, NoNoise, PureDP
 
 __all__ = [
-    "ADJACENCIES",
-    "UNSTATED",
     "AdditiveNoise",
     "Adjacency",
     "Charge",
@@ -40,5 +35,4 @@ __all__ = [
     "RepeatAndSelect",
     "ShuffleAmplification",
     "VoteNoise",
-    "check_adjacency",
 ]

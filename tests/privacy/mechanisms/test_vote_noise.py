@@ -11,7 +11,6 @@ from scipy import stats
 
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import (
-    UNSTATED,
     AdditiveNoise,
     Charge,
     ExponentialArgmax,
@@ -19,6 +18,7 @@ from pl_privknn.privacy.mechanisms import (
     Laplace,
     VoteNoise,
 )
+from pl_privknn.privacy.mechanisms.base import UNSTATED
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
