@@ -32,7 +32,7 @@ RoundFeatures = Extractor | str | list[Extractor | str]
 
 @dataclasses.dataclass(frozen=True)
 class LabelingOptions(LedgerFiles):
-    """Rarely used settings of a labelling.
+    """Rarely used settings of a labelling: the ledger's file, retraining, memory, seed, device, shards.
 
     Args:
         ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the

@@ -247,7 +247,7 @@ class LabelingRound:
             if release.scores is None and store.has_spread(index):
                 rank_zero_warn(
                     f"{type(labeler).__name__} releases no noisy counts to smooth: every public example takes "
-                    "its own cluster's answer. Use selection='clusters', or a teacher such as ReverseKNN"
+                    "its own cluster's answer. Use ClusterSelection(), or a teacher such as ReverseKNN"
                 )
             done += len(positions)
             progress("querying the private teacher", done, len(examples))

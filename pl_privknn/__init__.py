@@ -11,7 +11,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "callbacks.private_labeler": ["PrivateLabeler"],
-        "callbacks.run_summary": ["RunReport"],
         "datamodules": [
             "ArraysDataModule",
             "DatasetsDataModule",
@@ -20,7 +19,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "ImageFolderDataModule",
             "TextDataModule",
         ],
-        "features": ["BackboneFeatures", "HOG", "PublicFeatures", "TimmFeatures"],
+        "features": ["HOG", "PublicFeatures", "TimmFeatures"],
         "labelers": [
             "Attributes",
             "IndKNN",
@@ -39,7 +38,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "privacy.holdout": ["PaidEvaluation"],
         "privacy.settings": ["Budget"],
         "prediction": ["Predictions", "predict"],
-        "recommendation": ["Recommendation", "recommend"],
+        "recommendation": ["recommend"],
         "students": ["FixMatchStudent", "SupervisedStudent", "UDAStudent", "VATStudent"],
         "training": ["NoisySGD", "PrivateTraining"],
     },

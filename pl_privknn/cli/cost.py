@@ -72,7 +72,7 @@ def cost_of(found: Recommendation) -> tuple[float, float]:
             seconds += count * _seconds(lambda: store.read(torch.arange(len(store))))
     # Vectors are kept as float32 unless their file is mapped, images as uint8, features as float32.
     base, size = (_LIBRARIES, 4) if data.image_shape[1:] == (1, 1) else (_LIBRARIES + _NETWORK, 1)
-    size *= data.public.store.in_memory
+    size *= not sizes.public or data.public.store.in_memory
     return seconds + count * (each + _RECORD), base + 1e-9 * count * (size * images[0].numel() + 4 * width)
 
 

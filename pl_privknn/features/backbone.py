@@ -34,7 +34,8 @@ class BackboneFeatures(Extractor):
 
     Example:
         >>> import torch
-        >>> from pl_privknn import BackboneFeatures, VATStudent
+        >>> from pl_privknn import VATStudent
+        >>> from pl_privknn.features import BackboneFeatures
         >>> extract = BackboneFeatures(VATStudent(in_channels=1, image_size=8))
         >>> extract(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 128])

@@ -54,7 +54,7 @@ class DecisionRule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FixedThresholds(DecisionRule):
-    """Public threshold: an attribute is assigned where its noisy sum exceeds fraction · total · min(τ/m, 1).
+    """Decision rule with a public threshold: the noisy sum must exceed fraction · total · min(τ/m, 1).
 
     ``m`` is how many attributes a record is expected to have: min(τ/m, 1) is the part of a vote that clipping
     leaves it, so the threshold is the named fraction of what agreeing neighbours would give.
@@ -99,7 +99,7 @@ class FixedThresholds(DecisionRule):
 
 @dataclasses.dataclass(frozen=True)
 class LearnedThresholds(DecisionRule):
-    """Threshold per attribute, learned from the distribution of the released sums.
+    """Decision rule with a threshold per attribute, learned from the distribution of the released sums.
 
     1. The sums of all answers are :func:`denoised`: attributes go together, noise does not.
     2. For each attribute a mixture of two normal distributions of one variance (those who have it, those who

@@ -103,7 +103,7 @@ class LinearOptimization:
 
 
 class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
-    """A softmax regression on features, trained on the private table by noisy SGD (Abadi et al. 2016).
+    """Teacher that is a softmax regression on features, trained by noisy SGD (Abadi et al. 2016).
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
     Features are centred, rotated and scaled by what the round's queries, which are public, say of them (see

@@ -159,7 +159,7 @@ class RandomPartition(Partitioner):
 
 
 class ClassBalancedPartition(Partitioner):
-    """Partition of the shuffled records of each class into equal shares; conditional.
+    """Partition of the records of each class into equal shares; the guarantee of PATE is then conditional.
 
     The dealing of each class starts at a teacher drawn at random, so that classes do not depend on each
     other and small classes do not all go to the first teachers. If a record is replaced by one of the same
@@ -675,7 +675,7 @@ class Linear(nn.Linear):
 
 
 class LinearTeachers(StackedTeachers):
-    """Multinomial logistic regression on features; see :class:`StackedTeachers`.
+    """Teachers of multinomial logistic regression on features, trained together.
 
     Weights start at zero, so a teacher has no randomness but its batches.
 
@@ -698,7 +698,7 @@ class LinearTeachers(StackedTeachers):
 
 
 class CNNTeachers(StackedTeachers):
-    """Two strided convolutions (5×5 and 3×3) and a linear layer, on images that arrive as flat rows.
+    """Teachers of two strided convolutions (5×5 and 3×3) and a linear layer, on images as flat rows.
 
     Strides instead of pooling: with weights of their own for every teacher the convolutions run grouped, and
     full resolution would cost ten times as much.

@@ -26,7 +26,7 @@ _NORMS = (1.0, 0.5, 0.5, 0.25)
 
 
 class PreconditionedGradients(StatisticsTeacher):
-    """Softmax regression from a few noisy full-batch gradients; everything without labels comes from public examples.
+    """Teacher that is a softmax regression from a few noisy full-batch gradients and public features.
 
     The gradient Σ (p_W(x) − y) xᵀ needs private records for its label part alone. Release t is the sum of the clipped
     gradients of all records at the model W_t, plus noise; over N that is G_t. With public examples it gives the

@@ -26,7 +26,7 @@ FITS = ("least_squares", "maximum_likelihood")
 
 
 class SufficientStatistics(StatisticsTeacher):
-    """Linear model from one release of Σ y xᵀ, the sums of unit features by class; everything else is public.
+    """Teacher that is a linear model from one noisy release of Σ y xᵀ, the sums of unit features by class.
 
     In least squares and in softmax regression labels enter by E[y xᵀ] alone. The other part, E[x xᵀ] or
     E[log Σ exp(Wx)], is taken from public examples, without noise (Mehta et al. 2022, arXiv:2211.13403).

@@ -41,7 +41,7 @@ _L2 = math.sqrt(2.0)
 
 @dataclasses.dataclass(frozen=True)
 class PaidEvaluation:
-    """Hold out private records and release the accuracy on them at the ε of the training.
+    """Hold-out of a share of the private records, whose noisy accuracy is released at the ε of the training.
 
     Attributes:
         share: of records, or of persons, that are held out, in (0, 1); a public constant.

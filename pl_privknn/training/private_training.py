@@ -53,7 +53,7 @@ _REMEDY = "replace_batch_norm=True"
 
 
 class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
-    """Callback that trains any LightningModule on private records by noisy SGD (Abadi et al. 2016).
+    """Callback that trains any LightningModule on private records by noisy SGD (DP-SGD, Abadi et al. 2016).
 
     At each step every private record is drawn with probability ``expected_batch_size / private_records``,
     independently. The batch hooks and ``training_step`` are traced on fake tensors, and each drawn record goes

@@ -18,7 +18,7 @@ from pl_privknn.privacy.verification import audit_ledger
 from tests.federated.federated_setup import CLASSES, Wire, asked, client, coins, queries, records
 from tests.setup.grouped import grouped
 
-PERSONS = Budget(adjacency="replace_one", unit="person")
+PERSONS = Budget(2.0, adjacency="replace_one", unit="person")
 
 
 def four(folder, **arguments):
@@ -223,12 +223,16 @@ def test_persons_send_one_message_and_the_ledger_says_so(tmp_path):
         sent.extend(len(fields["payload"]) for _, fields in replies if action == "answer")
         return replies
 
-    run_round(asked(tmp_path, budget=PERSONS), Wire(nodes, seen))
+    run_round(
+        asked(tmp_path, LocalReverseKNN(noise_source=SeededNoise(1)), budget=PERSONS), Wire(nodes, seen)
+    )
     assert sent[0] > sent[1]
     found = audit_ledger(tmp_path / "ledger.sqlite")
     assert found["unit"] == "person"
     assert found["epsilon"] == pytest.approx(2.0, rel=1e-4)
-    request = asked(tmp_path, budget=PERSONS, name="again").request("origin")
+    request = asked(
+        tmp_path, LocalReverseKNN(noise_source=SeededNoise(1)), budget=PERSONS, name="again"
+    ).request("origin")
     for node, persons in ((nodes[1], 8), (nodes[2], 1)):
         message = LocalReverseKNN(budget=Budget(epsilon=2.0, adjacency="replace_one")).protocol(4, CLASSES)
         assert len(decode(node.answer(request), message.bounds, 100)) == persons

@@ -222,7 +222,7 @@ class PublicDensity:
 
 @dataclasses.dataclass(frozen=True)
 class IndKNNSwitches:
-    """Switches of additions to Algorithm 3; none changes the cost of the stream.
+    """Extensions of Algorithm 3 at no privacy cost: public thresholds, reuse of answers, hashing, abstention.
 
     Args:
         density: :class:`PublicDensity` for a threshold per query; None for the paper's fixed one.

@@ -65,7 +65,7 @@ class Similarity:
 
 @dataclasses.dataclass(frozen=True)
 class RecordBudgets:
-    """Conversion of ε into the budget of every record, and the cost of being counted.
+    """Budget of each record in zero-concentrated DP, and the noise of the counts that it pays for.
 
     Args:
         rho: B of every record, in zero-concentrated DP, instead of the budget's ε.
@@ -84,7 +84,7 @@ class RecordBudgets:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Identification of records, and the folder of their budgets.
+    """Numbers that identify the private records, and the folder that keeps their spent budgets.
 
     Args:
         ids: lasting whole numbers of the private records, in the data module's order, or the path of a

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """Total privacy cost of a list of charges.
+    """Total privacy cost of a list of charges; ``epsilon`` is the smallest of the valid bounds.
 
     Attributes:
         epsilon: the smallest of the valid totals below (improved RDP, PLD and, where computed, exact).
@@ -374,7 +374,7 @@ _LARGEST_LOSS = 700.0
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-    """Bounds on the error rates of the best attacker; see :func:`trade_off`.
+    """Trade-off curve: bounds on an attacker's missed detections at each rate of false positives.
 
     Attributes:
         totals: distributions of the total loss, each of which dominates the releases.

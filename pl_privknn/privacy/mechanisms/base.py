@@ -319,7 +319,7 @@ class Mechanism(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-    """``count`` releases of one mechanism.
+    """Entry of a plan or a ledger: ``count`` releases of one mechanism.
 
     Attributes:
         mechanism: what is released.

@@ -69,7 +69,7 @@ class PureDP(DominatingPair):
 
 @dataclasses.dataclass(frozen=True)
 class Conditional(Mechanism):
-    """Wrapper of a mechanism whose stated sensitivity holds under a condition.
+    """Mechanism whose stated cost holds under a condition, which the guarantee names.
 
     Noise and cost are those of ``inner``. What changes is that every record and report carries
     ``guarantee="conditional"`` and the condition. For instance votes of teachers whose partition was made
@@ -180,7 +180,7 @@ class NoNoise(Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class GaussianDPStream(Mechanism):
-    """A whole stream of Gaussian releases whose cost to any one record is capped beforehand.
+    """Mechanism of a whole stream of Gaussian releases: μ-Gaussian DP in total, whatever its length.
 
     A filter on Σμ² per record makes the stream, chosen fully adaptively, μ-Gaussian-DP with μ² the cap
     (Smith and Thakurta 2022; Koskela, Tobaben, Honkela 2023): as one release of the pair N(0, 1), N(μ, 1).
