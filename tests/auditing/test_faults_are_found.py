@@ -37,14 +37,15 @@ def test_every_method_of_the_table_has_all_its_faults():
     }
     assert {(one["method"], one["fault"], one["epsilon"]) for one in STORED.values()} == wanted
     assert all(one["found"] == 0 for one in STORED.values() if one["fault"] == NONE)
-    # Of votes and counts no fault goes unfound at every size. Of others some do: the table says so.
+    # Of votes and counts without sampling no fault is undetected at every size; of others some are, see the table.
     found_by_some = {part for part, one in STORED.items() if one["fault"] == "shared noise" and one["found"]}
     unfound = {
         (one["method"], one["fault"])
         for part, one in STORED.items()
         if one["size_found"] is None and part not in found_by_some
     }
-    assert {method for method, _ in unfound} <= {"statistics", "Ind-KNN", *TRAININGS}
+    assert {method for method, _ in unfound} <= {"statistics", "Ind-KNN", "Private-kNN, sampled", *TRAININGS}
+    assert {fault for method, fault in unfound if method == "Private-kNN, sampled"} <= {"shared noise"}
     assert {fault for method, fault in unfound if method in TRAININGS} <= {"unpaid rounds"}
     assert {fault for method, fault in unfound if method == "Ind-KNN"} <= {"budget spent again"}
 
