@@ -18,7 +18,7 @@ from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.report import write_report
-from pl_privknn.training import PrivateTraining, TrainingOptions
+from pl_privknn.training import NoisySGD, PrivateTraining, TrainingOptions
 from tests.report.report_setup import CLASSES, SIDE, small_data
 from tests.setup.small_fit import quiet_trainer, small_student
 from tests.training.training_setup import Lit
@@ -213,3 +213,19 @@ def test_the_printed_table_keeps_what_stands_in_brackets(tmp_path, capsys):
 
     Advice(tmp_path).print_table()
     assert "pip install 'pl-privknn[imagenet]'" in capsys.readouterr().out
+
+
+RESULTS = {
+    "labeler": lambda: labeling(),
+    "training": lambda: PrivateTraining(Budget(1.0, 1e-4), expected_batch_size=4, private_records=40),
+    "noisy sgd": lambda: NoisySGD(budget=Budget(1.0, 1e-4), expected_batch_size=4, private_records=40),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_have_the_same_names_before_the_fit(name):
+    made = RESULTS[name]()
+    assert (made.epsilon, made.epsilon_spent, made.delta) == (0.0, 0.0, 1e-4)
+    assert (made.guarantee, made.ledger, made.run_dir) == ("unconditional", None, None)
+    with pytest.raises(RuntimeError, match=r"before trainer\.fit"):
+        made.report()
