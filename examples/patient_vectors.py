@@ -61,5 +61,5 @@ trainer = pl.Trainer(
 )
 trainer.fit(student, data)
 accuracy = trainer.test(student, data, verbose=False)[0]["test/accuracy"]
-epsilon, unit = labeling.epsilon, labeling.unit
+epsilon, unit = labeling.epsilon, labeling.budget.unit
 print(f"ε = {epsilon:.3f} for a {unit}: test accuracy of the student {accuracy:.3f}")
