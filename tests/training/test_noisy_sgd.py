@@ -148,7 +148,8 @@ def test_command_line_and_resume(tmp_path, monkeypatch, capsys):
     words = [
         "--model", "NoisySGD", "--model.network", "tanh_cnn", "--model.expected_batch_size", "250",
         "--model.private_records", "1000",
-        "--model.epsilon", "2", "--model.delta", "1e-4", "--data", "DigitsDataModule", "--run_dir", "run",
+        "--model.budget.epsilon", "2", "--model.budget.delta", "1e-4",
+        "--data", "DigitsDataModule", "--run_dir", "run",
         "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "2",
         "--trainer.enable_model_summary", "false",
     ]  # fmt: skip
@@ -167,5 +168,5 @@ def test_command_line_and_resume(tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["epsilon"] == summary["epsilon"]
     assert main(["audit", "run"]) == 0
     capsys.readouterr()
-    assert main(["fit", "--resume", "run", "--model.epsilon", "3"]) == 2
+    assert main(["fit", "--resume", "run", "--model.budget.epsilon", "3"]) == 2
     assert "epsilon=2.0 then, 3.0 now" in capsys.readouterr().err
