@@ -100,8 +100,8 @@ def runs_of(comparison: Comparison) -> Iterator[Run]:
 def document_of(comparison: Comparison, method: Method, epsilon: float, seed: int) -> dict[str, Any]:
     """Configuration of one run: shared sections, sections of the method, and settings fixed by the comparison.
 
-    The class of a labeler or baseline receives the comparison's δ, adjacency, unit and noise where it has arguments
-    for them, and ε where it has an argument ``epsilon`` that is not set otherwise.
+    The comparison's δ, adjacency and unit are those of the budget of the labelling, or of a baseline that takes one;
+    so is ε, unless the method sets it. Labelers and baselines receive its noise source where they take one.
 
     Raises:
         ConfigurationError: for a method that has no way to reach ε.
