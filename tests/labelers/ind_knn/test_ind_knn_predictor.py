@@ -130,7 +130,7 @@ def test_bad_arguments_show_no_record():
         with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
             call()
     assert len(predictor.predict(QUERIES).labels) == 9  # refused changes leave it in order
-    assert "40" not in repr(predictor)
+    assert "40" not in repr(predictor).partition(" at 0x")[0]
 
 
 def test_threads_take_turns():
