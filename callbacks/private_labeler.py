@@ -151,9 +151,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             raise ValueError(f"selection={selection!r} must be a Selector, such as ClusterSelection()")
         self.selects_all = isinstance(self.select, FullSelection)
         self.run_dir = run_dir
-        if isinstance(labeler, SpendsBudget):
-            asking = self.rounds if self.selects_all else sum(map(bool, self.queries_per_round))
-            labeler.take_budget(self.budget, asking)
+        self._hand_budget()
         if labeler is not None:
             check_fits(
                 labeler, self.budget.adjacency, self.features, self.queries_per_round, self.budget.unit
@@ -221,6 +219,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         """State the plan, then run or restore the rounds that are due before the next epoch."""
         if self.labeler is None:
             return
+        self._hand_budget()
         data = data_module(trainer)
         if data.task not in self.labeler.tasks:
             fitting = "PrivateKNN"
@@ -361,6 +360,12 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             self._run.close()
 
     # ------------------------------------------------------------------ work
+
+    def _hand_budget(self) -> None:
+        """Let the teacher set its noise; again where a run starts, since another callback may share the teacher."""
+        if isinstance(self.labeler, SpendsBudget):
+            asking = self.rounds if self.selects_all else sum(map(bool, self.queries_per_round))
+            self.labeler.take_budget(self.budget, asking)
 
     def _folder(self, trainer: pl.Trainer) -> Path:
         if self._run_dir is not None:

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from pl_privknn.privacy.persons import check_owners, records_drawn
 from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.settings import Budget
 
+_Value = TypeVar("_Value")
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22
 
@@ -437,10 +438,17 @@ class SpendsBudget(Labeler):
         """Neighbouring relation of the charges."""
         return self.adjacencies[0]
 
-    @property
-    def no_noise(self) -> str:
-        """Message where noise is asked for before it is set."""
-        return f"{type(self).__name__}: no noise is set; give budget=Budget(epsilon=…), or pass it to PrivateLabeler"
+    def set_by_budget(self, value: _Value | None) -> _Value:
+        """``value``, which a budget sets.
+
+        Raises:
+            ValueError: where it is still None.
+        """
+        if value is None:
+            raise ValueError(
+                f"{type(self).__name__}: no noise is set; give budget=Budget(epsilon=…), or pass it to PrivateLabeler"
+            )
+        return value
 
     def _begin(self) -> None:
         """Set noise and adjacency as far as the constructor's arguments do."""

@@ -182,9 +182,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
         Raises:
             ValueError: before a budget has set its noise.
         """
-        if self._mechanism is None:
-            raise ValueError(self.no_noise)
-        return self._mechanism
+        return self.set_by_budget(self._mechanism)
 
     def set_noise(self, budget: Budget, rounds: int) -> None:
         """Set the noise of all steps of all rounds; see the base."""

@@ -264,9 +264,7 @@ class ReverseKNN(RecordVotes):
         """Noise that is given, or Laplace noise for a sum that moves so far in L1."""
         if self.noise is not None:
             return self.noise
-        if self._epsilon is None:
-            raise ValueError(self.no_noise)
-        return Laplace(scale=moved / self._epsilon)
+        return Laplace(scale=moved / self.set_by_budget(self._epsilon))
 
     def _sum_noise(self, num_attributes: int) -> Gaussian | Laplace:
         """The frozen mechanism that draws, and is charged for, one round of attributes."""
@@ -284,9 +282,7 @@ class ReverseKNN(RecordVotes):
         """
         if self.attributes is not None:
             return self._sum_noise(num_classes)
-        if self._mechanism is None:
-            raise ValueError(self.no_noise)
-        return self._mechanism
+        return self.set_by_budget(self._mechanism)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One release a round; see :meth:`Labeler.plan`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -51,7 +50,7 @@ class ClientReverseKNN(RecordVotes):
     ) -> None:
         super().__init__(k, soft, abstain, budget, None, noise_source)
         self.randomizer = check_choice("randomizer", randomizer, self.randomizers)
-        self._round: Budget | None = None
+        self._round: tuple[float, float] | None = None  # its ε and δ
         self._begin()
 
     def set_noise(self, budget: Budget, rounds: int) -> None:
@@ -66,20 +65,7 @@ class ClientReverseKNN(RecordVotes):
                 "Budget(epsilon=…, adjacency='replace_one')"
             )
         assert budget.epsilon is not None
-        self._round = dataclasses.replace(
-            budget, epsilon=budget.epsilon / rounds, delta=budget.delta / rounds
-        )
-
-    @property
-    def delta(self) -> float:
-        """δ of one round.
-
-        Raises:
-            ValueError: before a budget has set it.
-        """
-        if self._round is None:
-            raise ValueError(self.no_noise)
-        return self._round.delta
+        self._round = budget.epsilon / rounds, budget.delta / rounds
 
     @property
     def epsilon(self) -> float:
@@ -88,9 +74,7 @@ class ClientReverseKNN(RecordVotes):
         Raises:
             ValueError: before a budget has set it.
         """
-        if self._round is None or self._round.epsilon is None:
-            raise ValueError(self.no_noise)
-        return self._round.epsilon
+        return self.set_by_budget(self._round)[0]
 
     @abc.abstractmethod
     def protocol(self, num_queries: int, num_classes: int) -> LocalRandomizer | SingleMessage | MultiMessage:
@@ -230,13 +214,13 @@ class ShuffledReverseKNN(ClientReverseKNN):
 
     def protocol(self, num_queries: int, num_classes: int) -> SingleMessage | MultiMessage:
         """Shuffle protocol for a table of this shape."""
-        table, epsilon = Table(num_queries, num_classes, self.k), self.epsilon
+        table, (epsilon, delta) = Table(num_queries, num_classes, self.k), self.set_by_budget(self._round)
         if self.randomizer == "shares":
             if table.ones not in self._shares:
-                self._shares[table.ones] = calibrated_shares(epsilon, self.delta, table.ones)
+                self._shares[table.ones] = calibrated_shares(epsilon, delta, table.ones)
             return MultiMessage(self._shares[table.ones], table, self.num_clients)
         if self._local is None:
-            self._local = amplified_epsilon(epsilon, self.delta, self.num_clients)
+            self._local = amplified_epsilon(epsilon, delta, self.num_clients)
         return SingleMessage(self.randomizer, self._local, table, self.num_clients)
 
     def check_clients(self, count: int) -> None:

@@ -498,9 +498,7 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
         Raises:
             ValueError: before a budget has set it.
         """
-        if self._noise_multiplier is None:
-            raise ValueError(self.no_noise)
-        return self._noise_multiplier
+        return self.set_by_budget(self._noise_multiplier)
 
     def set_noise(self, budget: Budget, rounds: int) -> None:
         """Set the noise of all releases, which are made once whatever the rounds; see the base."""

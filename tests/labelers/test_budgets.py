@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from pl_privknn import PrivateLabeler
+from pl_privknn import ArraysDataModule, PrivateLabeler
 from pl_privknn.callbacks import FullSelection
 from pl_privknn.labelers import (
     IndKNN,
@@ -14,8 +14,10 @@ from pl_privknn.labelers import (
     ShuffledReverseKNN,
     SufficientStatistics,
 )
+from pl_privknn.labelers.ind_knn import RecordGroups
 from pl_privknn.privacy import Budget, Gaussian, Ledger, account
 from tests.setup.refusals import refusals
+from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
 BOTH, REPLACED, ADDED = ("add_remove", "replace_one"), ("replace_one",), ("add_remove",)
 #: A teacher without noise, its adjacencies, the rounds in which it can be asked, and the share of ε that it spends.
@@ -98,6 +100,9 @@ test_budgets_that_do_not_fit_are_refused = refusals(
         r"budget.adjacency='replace_one': Ind-KNN": lambda: IndKNN(
             0.5, Gaussian(1.0), Budget(1.0, adjacency="replace_one")
         ),
+        r"record_budgets.rho=0.1: groups .* give exactly one": lambda: IndKNN(
+            0.5, Gaussian(1.0), record_budgets={"rho": 0.1, "groups": RecordGroups([0, 1], (0.5, 1.0))}
+        ),
         r"budget=3 must be a group": lambda: SufficientStatistics(budget=3),
     }
 )
@@ -108,3 +113,18 @@ def test_rounds_that_ask_about_everything_count_whatever_the_number_of_queries()
     everything = {"queries_per_round": [5, 0], "selection": FullSelection()}
     PrivateLabeler(teacher, rounds=2, budget=Budget(1.0), features=nn.Flatten(), **everything)
     assert account(teacher.plan(60, 60, 5, 2), delta=1e-5, exact=False).epsilon <= 1.0
+
+
+def test_each_run_of_a_shared_teacher_has_its_own_noise(tmp_path):
+    teacher = ReverseKNN()
+    given = {
+        "queries_per_round": 30,
+        "epochs_per_round": 1,
+        "features": nn.Flatten(),
+        "options": {"progress": False},
+    }
+    first = PrivateLabeler(teacher, budget=Budget(4.0), run_dir=tmp_path / "run", **given)
+    PrivateLabeler(teacher, budget=Budget(1.0), **given)
+    data = ArraysDataModule(*easy_images(300, 60, 30), num_classes=3, batch_size=16)
+    quiet_trainer(tmp_path, callbacks=[first]).fit(small_student(), data)
+    assert first.epsilon == pytest.approx(4.0, rel=1e-3)

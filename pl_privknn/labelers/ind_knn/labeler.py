@@ -184,6 +184,10 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
     ) -> None:
         record_budgets = as_group("record_budgets", record_budgets, RecordBudgets())
         self.groups = record_budgets.groups
+        if self.groups is not None and record_budgets.rho is not None:
+            raise ValueError(
+                f"record_budgets.rho={record_budgets.rho!r}: groups have an ε of their own; give exactly one of them"
+            )
         super().__init__(
             budget, self.groups if record_budgets.rho is None else record_budgets.rho, noise_source
         )
@@ -218,9 +222,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
         Raises:
             ValueError: before a budget has set them.
         """
-        if self._parameters is None:
-            raise ValueError(self.no_noise)
-        return self._parameters
+        return self.set_by_budget(self._parameters)
 
     def set_noise(self, budget: Budget, rounds: int) -> None:
         """Set the budget of every record for the whole stream, whatever the rounds; see the base."""
