@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int, compiled, shape_text
 
 _UNIT_ROUNDOFF = 2.0**-24
+_PRECISE = threading.Lock()
 
 
 @torch.no_grad()
@@ -114,8 +116,9 @@ class Smallest:
 
         def work(start: int, stop: int) -> None:
             part = self._packed[start:stop, : self._filled[start:stop].max()]
-            part.sort(axis=1)
+            part.partition(self._count - 1, axis=1)
             chosen[start:stop] = part[:, : self._count]
+            chosen[start:stop].sort(axis=1)
 
         in_threads(work, len(chosen), _ROWS_AT_A_TIME)
         return chosen
@@ -312,13 +315,13 @@ def _pairs(queries, table, rows, columns, out):  # type: ignore[no-untyped-def]
         out[i] = squared_distance(queries[rows[i]], table[columns[i]])
 
 
-def in_threads(work: Callable[[int, int], None], total: int, step: int) -> None:
-    """Run ``work(start, stop)`` over ``range(total)`` on as many threads as torch uses.
+def in_threads(work: Callable[[int, int], None], total: int, step: int, threads: int | None = None) -> None:
+    """Run ``work(start, stop)`` over ``range(total)`` on so many threads, as many as torch uses by default.
 
     Threads of our own: torch's parallel regions wait for every thread at their ends.
     """
     spans = [(start, min(start + step, total)) for start in range(0, total, step)]
-    threads = min(torch.get_num_threads(), len(spans))
+    threads = min(threads or torch.get_num_threads(), len(spans))
     if threads <= 1:
         for start, stop in spans:
             work(start, stop)
@@ -339,6 +342,8 @@ def in_threads(work: Callable[[int, int], None], total: int, step: int) -> None:
 # 2**26 float32 keys are 256 MB: the most that a search holds at once besides its inputs and its result.
 _KEYS_AT_A_TIME = 1 << 26
 _QUERIES_AT_A_TIME = 1024
+# A product of fewer rows runs slower; the most bounds the memory.
+_FEWEST_QUERIES, _MOST_WORKERS = 200, 4
 # Records are centred some 8 MB at a time, and selected from while their keys are in the processor's cache.
 _VALUES_CENTRED_AT_A_TIME = 1 << 21
 _FEWEST_ROWS, _MOST_ROWS = 256, 2048
@@ -386,9 +391,15 @@ def nearest(
     # More candidates than k, so that near ties around the k-th place are among them.
     length = min(len(table), k + max(16, k // 50))
     found = torch.empty((len(queries), k), dtype=torch.int32)
+
+    def search(start: int, stop: int) -> None:
+        found[start:stop] = _nearest_block(_cpu(queries[start:stop]), records, k, length)
+
     if k:
-        for part in _query_blocks(len(queries), length):
-            found[part] = _nearest_block(_cpu(queries[part]), records, k, length)
+        together = min(_queries_at_a_time(length), max(1, len(queries)))
+        most = together // _FEWEST_QUERIES if records.device.type == "cpu" else 1
+        with _full_precision(records.device), _workers(most) as workers:
+            in_threads(search, len(queries), -(-together // workers), workers)
     return found
 
 
@@ -424,9 +435,29 @@ def _nearest_in_parts(queries: Tensor, records: _Records, k: int) -> Tensor:
     return found
 
 
+def _queries_at_a_time(length: int) -> int:
+    return max(1, min(_QUERIES_AT_A_TIME, _KEYS_AT_A_TIME // (4 * length)))
+
+
 def _query_blocks(queries: int, length: int) -> Iterator[slice]:
-    step = max(1, min(_QUERIES_AT_A_TIME, _KEYS_AT_A_TIME // (4 * length)))
+    step = _queries_at_a_time(length)
     return (slice(start, start + step) for start in range(0, queries, step))
+
+
+@contextlib.contextmanager
+def _workers(most: int) -> Iterator[int]:
+    """Number of threads that search side by side; they share torch's threads among their products meanwhile.
+
+    Threads of one product wait for each other at its end, and keep a processor busy with that while a compiled
+    function would need it.
+    """
+    threads = torch.get_num_threads()
+    workers = max(1, min(threads, most, _MOST_WORKERS))
+    torch.set_num_threads(threads // workers)
+    try:
+        yield workers
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _nearest_block(queries: Tensor, records: _Records, k: int, length: int) -> Tensor:
@@ -481,7 +512,7 @@ def _key_blocks(
 
     A key is the squared distance less the squared norm of the centred query, ``|p|² - 2 q·p``. Centring by the
     mean of the queries, which are public, keeps the terms small, so that little is lost when they cancel.
-    The keys are overwritten by the next block.
+    The keys are overwritten by the next block. Products need :func:`_full_precision` around them.
     """
     table, device = records.table, records.device
     block_size = min(block_size, max(1, len(table)))
@@ -502,8 +533,7 @@ def _key_blocks(
                 raise ValueError(
                     "table: some features are NaN, infinite or above 1e18; leave them out or rescale them"
                 )
-            with _full_precision(device):
-                torch.addmm(norms, left, centred.T, out=keys[:, first : first + inner])
+            torch.addmm(norms, left, centred.T, out=keys[:, first : first + inner])
         yield start, keys
 
 
@@ -550,10 +580,14 @@ def _relative_error(
 
 @contextlib.contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in true float32, whatever autocast and ``set_float32_matmul_precision`` say."""
+    """Matrix products in true float32, whatever autocast and ``set_float32_matmul_precision`` say.
+
+    The setting is the process's, as is the number of torch's threads: one thread at a time is in such a block, on
+    behalf of all that work for it.
+    """
     library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     backend: Any = getattr(library, "matmul", None)
-    with torch.autocast(device.type, enabled=False):
+    with _PRECISE, torch.autocast(device.type, enabled=False):
         if hasattr(backend, "fp32_precision"):
             before = backend.fp32_precision
             backend.fp32_precision = "ieee"

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,26 @@ def test_many_queries_and_several_threads_and_blocks(monkeypatch):
     try:
         assert torch.equal(nearest(queries, table, 60), wanted)
     finally:
+        torch.set_num_threads(1)
+
+
+def test_threads_that_search_side_by_side_change_no_setting():
+    queries, table = _table(500, 64, seed=1), _table(800, 64)
+    wanted = nearest(queries, table, 20)
+    torch.set_num_threads(2)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16), ThreadPoolExecutor(3) as pool:
+            assert torch.equal(nearest(queries, table, 20), wanted)
+            # Searches at the same time, of which one has several threads.
+            for found in pool.map(lambda _: nearest(queries, table, 20), range(6)):
+                assert torch.equal(found, wanted)
+        with pytest.raises(ValueError, match="table: some features are NaN"):
+            nearest(queries, table * torch.nan, 20)
+        assert torch.get_num_threads() == 2
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
         torch.set_num_threads(1)
 
 
