@@ -5,6 +5,9 @@ Other programs on the same cores change such ratios too, if less than seconds on
 wanted a core meanwhile. A command's seconds are those of a whole process, with all that it imports. A run of
 ``fit --data`` and its limit are two such processes of one thread each, one after the other; peak memory is the most
 that the process of the run had resident, pages of mapped files among it.
+
+With ``--device cuda`` the rows that a device can take are measured there, baselines among them, by seconds on the
+clock with the device's work finished, and are stored beside those of the processor.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.private_training import Lit, network
 from benchmarks.record import ROOT, Measured, entries, markdown
 from benchmarks.scale import CLASSES
 from pl_privknn._lightning import TRAINS_ALONE
@@ -39,29 +44,40 @@ from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.students import Student, SupervisedStudent, VATStudent
+from pl_privknn.training.gradients import RecordGradients
+from pl_privknn.training.private_data import PrivateData
 
 _RECORDS, _DIMENSIONS, _QUERIES, _K, _RATE = 60_000, 1296, 1000, 300, 0.15
 _IMAGES, _ONE_BY_ONE = 2048, 64
 _IMAGES_OF_AN_EPOCH, _BATCH = 8192, 64
 _SCREENING = {"k": 300, "threshold": 210, "sigma": 85.0, "num_classes": 10, "sampling_rate": 0.2}
 _ANSWERS = {"sigma": 20.0, "l2_sensitivity": math.sqrt(2), "sampling_rate": 0.2}
+_CPU = torch.device("cpu")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of :func:`measure`."""
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument(
+        "--device", type=torch.device, default=torch.device("cpu"), help="cuda: rows of a device"
+    )
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """Measurements of each row, with its number of threads or one."""
+    place = options.device.type
     for name in options.only:
-        torch.set_num_threads(1)
         _, _, _, work, *settled = ROWS[name]
+        if place != "cpu" and work not in _OF_DEVICES:
+            continue
+        torch.set_num_threads(1)
         found = work(options, *settled)
         load = round(os.getloadavg()[0], 1)
         settings = {"repeat": options.repeat}
-        yield Measured({**found, "load": load}, [0], name, settings)
+        if place == "cuda":
+            settings["device"] = torch.cuda.get_device_name(options.device)
+        yield Measured({**found, "load": load}, [0], name if place == "cpu" else f"{name}, {place}", settings)
 
 
 def _turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int) -> list[tuple[Any, Any]]:
@@ -77,25 +93,30 @@ def _summary(ratios: list[float], suffix: str = "") -> dict[str, Any]:
     }
 
 
-def _spent(work: Callable[[], Any], whose: int = resource.RUSAGE_SELF) -> float:
-    """Processor seconds of all threads, or of the processes that were waited for."""
-    before = resource.getrusage(whose)
+def _seconds(place: torch.device = _CPU, whose: int = resource.RUSAGE_SELF) -> float:
+    """Processor seconds of all threads, or of the processes that were waited for; of a device those on the clock."""
+    if place.type != "cpu":
+        torch.cuda.synchronize(place)
+        return time.perf_counter()
+    used = resource.getrusage(whose)
+    return used.ru_utime + used.ru_stime
+
+
+def _spent(work: Callable[[], Any], *clock: Any) -> float:
+    before = _seconds(*clock)
     work()
-    after = resource.getrusage(whose)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return _seconds(*clock) - before
 
 
-def _taken(work: Callable[[], Any]) -> tuple[float, float]:
+def _taken(work: Callable[[], Any], place: torch.device = _CPU) -> tuple[float, float]:
     """Processor seconds, and seconds on the clock."""
     started = time.perf_counter()
-    return _spent(work), time.perf_counter() - started
+    return _spent(work, place), time.perf_counter() - started
 
 
-def _in_turns(
-    ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, whose: int = resource.RUSAGE_SELF
-) -> dict[str, Any]:
-    """Ratio of processor seconds, this package over the baseline."""
-    pairs = _turns(lambda: _spent(ours, whose), lambda: _spent(bare, whose), repeat)
+def _in_turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *clock: Any) -> dict[str, Any]:
+    """Ratio of seconds, this package over the baseline."""
+    pairs = _turns(lambda: _spent(ours, *clock), lambda: _spent(bare, *clock), repeat)
     return {
         **_summary([one / other for one, other in pairs]),
         "seconds": round(statistics.median(one for one, _ in pairs), 4),
@@ -111,7 +132,8 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
     labels = torch.randint(CLASSES, (_RECORDS + _QUERIES,), generator=generator)
     features = torch.randn((len(labels), _DIMENSIONS), generator=generator).mul_(0.1).add_(centres[labels])
     table, queries = features.clamp_(min=0).split([_RECORDS, _QUERIES])
-    neighbors = PoissonNeighbors(table, labels[:_RECORDS], CLASSES, _K, _RATE)
+    place = options.device
+    neighbors = PoissonNeighbors(table, labels[:_RECORDS], CLASSES, _K, _RATE, device=place)
     screening = NoisyScreening(_K, 0.6 * _K, 0.25 * _K, CLASSES, sampling_rate=_RATE)
     mechanism = Gaussian(sigma=_K / 12, l2_sensitivity=2**0.5, sampling_rate=_RATE)
     source = SystemNoise()
@@ -123,7 +145,10 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         answers = mechanism.add_noise(neighbors.votes(ranked, source.bernoulli), source).argmax(dim=1)
         torch.where(passed, answers, -1)
 
-    pairs = _turns(lambda: _taken(label), lambda: _taken(lambda: queries @ table.T), options.repeat)
+    def product() -> None:
+        queries.to(place) @ table.to(place).T
+
+    pairs = _turns(lambda: _taken(label, place), lambda: _taken(product, place), options.repeat)
     spent, clock = ([one[side] / other[side] for one, other in pairs] for side in (0, 1))
     return {"ratio": round(statistics.median(spent), 4), **_summary(clock, "_on_the_clock")}
 
@@ -157,14 +182,15 @@ def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.pt"
         torch.save(timm.create_model(name).state_dict(), weights)
-        extractor = TimmFeatures(name, weights=weights, image_size=side)
-        network = timm.create_model(name, num_classes=0).eval()
+        place = options.device
+        extractor = TimmFeatures(name, weights=weights, image_size=side, device=place)
+        network = timm.create_model(name, num_classes=0).eval().to(place)
 
         @torch.inference_mode()
         def bare() -> None:
-            network(images)
+            network(images.to(place))
 
-        found = _in_turns(bare, lambda: extractor(images), options.repeat)
+        found = _in_turns(bare, lambda: extractor(images), options.repeat, place)
     ratios = {name: round(found[name], 2) for name in ("ratio", "ratio_min", "ratio_max")}
     return {"images_per_second": round(len(images) / found["bare_seconds"]), **ratios}
 
@@ -215,15 +241,16 @@ def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 
 class _Epoch(pl.Callback):
-    """Processor seconds of the last epoch of a fit."""
+    """Seconds of the last epoch of a fit."""
 
-    seconds = 0.0
+    def __init__(self, place: torch.device) -> None:
+        self.place, self.seconds = place, 0.0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = time.process_time()
+        self._started = _seconds(self.place)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seconds = time.process_time() - self._started
+        self.seconds = _seconds(self.place) - self._started
 
 
 def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent) -> dict[str, Any]:
@@ -237,18 +264,36 @@ def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent)
 
     def loop(optimizer: torch.optim.Optimizer) -> None:
         for x, y in loader:
+            x, y = x.to(place), y.to(place)
             optimizer.zero_grad()
             torch.stack(list(student.objective(student.weak(x), y).values())).sum().backward()
             optimizer.step()
 
-    ratios = []
+    ratios, place = [], options.device
     for _ in range(options.repeat):
-        epoch = _Epoch()  # the first one sets up what the second one is measured with
-        trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[epoch], **TRAINS_ALONE)
+        epoch = _Epoch(place)  # the first one sets up what the second one is measured with
+        trainer = pl.Trainer(max_epochs=2, accelerator=place.type, callbacks=[epoch], **TRAINS_ALONE)
         trainer.fit(student, loader)
-        student.train()
-        ratios.append(_spent(functools.partial(loop, trainer.optimizers[0])) / epoch.seconds)
+        student.to(place).train()
+        ratios.append(_spent(functools.partial(loop, trainer.optimizers[0]), place) / epoch.seconds)
     return _summary(ratios)
+
+
+def _sums(options: argparse.Namespace, network: Callable[[Tensor], nn.Module], *shape: int) -> dict[str, Any]:
+    """Sums of clipped gradients in a long run, which may compile them, beside a short one, which doesn't."""
+    torch.manual_seed(0)
+    images = torch.rand(512, *shape)
+    module = Lit(network(images), 1.0, 0.0).to(options.device)
+    data = PrivateData(TensorDataset(images, torch.randint(CLASSES, (len(images),))))
+    long, short = (RecordGradients(module, data, 0.1, expected_batch_size=1024) for _ in range(2))
+    begun = time.perf_counter()
+    long.choose(count=10**9)
+    chosen_in = round(time.perf_counter() - begun, 1)
+    short.choose()
+    rows = range(len(images))
+    found = _in_turns(lambda: short.sum(rows), lambda: long.sum(rows), options.repeat, options.device)
+    ratios = {name: found[name] for name in ("ratio", "ratio_min", "ratio_max")}
+    return {**ratios, "chosen_in": chosen_in, "compiled": "compiled" in long.in_words()}
 
 
 def _python(options: argparse.Namespace, *words: str) -> dict[str, Any]:
@@ -259,7 +304,7 @@ def _python(options: argparse.Namespace, *words: str) -> dict[str, Any]:
         subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=True, capture_output=True)
 
     bare = functools.partial(run, "-c", "import torch")
-    return _in_turns(lambda: run(*words), bare, options.repeat, resource.RUSAGE_CHILDREN)
+    return _in_turns(lambda: run(*words), bare, options.repeat, _CPU, resource.RUSAGE_CHILDREN)
 
 
 def _exact(options: argparse.Namespace) -> dict[str, Any]:
@@ -421,7 +466,12 @@ def _embeddings(folder: Path) -> int:
 def table() -> str:
     """Table of stored figures and their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
-    lines = [[*row[:3], _ratio(found[name])] for name, row in ROWS.items() if name in found]
+    lines = [
+        [row[0] + suffix, *row[1:3], _ratio(found[name + suffix])]
+        for suffix in ("", ", cuda")
+        for name, row in ROWS.items()
+        if name + suffix in found
+    ]
     return markdown(["measurement", "baseline", "target", "ratio of processor seconds"], lines)
 
 
@@ -433,17 +483,38 @@ def _ratio(found: dict[str, Any]) -> str:
     clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
     seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
     memory = f"; {found['peak_gb']:.2f} GB" if "peak_gb" in found else ""
-    return f"{found['ratio']:.2f}{between}{clock}{seconds}{memory}"
+    compiled = f"; {'' if found['compiled'] else 'not '}compiled" if "compiled" in found else ""
+    return f"{found['ratio']:.2f}{between}{clock}{seconds}{memory}{compiled}"
 
 
+def _dense(rows: Tensor) -> nn.Module:
+    layers = [
+        nn.Linear(rows.shape[1], 256),
+        nn.ReLU(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, CLASSES),
+    ]
+    return nn.Sequential(*layers)
+
+
+def _transformer(images: Tensor) -> nn.Module:
+    import timm
+
+    small = {"img_size": images.shape[-1], "patch_size": 4, "depth": 4}
+    return timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **small)
+
+
+_OF_DEVICES = (_labelling, _extraction, _epoch, _sums)
 _PASS = "decoding, resizing and one pass of the network"
 _PRODUCT, _LOOP, _TORCH = "the bare product", "a loop with the same objective", "`import torch`"
+_SHORT = "a short run, without `torch.compile`"
 #: What is measured, what stands beside it, the aim, and how: a function with its arguments.
 ROWS: dict[str, tuple[Any, ...]] = {
     "labelling, one thread": (
-        "Private-kNN labelling, 1,000 queries of 60,000 x 1,296, one thread", _PRODUCT, "≤ 1.25", _labelling, 1,
+        "Private-kNN labelling, 1,000 queries of 60,000 x 1,296, one thread", _PRODUCT, "≤ 1.2", _labelling, 1,
     ),
-    "labelling, two threads": ("the same, two threads", _PRODUCT, "≤ 1.25", _labelling, 2),
+    "labelling, two threads": ("the same, two threads", _PRODUCT, "≤ 1.2", _labelling, 2),
     "HOG, 28 x 28": ("HOG of 28 x 28 images, images a second", "scikit-image", "≥ 25", _hog, 1, 28),
     "HOG, 32 x 32 x 3": ("HOG of 32 x 32 x 3 images, images a second", "scikit-image", "≥ 25", _hog, 3, 32),
     **{
@@ -464,13 +535,27 @@ ROWS: dict[str, tuple[Any, ...]] = {
     },
     "epoch": ("epochs a second of a student (`small_cnn`)", _LOOP, "≥ 0.97", _epoch),
     "epoch, VAT": ("the same of `VATStudent`", _LOOP, "≥ 0.97", _epoch, VATStudent),
+    "sums, convolutions": (
+        "sums of clipped gradients a second in a long run, two convolutions on 28 x 28", _SHORT, "≥ 1", _sums,
+        network, 1, 28, 28,
+    ),
+    "sums, dense": (
+        "the same, three dense layers on 784 numbers", _SHORT, "≥ 1", _sums, _dense, 784,
+    ),
+    "sums, transformer": (
+        "the same, four layers of `vit_tiny_patch16_224` on 32 x 32 x 3", _SHORT, "≥ 1", _sums, _transformer, 3, 32,
+        32,
+    ),
     "fit, photographs": (
         "`privknn fit --data`, 2,600 images of 300 x 300", _PASS, "≤ 2.0", _fit, _photographs, _OF_IMAGES,
     ),
     "fit, digits": (
         "the same, 10,000 digits of 28 x 28 as arrays", "one pass of the network", "≤ 2.0", _fit, _digits, _OF_IMAGES,
     ),
-    "fit, texts": ("the same, 5,000 texts of 60 words", "the import of Lightning, and their embedding", "≤ 2.0", _fit, _texts, _OF_TEXTS),
+    "fit, texts": (
+        "the same, 5,000 texts of 60 words", "the import of Lightning, and their embedding", "≤ 2.0", _fit, _texts,
+        _OF_TEXTS,
+    ),
     "memory, images": (
         "the same, 70,000 images of 28 x 28, 60,000 of them private: peak memory", "", "4 GB", _fit,
         functools.partial(_digits, private=60_000, public=5_000, test=5_000),
