@@ -353,7 +353,7 @@ class RecordGradients:
                     del rows
                     if same and (not timed or self._is_faster(traced, stack)):
                         self.way = "vmap"
-                    if self.way == "vmap" and not traced.changing and not self._randomness.drawn():
+                    if count and self.way == "vmap" and not traced.changing and not self._randomness.drawn():
                         self._try_compiled(traced, stack, count)
                 return
             reason = "its graph has another gradient than the step"
