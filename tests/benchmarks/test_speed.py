@@ -15,9 +15,9 @@ def options(*rows, device="cpu"):
 @pytest.mark.parametrize("row", ["labelling, one thread", "epoch", "sums, dense"])
 def test_ratios_are_measured_on_a_device(row, monkeypatch):
     for name, value in {
-        "_RECORDS": 2000,
-        "_QUERIES": 20,
-        "_DIMENSIONS": 16,
+        "_RECORDS": 4000,
+        "_QUERIES": 100,
+        "_DIMENSIONS": 64,
         "_IMAGES_OF_AN_EPOCH": 128,
     }.items():
         monkeypatch.setattr(speed, name, value)
