@@ -322,12 +322,13 @@ class RecordGradients:
             ValueError: where the step can't be traced any more.
         """
         self._graphs.clear()
-        self._compiled = None
         self._take_parameters()
         if self.traced is None or not (batches := self.data.made_up()):
             return
         with self._randomness():
-            self.traced = self._step.trace(batches[0], self._number)
+            traced = self._step.trace(batches[0], self._number)
+        if self._compiled is None or not traced.same_as(self.traced):
+            self.traced, self._compiled = traced, None
         self._graphs[tensors_of(batches[0], self.device)[1]] = self.traced
 
     def _try(self, batches: list[Any], timed: bool, count: int) -> None:

@@ -251,13 +251,13 @@ def test_sums_are_those_of_a_loop_over_records_and_the_guarantee_says_how(name, 
             fit(Step(loss), tmp_path / "strict", training(step="traced"), epochs=1)
 
 
-def chosen_gradients(monkeypatch, compiler, count=10**12):
+def chosen_gradients(monkeypatch, compiler, count=10**12, module=None):
     """Gradients of a long run, with a compiler that is always fast enough."""
     monkeypatch.setattr(gradients, "_SAVED", -1e9)
     monkeypatch.setattr(RecordGradients, "_is_faster", lambda *args: True)
     monkeypatch.setattr(torch, "compile", compiler)
     torch.manual_seed(0)
-    made = RecordGradients(Step(plain), PrivateData(PLAIN), 0.5, physical_batch_size=4)
+    made = RecordGradients(module or Step(plain), PrivateData(PLAIN), 0.5, physical_batch_size=4)
     made.choose(count=count)
     return made
 
@@ -275,7 +275,30 @@ def test_gradients_of_a_long_run_are_compiled(backend, monkeypatch):
         made.parameters[0].mul_(0.5)
     torch.testing.assert_close(made.sum(rows), literal(made.module, plain, 0.5, rows), rtol=1e-5, atol=1e-6)
     made.refresh()
+    assert "compiled" in made.in_words()
+
+
+def scaled(module, x, y):
+    return module.scale * plain(module, x, y) + torch.tensor(module.offsets)[y].sum() * module.net(x).mean()
+
+
+CHANGES = {
+    "a frozen weight": lambda module: next(module.parameters()).requires_grad_(False),
+    "an attribute": lambda module: setattr(module, "scale", 0.5),
+    "a constant": lambda module: setattr(module, "offsets", [0.1, 0.3]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_step_that_changes_is_no_longer_the_compiled_one(name, monkeypatch):
+    module = Step(scaled, scale=2.0, offsets=[0.1, 0.2])
+    made = chosen_gradients(monkeypatch, functools.partial(torch.compile, backend="eager"), module=module)
+    CHANGES[name](module)
+    made.refresh()
     assert "compiled" not in made.in_words()
+    fresh = RecordGradients(module, PrivateData(PLAIN), 0.5)
+    fresh.choose(timed=False)
+    torch.testing.assert_close(made.sum(range(8)), fresh.sum(range(8)), rtol=1e-5, atol=1e-6)
 
 
 MIXES = {
