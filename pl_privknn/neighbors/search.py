@@ -392,6 +392,7 @@ def nearest(
     length = min(len(table), k + max(16, k // 50))
     found = torch.empty((len(queries), k), dtype=torch.int32)
 
+    @torch.inference_mode()  # a setting of each thread
     def search(start: int, stop: int) -> None:
         found[start:stop] = _nearest_block(_cpu(queries[start:stop]), records, k, length)
 

@@ -101,7 +101,9 @@ def test_threads_that_search_side_by_side_change_no_setting():
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16), ThreadPoolExecutor(3) as pool:
-            assert torch.equal(nearest(queries, table, 20), wanted)
+            assert torch.equal(nearest(queries.requires_grad_(), table.requires_grad_(), 20), wanted)
+            with torch.inference_mode():
+                assert torch.equal(nearest(queries, table.clone(), 20), wanted)
             # Searches at the same time, of which one has several threads.
             for found in pool.map(lambda _: nearest(queries, table, 20), range(6)):
                 assert torch.equal(found, wanted)
