@@ -439,7 +439,7 @@ class SpendsBudget(Labeler):
         return self.adjacencies[0]
 
     def set_by_budget(self, value: _Value | None) -> _Value:
-        """``value``, which a budget sets.
+        """Return a value that a budget sets.
 
         Raises:
             ValueError: where it is still None.

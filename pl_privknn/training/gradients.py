@@ -424,7 +424,7 @@ class RecordGradients:
         return many < one * self._chunk
 
     def _try_compiled(self, traced: TracedStep, stack: list[Tensor], count: int) -> None:
-        """Compile the gradients of whole chunks, where a long run is the faster for it and no record's differ."""
+        """Compile the gradients of whole chunks, where it speeds up a long run and changes no record's gradient."""
         taken = self._clocked(lambda: traced.rows(stack))
         if not _LONG <= taken * count / self._chunk < math.inf:
             return
