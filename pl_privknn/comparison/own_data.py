@@ -100,7 +100,7 @@ def own_comparison(
         "extractor": features[0],
         "feature_head": {"head": "linear", "bias": False},
         "private_records": records,
-        "options": {"clipping": "ghost", "physical_batch_size": 4096},
+        "options": {"physical_batch_size": 4096},
         "optimization": {"lr": 8.0},
     }
     methods.append({

@@ -20,16 +20,13 @@ from pl_privknn.privacy.mechanisms.base import PREDICTS_ALONE
 from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.redaction import shows_private_errors
 from pl_privknn.training.clipped_sums import ClippedSum
-from pl_privknn.training.layer_gradients import LayerGradients, NotSupportedError, losses_of
+from pl_privknn.training.layer_gradients import LayerGradients
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.private_randomness import PrivateRandomness
-from pl_privknn.training.step_inputs import UntraceableError, tensors_of, with_tensors
+from pl_privknn.training.step_inputs import UntraceableError, tensors_of
 from pl_privknn.training.traced_step import RecordStep, TracedStep
 
-CLIPPING = ("flat", "ghost")
 STEPS = ("auto", "traced")
-#: Why the guarantee of a foreign module's ghost clipping is conditional.
-DECLARED = "losses are per example (clipping='ghost' runs training_step on batches)"
 
 # Bytes that the gradients of one chunk may take, and those of the few records that make a chunk worth its while.
 _BYTES, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 1 << 28
@@ -52,7 +49,6 @@ class RecordGradients:
         data: its private records.
         max_grad_norm: L2 bound of each record's gradient.
         step: ``"auto"``, or ``"traced"``, which refuses a step that can't be traced.
-        clipping: ``"flat"``, or ``"ghost"``: the module's step runs on batches, and norms come without gradients.
         layers: a network whose records share a forward pass, and what makes its inputs; see
             :func:`~pl_privknn.training.layer_gradients.separable`.
         physical_batch_size: records at once; by what memory and ``expected_batch_size`` allow if None.
@@ -65,7 +61,7 @@ class RecordGradients:
 
     Attributes:
         parameters: what is trained.
-        way: ``"layers"``, ``"vmap"``, ``"loop"`` (both of a graph), ``"copies"`` (not traced) or ``"ghost"``.
+        way: ``"layers"``, ``"vmap"``, ``"loop"`` (both of a graph) or ``"copies"`` (not traced).
         condition: what keeps records apart only if it is true; None where they are by construction.
         traced: the graph of a made-up record; None where there is none.
         seconds: time that it took to trace it.
@@ -78,7 +74,6 @@ class RecordGradients:
         max_grad_norm: float,
         *,
         step: str = "auto",
-        clipping: str = "flat",
         layers: tuple[nn.Module, Callable[[Tensor], Tensor]] | None = None,
         physical_batch_size: int | None = None,
         expected_batch_size: int = 512,
@@ -89,7 +84,7 @@ class RecordGradients:
         seed: Callable[[], int] | None = None,
     ) -> None:
         self.module, self.data, self.max_grad_norm = module, data, max_grad_norm
-        self._mode, self._clipping, self._layers = step, clipping, layers
+        self._mode, self._layers = step, layers
         self._physical, self._expected = physical_batch_size, expected_batch_size
         self._step = RecordStep(module, datamodule, trainer, data.dataset, augment, views)
         self._randomness = PrivateRandomness(seed)
@@ -281,39 +276,9 @@ class RecordGradients:
                 self.way = "loop"
             elif self._layers is not None and not self._step.has_hooks:
                 self.way = "layers"
-            elif self._clipping == "ghost":
-                self.way, self.condition = "ghost", DECLARED
-                self._try_ghost(self._first_working(batches))
             else:
                 self._try(batches, timed, count)
         self._randomness.drew = None
-
-    def _try_ghost(self, batch: Any) -> None:
-        """Refuse layers and losses where a batch's gradient is not the sum of its records', on made-up records."""
-        # A norm that clips nothing shows factors that clipping hides.
-        total, alone = (ClippedSum(self._sizes, 1e9, self.device) for _ in range(2))
-        stack = [torch.stack([part] * 3) for part in tensors_of(batch, self.device)[0]]
-        try:
-            layers, seen = self._seen(with_tensors(batch, iter([part.flatten(0, 1) for part in stack])), 3)
-            layers.add(total, seen)
-            self._randomness.begin()
-            gradient = self._step.run(batch)
-        except NotSupportedError as error:
-            raise ValueError(f'clipping="ghost": {error}; use clipping="flat"') from None
-        except Exception as error:
-            raise ValueError(
-                f'clipping="ghost": fails on a batch of 3 made-up records ({type(error).__name__}); use '
-                'clipping="flat"'
-            ) from None
-        if self._randomness.drawn():
-            return
-        for _ in range(3):
-            alone.add_one(gradient)
-        if not _close([total.finish()], [alone.finish()]):
-            raise ValueError(
-                'clipping="ghost": 3 made-up records have another clipped sum together than one by one, so the loss '
-                'is no mean of examples, or a layer\'s norms are wrong; use clipping="flat"'
-            )
 
     def refresh(self) -> None:
         """Trace again with the parameters that are trained now.
@@ -457,7 +422,7 @@ class RecordGradients:
 
     def _gradient(self, batch: Any) -> list[Tensor]:
         """Gradient of a batch of one, one tensor per trained parameter."""
-        if self.way in ("copies", "ghost"):
+        if self.way == "copies":
             return self._step.run(batch, self._number)
         tensors, key = tensors_of(batch, self.device)
         return self._graph(batch, key).gradient(tensors)
@@ -505,13 +470,7 @@ class RecordGradients:
             layers = LayerGradients(network, self.parameters)
             made, targets = (part.squeeze(1).contiguous() for part in stack)
             made = made if self.data.has_vectors else inputs(made)
-            layers.add(total, layers.seen(lambda x, y: losses_of(network(x), y), made, targets))
-            return
-        if self.way == "ghost":
-            with _silently():
-                joined = [part.flatten(0, 1) for part in stack]
-                layers, seen = self._seen(with_tensors(batch, iter(joined)), count)
-                layers.add(total, seen)
+            layers.add(total, made, targets)
             return
         graph = None
         with _silently():
@@ -526,15 +485,6 @@ class RecordGradients:
         for place in range(count):
             with _silently():
                 total.add_one(graph.gradient([part[place] for part in stack]))
-
-    def _seen(self, joined: Any, count: int) -> tuple[LayerGradients, Any]:
-        """Inputs of layers for a joined batch, whose loss is taken as the mean over examples."""
-        return self._step.on_copy(
-            lambda step, leaves: (
-                (layers := LayerGradients(step, leaves)),
-                layers.seen(lambda: count * step(joined, self._number)),
-            )
-        )
 
 
 def _stacked(some: list[tuple[Any, list[Tensor]]]) -> tuple[Any, list[Tensor]]:

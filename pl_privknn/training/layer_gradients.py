@@ -1,12 +1,11 @@
-"""Per-record gradients from layer inputs: Opacus' grad samplers, and ghost norms of linear layers.
+"""Per-record gradients from layer inputs: Opacus' grad samplers, and norms of linear layers without gradients.
 
-Records share one forward pass here. They stay apart where the network is :func:`separable`; for any other one the
-guarantee is conditional.
+Records share one forward pass here, and stay apart since the network is :func:`separable`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,14 +34,6 @@ _SEPARABLE = frozenset(
         *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
     }
 )
-
-
-#: A layer, its input ``(b, …)`` and the gradient of its output.
-Seen = tuple[Any, Tensor, Tensor]
-
-
-class NotSupportedError(ValueError):
-    """Raised for a parameter whose per-record gradients no layer gives."""
 
 
 def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
@@ -74,59 +65,46 @@ class LayerGradients:
     """Clipped gradients of all records of a batch, from the inputs of its layers and the gradients of their outputs.
 
     Args:
-        network: whose layers are watched.
-        parameters: the trained ones, in the order of the sum.
-
-    Raises:
-        NotSupportedError: for a trained parameter of a layer that Opacus has no sampler for.
+        network: a :func:`separable` one.
+        parameters: the trained ones, in the order of the sum; all of them the network's.
     """
 
     def __init__(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         from opacus.grad_sample import GradSampleModule
 
-        self.parameters = parameters
+        self._network = network
         self._samplers: Any = GradSampleModule.GRAD_SAMPLERS
         self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._layers, covered = [], set()
-        for layer in network.modules():
-            own = {id(p) for p in layer.parameters(recurse=False)} & self._places.keys()
-            if own and type(layer) in self._samplers:
-                self._layers.append(layer)
-                covered |= own
-        for name, parameter in network.named_parameters():
-            if id(parameter) in self._places.keys() - covered:
-                raise NotSupportedError(
-                    f"{name}: belongs to no layer that Opacus has per-record gradients for"
-                )
 
-    def seen(self, losses: Callable[..., Tensor], *arguments: Any) -> list[Seen]:
-        """Inputs of each layer in a forward pass, and the gradients of its outputs.
-
-        Args:
-            losses: runs the network; gives one loss a record, or their sum.
-            *arguments: of ``losses``.
-        """
+    def _seen(self, inputs: Tensor, targets: Tensor) -> list[tuple[Any, Tensor, Tensor]]:
+        """Layers of a forward pass, their inputs ``(b, …)`` and the gradients of their outputs."""
         calls: list[tuple[Any, Tensor, Any]] = []
 
         def watch(layer: Any, inputs: Any, output: Any) -> None:
             calls.append((layer, inputs[0].detach(), get_gradient_edge(output)))
 
-        handles = [layer.register_forward_hook(watch) for layer in self._layers]
+        handles = [
+            layer.register_forward_hook(watch)
+            for layer in self._network.modules()
+            if any(id(parameter) in self._places for parameter in layer.parameters(recurse=False))
+        ]
         try:
-            loss = losses(*arguments).sum()
+            loss = losses_of(self._network(inputs), targets).sum()
         finally:
             for handle in handles:
                 handle.remove()
         found = torch.autograd.grad(loss, [edge for *_, edge in calls], allow_unused=True)
         return [(c[0], c[1], g) for c, g in zip(calls, found, strict=True) if g is not None]
 
-    def add(self, total: ClippedSum, calls: Sequence[Seen]) -> None:
+    def add(self, total: ClippedSum, inputs: Tensor, targets: Tensor) -> None:
         """Clip and add the gradients of the records of a batch.
 
         Args:
             total: of the same parameters.
-            calls: what :meth:`seen` gave.
+            inputs: of the network, ``(b, …)``.
+            targets: int64 ``(b,)``.
         """
+        calls = self._seen(inputs, targets)
         uses: dict[int, int] = {}
         for layer, *_ in calls:
             for parameter in layer.parameters(recurse=False):
@@ -134,17 +112,17 @@ class LayerGradients:
         rows: dict[int, Tensor] = {}
         products: list[tuple[Any, Tensor, Tensor]] = []
         squares = torch.zeros(len(calls[0][1]), dtype=torch.float64, device=total.device)
-        for layer, inputs, gradients in calls:
+        for layer, seen, gradients in calls:
             once = all(uses[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
-            if type(layer) is nn.Linear and inputs.ndim == 2 and once:
-                a, g = inputs.double(), gradients.double()
+            if type(layer) is nn.Linear and seen.ndim == 2 and once:
+                a, g = seen.double(), gradients.double()
                 products.append((layer, a, g))
                 # An outer product's norm is the product of the norms: nothing cancels in it.
                 ones = float(layer.bias is not None and layer.bias.requires_grad)
                 of_weight = a.square().sum(1) if layer.weight.requires_grad else 0.0
                 squares += g.square().sum(1) * (of_weight + ones)
                 continue
-            for place, part in self._sampled(layer, inputs, gradients):
+            for place, part in self._sampled(layer, seen, gradients):
                 rows[place] = part if place not in rows else rows[place] + part
         kept = [rows[place].reshape(len(rows[place]), -1) for place in rows]
         if kept:

@@ -313,7 +313,6 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 data,
                 self.max_grad_norm,
                 step=options.step,
-                clipping=options.clipping,
                 layers=self.layers_of(pl_module),
                 physical_batch_size=options.physical_batch_size,
                 expected_batch_size=self.expected_batch_size,

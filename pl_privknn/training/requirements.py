@@ -120,11 +120,6 @@ def check_trainer(trainer: Any, training: Any) -> None:
             f"precision={trainer.precision!r} scales the loss, and clipping would see scaled gradients; use "
             '"32-true" or "bf16-mixed"'
         )
-    if training.options.clipping == "ghost" and "16" in str(trainer.precision):
-        raise ValueError(
-            f'clipping="ghost": norms are made in 16 bits under precision={trainer.precision!r}, and rounding would '
-            'let gradients pass the bound; use clipping="flat", or precision="32-true"'
-        )
     if type(trainer.profiler).__name__ != "PassThroughProfiler":
         raise ValueError(
             f"profiler={type(trainer.profiler).__name__}: times of single steps reveal how many records were drawn, "

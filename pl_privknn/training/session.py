@@ -30,7 +30,7 @@ from pl_privknn.privacy.record_groups import poisson_sample_by_group
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import Budget, LedgerFiles
 from pl_privknn.training.followed_run import FollowedRun
-from pl_privknn.training.gradients import CLIPPING, STEPS
+from pl_privknn.training.gradients import STEPS
 from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.training_run import TrainingPlan, TrainingRun, guarantee_of, mechanism_of, run_folder
@@ -50,8 +50,6 @@ class TrainingOptions(LedgerFiles):
         step: ``"auto"``; or ``"traced"``, which refuses a module whose step can't be traced. With ``"auto"`` such a
             step runs on one record after another, each with a fresh copy of the module, and the guarantee is
             conditional: the step must keep nothing of a record outside of the module.
-        clipping: ``"flat"``, or ``"ghost"``: ``training_step`` runs on batches and norms come without gradients,
-            which needs less memory. The guarantee is then conditional: you declare that losses are means of examples.
         augment: makes views of one image, given as ``views`` copies ``(views, channels, height, width)``, at random
             as it likes. An example's gradient is then the mean over its views, clipped as one, which costs no more
             privacy (augmentation multiplicity: De et al. 2022).
@@ -66,16 +64,10 @@ class TrainingOptions(LedgerFiles):
             benchmarks and protect nothing.
 
     Raises:
-        ValueError: for an argument out of its range, and for arguments that exclude each other.
-
-    Example:
-        >>> from pl_privknn.training import TrainingOptions
-        >>> TrainingOptions(clipping="ghost", physical_batch_size=4096).clipping
-        'ghost'
+        ValueError: for an argument out of its range, and several views without ``augment``.
     """
 
     step: str = "auto"
-    clipping: str = "flat"
     augment: Callable[[Tensor], Tensor] | None = None
     views: int = 1
     physical_batch_size: int | None = None
@@ -87,7 +79,6 @@ class TrainingOptions(LedgerFiles):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("step", self.step, STEPS)
-        check_choice("clipping", self.clipping, CLIPPING)
         for name in ("views", "records_per_person", "steps_per_charge"):
             check_int(name, getattr(self, name))
         if self.physical_batch_size is not None:
@@ -96,21 +87,6 @@ class TrainingOptions(LedgerFiles):
         if self.views > 1 and self.augment is None:
             raise ValueError(
                 f"views={self.views}: without augment they would all be the same; give augment, or views=1"
-            )
-        if self.clipping != "ghost":
-            return
-        if self.step == "traced":
-            raise ValueError(
-                'step="traced": clipping="ghost" runs the module on batches; use clipping="flat"'
-            )
-        if self.augment is not None:
-            raise ValueError(
-                'augment: clipping="ghost" has norms of views and not of examples; use clipping="flat"'
-            )
-        if self.records_per_person > 1:
-            raise ValueError(
-                f'records_per_person={self.records_per_person}: clipping="ghost" has norms of records and not of '
-                'persons; use clipping="flat", or records_per_person=1'
             )
 
 

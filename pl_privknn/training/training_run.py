@@ -41,7 +41,7 @@ class TrainingPlan:
         noise_multiplier: noise over ``max_grad_norm``, 0 for none; None where ``epsilon`` decides.
         epsilon: ε that all steps together may cost, or None.
         rates: of groups of records, the largest of which is ``sampling_rate``; None where all have that one.
-        step: how records go through the module: ``"traced"``, ``"copies"``, ``"ghost"`` or ``"layers"``.
+        step: how records go through the module: ``"traced"``, ``"copies"`` or ``"layers"``.
         conditions: what the guarantee rests on, or None.
         unit: unit of privacy.
         records_per_person: most records of a person in a step, where the unit is a person.

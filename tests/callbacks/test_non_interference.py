@@ -218,7 +218,7 @@ RUNS = {
         lambda: attribute_reverse_knn(1, 2.0, epsilon=4.0, rule=FixedThresholds())
     ),
     "noisy_sgd": fit_noisy_sgd(network=CONVOLUTION),
-    "noisy_sgd head": fit_noisy_sgd(extractor=Flat(), clipping="ghost"),
+    "noisy_sgd head": fit_noisy_sgd(extractor=Flat()),
     "private training": fit_own,
 }
 

@@ -26,13 +26,12 @@ from tests.training.noisy_sgd_setup import PRIVATE, NoNoise, charged, make, make
 from tests.training.training_setup import Lit, Silent, fit, literal_update, training, weights
 
 
-@pytest.mark.parametrize("method", ["flat", "ghost"])
 @pytest.mark.parametrize(("clip_norm", "physical"), [(0.1, 7), (0.1, 500), (100.0, 7)])
-def test_a_noiseless_update_is_that_of_each_example_clipped(tmp_path, clip_norm, physical, method):
+def test_a_noiseless_update_is_that_of_each_example_clipped(tmp_path, clip_norm, physical):
     # A rate of 1 draws all 90 records; the sum is divided by the expected 60, whatever there are.
     callback = training(
         max_grad_norm=clip_norm, expected_batch_size=60, private_records=60, physical_batch_size=physical,
-        noise_source=Silent(0), clipping=method,
+        noise_source=Silent(0),
     )  # fmt: skip
     expected = literal_update(Lit(), make_data(), clip_norm, 60)
     module = Lit()
@@ -40,11 +39,16 @@ def test_a_noiseless_update_is_that_of_each_example_clipped(tmp_path, clip_norm,
     torch.testing.assert_close(weights(module).double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_ghost_clipping_of_a_foreign_module_is_conditional_everywhere(tmp_path):
-    callback, trainer = fit(Lit(), tmp_path, training(clipping="ghost", noise_source=None), epochs=1)
+def test_a_condition_is_in_the_summary_the_ledger_and_what_loggers_hear(tmp_path):
+    class Branches(Lit):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss if loss > 1 else 2 * loss
+
+    callback, trainer = fit(Branches(), tmp_path, training(noise_source=None), epochs=1)
     summary = callback.privacy_summary()
-    assert summary["guarantee"] == "conditional"
-    assert "losses are per example" in summary["reason"]
+    assert (summary["guarantee"], callback.guarantee) == ("conditional", "conditional")
+    assert "can't be traced" in summary["reason"]
     (row,) = callback.ledger.report().guaranteed
     assert row.guarantee.level == "conditional"
     told = run_settings(trainer, trainer.lightning_module)  # what loggers hear
@@ -257,12 +261,10 @@ def test_an_infinite_epsilon_trains_without_noise_and_guarantees_nothing(tmp_pat
     assert "none" in capsys.readouterr().out
 
 
-def test_sixteen_bits_train_and_ghost_clipping_refuses_them(tmp_path):
+def test_sixteen_bits_train(tmp_path):
     module = Lit()
     fit(module, tmp_path, epochs=1, precision="bf16-mixed")
     assert all(math.isfinite(value) for value in weights(module))
-    with pytest.raises(ValueError, match="16 bits"):
-        fit(Lit(), tmp_path / "ghost", training(clipping="ghost"), precision="bf16-mixed")
 
 
 def test_a_module_trained_twice_composes_or_is_refused(tmp_path):
@@ -308,14 +310,11 @@ test_bad_arguments_are_named = refusals(
         "max_grad_norm=-1.0": lambda: training(max_grad_norm=-1.0),
         "expected_batch_size=0": lambda: training(expected_batch_size=0),
         "expected_batch_size=30 is more than private_records=29": lambda: training(private_records=29),
-        "clipping": lambda: training(clipping="none"),
         "physical_batch_size=0": lambda: training(physical_batch_size=0),
         "views=0": lambda: training(views=0),
         "views=2: without augment": lambda: training(views=2),
-        "augment: clipping=": lambda: training(augment=torch.flip, clipping="ghost"),
         "steps_per_charge=0": lambda: training(steps_per_charge=0),
         "step=": lambda: training(step="eager"),
-        'step="traced": clipping="ghost"': lambda: training(step="traced", clipping="ghost"),
         "noise_multiplier=0: trains without noise": lambda: training(epsilon=1.0, noise_multiplier=0.0),
         "budget.epsilon=None, noise_multiplier=None": lambda: training(epsilon=None),
         "budget.adjacency='replace_one'": lambda: training(adjacency="replace_one"),

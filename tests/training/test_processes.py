@@ -60,7 +60,7 @@ def train(who, folder, count, epochs=3, **kwargs):
     if count > 1:
         kwargs.update(DDP, devices=count)
     if who == "callback":
-        module, who = Lit(), training(noise_source=noise, clipping="ghost", steps_per_charge=2)
+        module, who = Lit(), training(noise_source=noise, steps_per_charge=2)
         fit(module, folder, who, epochs, **kwargs)
     else:
         module = make(extractor=who == "head", noise_source=noise, physical_batch_size=7, steps_per_charge=2)

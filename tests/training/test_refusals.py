@@ -136,30 +136,6 @@ def test_data_of_no_single_records_is_refused(tmp_path, loader, message):
     assert not list(tmp_path.rglob("*.sqlite"))
 
 
-class Bags(Lit):
-    """Offsets are a part of the batch, as a collate function of bags makes them."""
-
-    def __init__(self):
-        super().__init__(nn.Linear(8, 2))
-        self.bags = nn.EmbeddingBag(10, 8)
-
-    def training_step(self, batch, batch_idx):
-        words = (batch[0].flatten(1)[:, :4] * 9).long().flatten()
-        return F.cross_entropy(self.net(self.bags(words, torch.arange(0, len(words), 4))), batch[1])
-
-
-class Sums(Lit):
-    def training_step(self, batch, batch_idx):
-        return F.cross_entropy(self(batch[0]), batch[1], reduction="sum")
-
-
-@pytest.mark.parametrize(("make", "said"), [(Bags, 'clipping="ghost": '), (Sums, "no mean of examples")])
-def test_ghost_clipping_that_would_fail_at_the_first_batch_is_refused(tmp_path, make, said):
-    with pytest.raises(ValueError, match=said):
-        fit(make(), tmp_path, training(clipping="ghost", noise_source=NoNoise()))
-    assert not list(tmp_path.rglob("*.sqlite"))
-
-
 class Setting:
     """Something that a checkpoint can't be loaded with."""
 

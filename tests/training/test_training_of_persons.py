@@ -109,15 +109,14 @@ def test_a_network_trains_by_persons_with_the_layers_of_its_fast_path(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "owners", "said"),
+    ("owners", "said"),
     [
-        ({}, None, "private records have no owners"),
-        ({}, OWNERS - 1, "have no owner"),
-        ({}, OWNERS[:-1], "expected int64, one number"),
-        ({"records_per_person": 2, "clipping": "ghost"}, OWNERS, "norms of records and not of persons"),
+        (None, "private records have no owners"),
+        (OWNERS - 1, "have no owner"),
+        (OWNERS[:-1], "expected int64, one number"),
     ],
 )
-def test_what_has_no_owner_or_no_norm_is_refused_before_anything_is_drawn(tmp_path, options, owners, said):
+def test_what_has_no_owner_is_refused_before_anything_is_drawn(tmp_path, owners, said):
     with pytest.raises(ValueError, match=said):
-        fit(Lit(), tmp_path, training(**EVERYBODY, **options), epochs=1, data=data_of(owners))
+        fit(Lit(), tmp_path, training(**EVERYBODY), epochs=1, data=data_of(owners))
     assert not (tmp_path / "ledger.sqlite").exists()
