@@ -31,10 +31,8 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.private_training import Lit, network
 from benchmarks.record import ROOT, Measured, entries, markdown
 from benchmarks.scale import CLASSES
 from pl_privknn._lightning import TRAINS_ALONE
@@ -44,8 +42,6 @@ from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.students import Student, SupervisedStudent, VATStudent
-from pl_privknn.training.gradients import RecordGradients
-from pl_privknn.training.private_data import PrivateData
 
 _RECORDS, _DIMENSIONS, _QUERIES, _K, _RATE = 60_000, 1296, 1000, 300, 0.15
 _IMAGES, _ONE_BY_ONE = 2048, 64
@@ -279,23 +275,6 @@ def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent)
     return _summary(ratios)
 
 
-def _sums(options: argparse.Namespace, network: Callable[[Tensor], nn.Module], *shape: int) -> dict[str, Any]:
-    """Sums of clipped gradients in a long run, which may compile them, beside a short one, which doesn't."""
-    torch.manual_seed(0)
-    images = torch.rand(512, *shape)
-    module = Lit(network(images), 1.0, 0.0).to(options.device)
-    data = PrivateData(TensorDataset(images, torch.randint(CLASSES, (len(images),))))
-    long, short = (RecordGradients(module, data, 0.1, expected_batch_size=1024) for _ in range(2))
-    begun = time.perf_counter()
-    long.choose(count=10**9)
-    chosen_in = round(time.perf_counter() - begun, 1)
-    short.choose()
-    rows = range(len(images))
-    found = _in_turns(lambda: short.sum(rows), lambda: long.sum(rows), options.repeat, options.device)
-    ratios = {name: found[name] for name in ("ratio", "ratio_min", "ratio_max")}
-    return {**ratios, "chosen_in": chosen_in, "compiled": "compiled" in long.in_words()}
-
-
 def _python(options: argparse.Namespace, *words: str) -> dict[str, Any]:
     """Time of a program relative to ``import torch``, with compiled files kept as on a user's machine."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -483,32 +462,12 @@ def _ratio(found: dict[str, Any]) -> str:
     clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
     seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
     memory = f"; {found['peak_gb']:.2f} GB" if "peak_gb" in found else ""
-    compiled = f"; {'' if found['compiled'] else 'not '}compiled" if "compiled" in found else ""
-    return f"{found['ratio']:.2f}{between}{clock}{seconds}{memory}{compiled}"
+    return f"{found['ratio']:.2f}{between}{clock}{seconds}{memory}"
 
 
-def _dense(rows: Tensor) -> nn.Module:
-    layers = [
-        nn.Linear(rows.shape[1], 256),
-        nn.ReLU(),
-        nn.Linear(256, 128),
-        nn.ReLU(),
-        nn.Linear(128, CLASSES),
-    ]
-    return nn.Sequential(*layers)
-
-
-def _transformer(images: Tensor) -> nn.Module:
-    import timm
-
-    small = {"img_size": images.shape[-1], "patch_size": 4, "depth": 4}
-    return timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **small)
-
-
-_OF_DEVICES = (_labelling, _extraction, _epoch, _sums)
+_OF_DEVICES = (_labelling, _extraction, _epoch)
 _PASS = "decoding, resizing and one pass of the network"
 _PRODUCT, _LOOP, _TORCH = "the bare product", "a loop with the same objective", "`import torch`"
-_SHORT = "a short run, without `torch.compile`"
 #: What is measured, what stands beside it, the aim, and how: a function with its arguments.
 ROWS: dict[str, tuple[Any, ...]] = {
     "labelling, one thread": (
@@ -535,17 +494,6 @@ ROWS: dict[str, tuple[Any, ...]] = {
     },
     "epoch": ("epochs a second of a student (`small_cnn`)", _LOOP, "≥ 0.97", _epoch),
     "epoch, VAT": ("the same of `VATStudent`", _LOOP, "≥ 0.97", _epoch, VATStudent),
-    "sums, convolutions": (
-        "sums of clipped gradients a second in a long run, two convolutions on 28 x 28", _SHORT, "≥ 1", _sums,
-        network, 1, 28, 28,
-    ),
-    "sums, dense": (
-        "the same, three dense layers on 784 numbers", _SHORT, "≥ 1", _sums, _dense, 784,
-    ),
-    "sums, transformer": (
-        "the same, four layers of `vit_tiny_patch16_224` on 32 x 32 x 3", _SHORT, "≥ 1", _sums, _transformer, 3, 32,
-        32,
-    ),
     "fit, photographs": (
         "`privknn fit --data`, 2,600 images of 300 x 300", _PASS, "≤ 2.0", _fit, _photographs, _OF_IMAGES,
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,17 +31,14 @@ STEPS = ("auto", "traced")
 _BYTES, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 1 << 28
 # Relative differences of gradients that should be the same.
 _CLOSE = 1e-3
-# Processor seconds of a run that pay for a compiler's minute, and the share of them that it has to save.
-_LONG, _SAVED = 600.0, 0.05
 
 
 class RecordGradients:
     """Clipped gradients of ``training_step``, computed for one record at a time.
 
-    The step is traced (:mod:`~pl_privknn.training.traced_step`) and the graph runs on chunks of records by ``vmap``
-    (for a long run through ``torch.compile``), or on one after another, whichever is fastest on made-up records. A
-    step that can't be traced runs on batches of one and fresh copies of the module. A record whose step fails, or
-    whose gradient is not finite, counts as zero.
+    The step is traced (:mod:`~pl_privknn.training.traced_step`) and the graph runs on chunks of records by ``vmap``,
+    or on one after another, whichever is faster on made-up records. A step that can't be traced runs on batches of
+    one and fresh copies of the module. A record whose step fails, or whose gradient is not finite, counts as zero.
 
     Args:
         module: a LightningModule.
@@ -94,7 +90,6 @@ class RecordGradients:
         self.seconds = 0.0
         self._graphs: dict[Any, TracedStep | None] = {}
         self._number, self._predicts_by_copies = 0, False
-        self._compiled: Callable[[list[Tensor]], list[Tensor]] | None = None
         self._take_parameters()
 
     def _take_parameters(self) -> None:
@@ -152,8 +147,7 @@ class RecordGradients:
         often = (
             f"; it is traced at every step ({self.seconds:.1f} s) because of {changing}" if changing else ""
         )
-        compiled = "" if self._compiled is None else "; its gradients are compiled"
-        return f"training_step sees no private value: log in validation_step, on public data{holds}{often}{compiled}"
+        return f"training_step sees no private value: log in validation_step, on public data{holds}{often}"
 
     def replayable(self, places: Sequence[int]) -> Tensor:
         """:meth:`sum`, in which a record's random numbers follow from its place alone; for tests of modules."""
@@ -259,12 +253,11 @@ class RecordGradients:
 
     # ------------------------------------------------------------------ the choice
 
-    def choose(self, timed: bool = True, count: int = 0) -> None:
+    def choose(self, timed: bool = True) -> None:
         """Trace the step, try it on made-up records and choose the fastest way, before any charge.
 
         Args:
             timed: whether the clock decides; else ``vmap`` where it gives the same.
-            count: of gradients in the whole run; many pay for the time of ``torch.compile``.
 
         Raises:
             ValueError: where the step fails on made-up records, or keeps something of one, with its reason.
@@ -277,7 +270,7 @@ class RecordGradients:
             elif self._layers is not None and not self._step.has_hooks:
                 self.way = "layers"
             else:
-                self._try(batches, timed, count)
+                self._try(batches, timed)
         self._randomness.drew = None
 
     def refresh(self) -> None:
@@ -291,12 +284,10 @@ class RecordGradients:
         if self.traced is None or not (batches := self.data.made_up()):
             return
         with self._randomness():
-            traced = self._step.trace(batches[0], self._number)
-        if self._compiled is None or not traced.same_as(self.traced):
-            self.traced, self._compiled = traced, None
+            self.traced = self._step.trace(batches[0], self._number)
         self._graphs[tensors_of(batches[0], self.device)[1]] = self.traced
 
-    def _try(self, batches: list[Any], timed: bool, count: int) -> None:
+    def _try(self, batches: list[Any], timed: bool) -> None:
         reason = None
         for batch in batches:
             try:
@@ -319,8 +310,6 @@ class RecordGradients:
                     del rows
                     if same and (not timed or self._is_faster(traced, stack)):
                         self.way = "vmap"
-                    if count and self.way == "vmap" and not traced.changing and not self._randomness.drawn():
-                        self._try_compiled(traced, stack, count)
                 return
             reason = "its graph has another gradient than the step"
         batch = self._first_working(batches)
@@ -387,21 +376,6 @@ class RecordGradients:
         many = self._clocked(lambda: total.add(traced.rows(stack)))
         one = self._clocked(lambda: total.add_one(traced.gradient([part[0] for part in stack])))
         return many < one * self._chunk
-
-    def _try_compiled(self, traced: TracedStep, stack: list[Tensor], count: int) -> None:
-        """Compile the gradients of whole chunks, where it speeds up a long run and changes no record's gradient."""
-        taken = self._clocked(lambda: traced.rows(stack))
-        if not _LONG <= taken * count / self._chunk < math.inf:
-            return
-        others = [torch.rand_like(part) if part.is_floating_point() else part for part in stack]
-        compiled = torch.compile(traced.rows, dynamic=False)
-        found, wanted = compiled(others), traced.rows(others)
-        same = all(
-            _close([part[row] for part in found], [part[row] for part in wanted])
-            for row in range(self._chunk)
-        )
-        if same and self._clocked(lambda: compiled(stack)) < (1 - _SAVED) * taken:
-            self._compiled = compiled
 
     def _clocked(self, work: Callable[[], Any]) -> float:
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
@@ -478,9 +452,8 @@ class RecordGradients:
         if graph is None:
             return
         if self.way == "vmap":
-            compiled = self._compiled if graph is self.traced and count == self._chunk else None
             with contextlib.suppress(Exception):
-                total.add((compiled or graph.rows)(stack))
+                total.add(graph.rows(stack))
                 return
         for place in range(count):
             with _silently():

@@ -322,7 +322,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 datamodule=trainer.datamodule,
             )
         )
-        redacted(gradients.choose, count=self.expected_batch_size * trainer.estimated_stepping_batches)
+        redacted(gradients.choose)
         if self.evaluate is not None:
             redacted(gradients.try_predictions)
         check_readers(trainer, gradients.logged)

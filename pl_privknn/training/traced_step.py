@@ -115,22 +115,6 @@ class TracedStep:
         )
         return list(found.values())
 
-    def same_as(self, other: TracedStep) -> bool:
-        """Whether two traces are the same function of the same tensors."""
-        (code, tensors, held), (others_code, others_tensors, others_held) = (
-            (
-                one.graph.print_readable(print_output=False),
-                {name: id(tensor) for name, tensor in {**one.trained, **one.other}.items()},
-                list(one.graph.buffers()),
-            )
-            for one in (self, other)
-        )
-        return (
-            code == others_code
-            and tensors == others_tensors
-            and all(torch.equal(a, b) for a, b in zip(held, others_held, strict=True))
-        )
-
 
 def gradient_of(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     """Gradient of a loss; zero for leaves that it does not depend on."""

@@ -1,8 +1,6 @@
 """A module's step as a graph: its gradients are the module's own, and no record meets another one in them."""
 
-import functools
 import random
-import shutil
 from collections import UserDict
 from typing import ClassVar
 
@@ -19,9 +17,6 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn.testing import clipped_sum
-from pl_privknn.training import gradients
-from pl_privknn.training.gradients import RecordGradients
-from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.traced_step import RecordStep
 from tests.training.training_setup import Lit, Silent, fit, training, weights
 
@@ -249,81 +244,6 @@ def test_sums_are_those_of_a_loop_over_records_and_the_guarantee_says_how(name, 
         assert said in callback.report().reason
         with pytest.raises(ValueError, match="can't be traced"):
             fit(Step(loss), tmp_path / "strict", training(step="traced"), epochs=1)
-
-
-def chosen_gradients(monkeypatch, compiler, count=10**12, module=None):
-    """Gradients of a long run, with a compiler that is always fast enough."""
-    monkeypatch.setattr(gradients, "_SAVED", -1e9)
-    monkeypatch.setattr(RecordGradients, "_is_faster", lambda *args: True)
-    monkeypatch.setattr(torch, "compile", compiler)
-    torch.manual_seed(0)
-    made = RecordGradients(module or Step(plain), PrivateData(PLAIN), 0.5, physical_batch_size=4)
-    made.choose(count=count)
-    return made
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.long("inductor")
-def test_gradients_of_a_long_run_are_compiled(backend, monkeypatch):
-    if backend == "inductor" and shutil.which("g++") is None:
-        pytest.skip("no compiler here")
-    made = chosen_gradients(monkeypatch, functools.partial(torch.compile, backend=backend))
-    assert made.in_words().endswith("its gradients are compiled")
-    rows = range(COUNT - COUNT % 4 - 1)  # whole chunks, and a rest
-    torch.testing.assert_close(made.sum(rows), literal(made.module, plain, 0.5, rows), rtol=1e-5, atol=1e-6)
-    with torch.no_grad():
-        made.parameters[0].mul_(0.5)
-    torch.testing.assert_close(made.sum(rows), literal(made.module, plain, 0.5, rows), rtol=1e-5, atol=1e-6)
-    made.refresh()
-    assert "compiled" in made.in_words()
-
-
-def scaled(module, x, y):
-    return module.scale * plain(module, x, y) + torch.tensor(module.offsets)[y].sum() * module.net(x).mean()
-
-
-CHANGES = {
-    "a frozen weight": lambda module: next(module.parameters()).requires_grad_(False),
-    "an attribute": lambda module: setattr(module, "scale", 0.5),
-    "a constant": lambda module: setattr(module, "offsets", [0.1, 0.3]),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_step_that_changes_is_no_longer_the_compiled_one(name, monkeypatch):
-    module = Step(scaled, scale=2.0, offsets=[0.1, 0.2])
-    made = chosen_gradients(monkeypatch, functools.partial(torch.compile, backend="eager"), module=module)
-    CHANGES[name](module)
-    made.refresh()
-    assert "compiled" not in made.in_words()
-    fresh = RecordGradients(module, PrivateData(PLAIN), 0.5)
-    fresh.choose(timed=False)
-    torch.testing.assert_close(made.sum(range(8)), fresh.sum(range(8)), rtol=1e-5, atol=1e-6)
-
-
-MIXES = {
-    "a record's in another's place": lambda rows, **kwargs: (
-        lambda stack: [part.roll(1, 0) for part in rows(stack)]
-    ),
-    "a share of another's": lambda rows, **kwargs: (
-        lambda stack: [part + 0.01 * part.roll(1, 0) for part in rows(stack)]
-    ),
-    "none": lambda rows, **kwargs: 1 / 0,
-}
-
-
-@pytest.mark.parametrize("name", MIXES)
-def test_compiled_gradients_that_differ_are_not_used(name, monkeypatch):
-    made = chosen_gradients(monkeypatch, MIXES[name])
-    assert "compiled" not in made.in_words()
-    found = made.sum(range(COUNT))
-    torch.testing.assert_close(found, literal(made.module, plain, 0.5), rtol=1e-5, atol=1e-6)
-
-
-def test_a_short_run_is_not_compiled(monkeypatch):
-    called = []
-    chosen_gradients(monkeypatch, lambda *args, **kwargs: called.append(args), count=100)
-    assert not called
 
 
 def test_a_compiled_network_is_traced(tmp_path):
