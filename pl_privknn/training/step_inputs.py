@@ -128,7 +128,7 @@ class Absent:
     """
 
     def __init__(self, said: str) -> None:
-        object.__setattr__(self, "_said", said)
+        self._said = said
 
     def __deepcopy__(self, memo: Any) -> Absent:
         return self
@@ -136,32 +136,13 @@ class Absent:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return _refuse(self)
+        return self._refuse()
 
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise UntraceableError(self._said)
 
-def _refuse(absent: Any, *args: Any, **kwargs: Any) -> Any:
-    raise UntraceableError(object.__getattribute__(absent, "_said"))
-
-
-for _name in (
-    *(
-        "call",
-        "getitem",
-        "setitem",
-        "contains",
-        "iter",
-        "len",
-        "bool",
-        "int",
-        "float",
-        "index",
-        "str",
-        "repr",
-    ),
-    *("format", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "mul", "rmul", "mod", "fspath", "enter"),
-):
-    setattr(Absent, f"__{_name}__", _refuse)
-Absent.__hash__ = object.__hash__  # type: ignore[method-assign]
+    # Python itself refuses other operators.
+    __getitem__ = __iter__ = __len__ = __call__ = __bool__ = __eq__ = __repr__ = _refuse
 
 
 class Sink(nn.Module):
@@ -214,21 +195,8 @@ def _noting(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "mod",
-    "add",
-    "mul",
-    "sub",
-    "floordiv",
-    "truediv",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "bool",
-    "int",
-):
+    "mod", "add", "mul", "sub", "floordiv", "truediv", "eq", "ne", "lt", "le", "gt", "ge", "bool", "int",
+):  # fmt: skip
     setattr(StepNumber, f"__{_name}__", _noting(f"__{_name}__"))
 StepNumber.__hash__ = int.__hash__  # type: ignore[method-assign]
 

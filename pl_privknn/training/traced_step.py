@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,16 +63,8 @@ _LARGEST = 1 << 20
 TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _VALUES = ("numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "__dlpack__")
 _SCALARS = ("__bool__", "item", "__int__", "__float__", "__index__")
-# What writes figures of a step elsewhere: functions of libraries, and methods of their classes.
-_LOGS = ("log", "log_metric", "log_metrics", "log_artifact", "save")
-_TRACKERS = {
-    "wandb": ("run", "summary", *_LOGS),
-    "wandb:Run": _LOGS,
-    "mlflow": _LOGS,
-    "comet_ml:Experiment": _LOGS,
-    "neptune:Run": _LOGS,
-    "torch.utils.tensorboard.writer:FileWriter": ("add_event",),
-}
+# Packages whose functions pass on what a step calls.
+_PASS_ON = (__name__.split(".")[0], "torch", "contextlib", "functools")
 
 
 @dataclasses.dataclass
@@ -198,7 +190,7 @@ class RecordStep:
                     *arguments
                 )
             except Exception as error:
-                raise UntraceableError(_in_few_words(error)) from None
+                raise UntraceableError(_reason(error)) from None
         if generator_states()[1:] != before:
             changing.append("numbers drawn by Python or numpy")
         parts = {id(tensor) for tensor in (*self.module.parameters(), *self.module.buffers())}
@@ -254,16 +246,10 @@ class RecordStep:
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[None]:
-        """Context in which the trainer runs steps, without trackers and compilers."""
+        """Context in which the trainer runs steps, without compilers and checkpoints of activations."""
         plugin = getattr(self._trainer, "precision_plugin", None)
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
-            for path, names in _TRACKERS.items():
-                room, _, kind = path.partition(":")
-                place = getattr(sys.modules.get(room), kind, None) if kind else sys.modules.get(room)
-                for name in names:
-                    if hasattr(place, name):
-                        enter(mock.patch.object(place, name, Sink()))
             enter(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             enter(torch.enable_grad())
@@ -514,20 +500,19 @@ def _without_checkpoint(function: Callable[..., Any], preserve: bool, *args: Any
     return function(*args)
 
 
-def _in_few_words(error: Exception) -> str:
-    """Reason why a step can't be traced; an error on fake tensors holds no private value."""
-    said, kind = " ".join(str(error).split()), type(error).__name__
+def _reason(error: Exception) -> str:
+    """Reason why a step can't be traced: the type of the error and the function that it comes from.
+
+    The step ran on tensors without values, so an error's text holds no private value.
+    """
     if isinstance(error, UntraceableError):
-        return said
-    if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
-        return "Python branches on values of tensors"
-    if kind == "DynamicOutputShapeException" or "must be tuple of ints" in said:
-        return "shapes depend on values of tensors"
-    if "setup_context" in said or "custom_function_call" in said:
-        return "an autograd.Function has a gradient of its own"
-    if "requires_grad_" in said or "does not require grad" in said:
-        return "it computes gradients itself"
-    return f"{kind}: {said[:100]}"
+        return str(error)
+    places = [
+        f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    own = [place for place in places if place.split(".")[0] not in _PASS_ON]
+    return f"{type(error).__name__} in {own[-1] if own else places[-1]}"
 
 
 def loss_of(module: Any, batch: Any, batch_idx: int) -> Tensor:

@@ -1,6 +1,7 @@
 """A module's step as a graph: its gradients are the module's own, and no record meets another one in them."""
 
 import random
+import re
 from collections import UserDict
 from typing import ClassVar
 
@@ -8,12 +9,10 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from torch.utils.tensorboard import SummaryWriter
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn.testing import clipped_sum
@@ -197,16 +196,16 @@ OWN = {
     "checkpointing": (
         lambda module, x, y: F.cross_entropy(checkpoint(module.net, x, use_reentrant=False), y),
         # torch 2.4, which has no set_stance yet, keeps the inputs by a function of autograd.
-        None if hasattr(torch.compiler, "set_stance") else "an autograd.Function has a gradient of its own",
+        None if hasattr(torch.compiler, "set_stance") else "RuntimeError in ",
     ),
     "re-entrant checkpointing": (re_entrant, None),
     "several lines a record": (lambda module, x, y: plain(module, x.repeat(3, 1, 1, 1), y.repeat(3)), None),
     "a mask": (lambda module, x, y: plain(module, x, y) + module(x)[module(x) > 0].sum(), None),
     "no loss": (lambda module, x, y: None, None),
-    "a branch": (branches, "Python branches on values of tensors"),
+    "a branch": (branches, r"GuardOnDataDependentSymNode in [\w.]*\.branches"),
     "weights in place": (in_place, "its graph has another gradient than the step"),
-    "a gradient of its own": (reverses, "an autograd.Function has a gradient of its own"),
-    "a gradient penalty": (penalty, "it computes gradients itself"),
+    "a gradient of its own": (reverses, r"RuntimeError in [\w.]*\.reverses"),
+    "a gradient penalty": (penalty, r"RuntimeError in [\w.]*\.penalty"),
     "numpy": (lambda module, x, y: plain(module, x, y) * float(x.numpy().mean()), "looks at values of tensors"),
 }  # fmt: skip
 
@@ -239,9 +238,9 @@ def test_sums_are_those_of_a_loop_over_records_and_the_guarantee_says_how(name, 
         assert (callback.guarantee, summary["step"]) == ("unconditional", "traced")
     else:
         assert (callback.guarantee, summary["step"]) == ("conditional", "copies")
-        said = f"training_step can't be traced ({reason}"
-        assert said in summary["reason"]
-        assert said in callback.report().reason
+        said = rf"training_step can't be traced \({reason}"
+        assert re.search(said, summary["reason"])
+        assert summary["reason"] == callback.report().reason
         with pytest.raises(ValueError, match="can't be traced"):
             fit(Step(loss), tmp_path / "strict", training(step="traced"), epochs=1)
 
@@ -271,23 +270,6 @@ def test_records_of_several_shapes_have_a_graph_each():
     data = TensorDataset(torch.stack([F.adaptive_avg_pool2d(one, 8) for one in images]), LABELS)
     found, wanted = clipped_sum(Pooled(), Sizes(), range(COUNT)), clipped_sum(Lit(), data, range(COUNT))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_a_writer_of_the_steps_own_gets_no_private_figure(tmp_path):
-    writer = SummaryWriter(tmp_path / "own")
-
-    def writes(module, x, y):
-        loss = plain(module, x, y)
-        writer.add_scalar("loss", float(loss))  # a value, so that the step is not traced
-        return loss
-
-    callback, _ = fit(Step(writes), tmp_path, epochs=1)
-    writer.add_scalar("after", 1.0)
-    writer.close()
-    seen = EventAccumulator(str(tmp_path / "own"))
-    seen.Reload()
-    assert callback.way == "copies"
-    assert seen.Tags()["scalars"] == ["after"]
 
 
 class Fields(UserDict):
