@@ -28,20 +28,10 @@ test_bad_arguments_are_named = refusals(
 
 
 @pytest.mark.parametrize("extractor", [True, False])
-def test_checkpoints_and_logs_hold_nothing_private_and_give_the_module_back(tmp_path, extractor):
-    data, names = make_data(), set()
-
-    class Names(pl.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            names.update(trainer.callback_metrics)
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, *_):
-            names.update(trainer.callback_metrics)
-
+def test_checkpoints_hold_nothing_private_and_give_the_module_back(tmp_path, extractor):
+    data = make_data()
     module = make(extractor=extractor, **({"feature_head": FeatureHead("mlp", 8, 5)} if extractor else {}))
-    trainer = fit(module, tmp_path, data=data, callbacks=[keep_last(tmp_path), Names()])
-    privacy = {"privacy/epsilon", "privacy/epsilon_spent", "privacy/delta", "privacy/guarantee"}
-    assert names | set(trainer.callback_metrics) == {"val/accuracy", "val/loss", *privacy}
+    fit(module, tmp_path, data=data, callbacks=[keep_last(tmp_path)])
     path = tmp_path / "ckpt" / "last.ckpt"
     saved, raw = torch.load(path, weights_only=False), path.read_bytes()
     assert "private_training" in saved
