@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pl_privknn._tracing import recorded
 from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures, check_layers, undisturbed
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.public import Resized
@@ -223,18 +222,10 @@ class _ChangesItselfError(Exception):
 
 def _recorded(function: Any, image: Tensor) -> Any:
     """Graph of a function's operations on a batch of one image, of which only the shape is used."""
-    # Fake tensors pretend that there are GPUs; autograd, started after that, would have threads for them.
-    with torch.enable_grad():
-        start = torch.ones(1, requires_grad=True)
-        torch.autograd.grad(start.sum(), start)
     module = getattr(function, "__self__", function)
     if isinstance(module, nn.Module):
         module.eval()
-    with sdpa_kernel(SDPBackend.MATH):
-        traced = make_fx(
-            lambda one: function(one.clone()[None])[0], tracing_mode="fake", _allow_non_fake_inputs=True
-        )
-        return traced(torch.zeros_like(image))
+    return recorded(lambda one: function(one.clone()[None])[0], image)
 
 
 def _close(found: Tensor, wanted: Tensor) -> bool:

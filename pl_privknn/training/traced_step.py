@@ -23,10 +23,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
@@ -34,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
+from pl_privknn._tracing import recorded
 from pl_privknn.privacy.records import shares_memory
 from pl_privknn.training.private_randomness import generator_states
 from pl_privknn.training.step_inputs import (
@@ -153,10 +151,6 @@ class RecordStep:
             UntraceableError: for a step that is no graph of tensor operations.
             ValueError: for a graph that holds private records.
         """
-        # Fake tensors pretend that there are 8 GPUs; autograd, started after that, would have a thread for each.
-        with torch.enable_grad():
-            start = torch.ones(1, requires_grad=True)
-            torch.autograd.grad(start.sum(), start)
         changing: list[str] = []
         logged: set[str] = set()
         step = self._copy({}, changing.append, logged)
@@ -176,19 +170,11 @@ class RecordStep:
             with _Recorded():
                 return torch.func.functional_call(step, written, (full, number))
 
-        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(allow_scalar_outputs=True))
-
-        def faked(tensor: Tensor) -> Tensor:
-            return mode.from_tensor(tensor.detach(), static_shapes=True)
-
         before = generator_states()[1:]
-        with self._context(), mode, sdpa_kernel(SDPBackend.MATH):
-            arguments = pytree.tree_map(faked, (trained, every, given))
-            pure = torch.func.functionalize(loss, remove="mutations_and_views")
+        pure = torch.func.functionalize(loss, remove="mutations_and_views")
+        with self._context():
             try:
-                graph: Any = make_fx(pure, decomposition_table=_DECOMPOSITIONS, tracing_mode="real")(
-                    *arguments
-                )
+                graph = recorded(pure, trained, every, given, decomposition_table=_DECOMPOSITIONS)
             except Exception as error:
                 raise UntraceableError(_reason(error)) from None
         if generator_states()[1:] != before:
