@@ -15,15 +15,12 @@ from pl_privknn._tracing import recorded
 from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures, check_layers, undisturbed
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.public import Resized
+from pl_privknn.networks.base import APART, is_as_built
 
 Extract = Callable[[Tensor], Tensor]
 
-# Layers that process the examples of a batch independently in evaluation mode, in any order.
-_APART = (
-    *(nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout, nn.Linear, nn.Conv2d),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.MaxPool2d, nn.AvgPool2d),
-    *(nn.AdaptiveAvgPool2d, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.LeakyReLU),
-)
+# With layers that hold others, and those that process examples independently in evaluation mode alone.
+_APART_IN_EVALUATION = APART | {nn.ModuleList, nn.ModuleDict, nn.Dropout, nn.BatchNorm1d, nn.BatchNorm2d}
 _OWN = "pl_privknn."
 _AT_ONCE = 128
 #: Public images among which one is compared with the same image alone.
@@ -103,11 +100,8 @@ def keeps_apart(module: nn.Module) -> bool:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    if {"forward", "features"} & vars(layer).keys() or layer._forward_hooks or layer._forward_pre_hooks:
-        return False
-    if type(layer) is nn.Flatten:
-        return (layer.start_dim, layer.end_dim) == (1, -1)
-    return type(layer) in _APART or type(layer).__module__.startswith((_OWN, "timm.", "torchmetrics."))
+    own = type(layer).__module__.startswith((_OWN, "timm.", "torchmetrics."))
+    return is_as_built(layer) and (own or type(layer) in _APART_IN_EVALUATION)
 
 
 class _Alone:

@@ -11,6 +11,16 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import check_choice, check_finite, check_int, check_non_negative, check_positive
 
+#: Layers whose output for an example depends on that example alone.
+APART = frozenset(
+    {
+        *(nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm),
+        *(nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.LeakyReLU),
+        *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    }
+)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 @dataclasses.dataclass(frozen=True)
 class Normalization:
@@ -157,3 +167,10 @@ class Optimization:
             return torch.optim.SGD(parameters, momentum=self.momentum, nesterov=nesterov, **options)
         adam = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return adam(parameters, betas=(self.momentum, 0.999), **options)
+
+
+def is_as_built(layer: nn.Module) -> bool:
+    """Whether a layer runs the code of its class alone, without hooks, and flattens each example by itself."""
+    if {"forward", "features"} & vars(layer).keys() or any(getattr(layer, name) for name in _HOOKS):
+        return False
+    return type(layer) is not nn.Flatten or (layer.start_dim, layer.end_dim) == (1, -1)

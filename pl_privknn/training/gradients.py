@@ -93,7 +93,7 @@ class RecordGradients:
         self._take_parameters()
 
     def _take_parameters(self) -> None:
-        self.names, self.parameters = trained_parameters(self.module)
+        self.parameters = trained_parameters(self.module)
         self.device = self.parameters[0].device
         self._sizes = [parameter.numel() for parameter in self.parameters]
         bytes_of_one = 4 * sum(self._sizes)
@@ -524,19 +524,19 @@ def clipped_sum(module: Any, data: Any, records: Sequence[int], max_grad_norm: f
     return gradients.replayable([int(place) for place in records])
 
 
-def trained_parameters(module: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
-    """Names and parameters that need a gradient.
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that need a gradient.
 
     Raises:
         ValueError: if there are none.
     """
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    if not named:
+    found = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not found:
         raise ValueError(
             f"{type(module).__name__}: no parameter requires a gradient, so there is nothing to train; set "
             "requires_grad=True for those that are to be trained"
         )
-    return [name for name, _ in named], [parameter for _, parameter in named]
+    return found
 
 
 def check_layers(module: nn.Module, remedy: str) -> None:

@@ -13,27 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
-from pl_privknn.networks import FeatureNetwork
+from pl_privknn.networks.base import APART, FeatureNetwork, is_as_built
 from pl_privknn.privacy.noisy_steps import clip_factors
 from pl_privknn.training.clipped_sums import SLACK, ClippedSum
-
-# Layers whose output for a record depends on that record alone, whatever their arguments.
-_SEPARABLE = frozenset(
-    {
-        *(
-            nn.Sequential,
-            nn.Identity,
-            nn.Flatten,
-            nn.Linear,
-            nn.Conv2d,
-            nn.GroupNorm,
-            nn.LayerNorm,
-            FeatureNetwork,
-        ),
-        *(nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.LeakyReLU),
-        *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
-    }
-)
 
 
 def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
@@ -47,17 +29,11 @@ def separable(network: nn.Module) -> bool:
     Args:
         network: of layers of a short list, without hooks or other forward passes of their own.
     """
-    for layer in network.modules():
-        plain = type(layer) in _SEPARABLE and "forward" not in vars(layer) and not _has_hooks(layer)
-        if not plain or (isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros"):
-            return False
-    return True
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    return any(
-        getattr(layer, name)
-        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return all(
+        (type(layer) in APART or type(layer) is FeatureNetwork)
+        and is_as_built(layer)
+        and (not isinstance(layer, nn.Conv2d) or layer.padding_mode == "zeros")
+        for layer in network.modules()
     )
 
 
