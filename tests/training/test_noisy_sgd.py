@@ -19,7 +19,6 @@ from tests.training.noisy_sgd_setup import PRIVATE, Flat, fit, keep_last, make, 
 
 test_bad_arguments_are_named = refusals(
     {
-        "epsilon=None, noise_multiplier=None": lambda: make(noise_multiplier=None),
         "components": lambda: make(feature_head={"components": 65}),
         "head": lambda: make(feature_head={"head": "deep"}),
         "std": lambda: make(normalization={"mean": [0.5]}),

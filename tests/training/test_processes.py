@@ -14,7 +14,6 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.training import PrivacyGroups, PrivateTraining
-from pl_privknn.training.private_data import PrivateData
 from tests.privacy.ledger.ledger_setup import needs_fork
 from tests.setup.forked import in_child, in_group
 from tests.training.noisy_sgd_setup import PRIVATE, NoNoise, charged, keep_last, make, make_data, make_trainer
@@ -176,30 +175,19 @@ def test_processes_of_different_records_or_members_are_refused_before_a_charge(t
     assert not list(tmp_path.rglob("*.sqlite"))
 
 
-def test_shares_of_the_records_are_disjoint_and_their_coins_independent():
-    data = make_data()
-    data.setup("fit")
-    shares = [PrivateData(data, (rank, 4)) for rank in range(4)]
-    assert sorted(map(len, shares)) == [22, 22, 23, 23]
-    for rank, part in enumerate(shares):
-        own = data.private.images(torch.arange(rank, PRIVATE, 4))
-        torch.testing.assert_close(part.rows(torch.arange(len(part)))[0][:, 0], own)
-
-
 class OwnFile(ArraysDataModule):
     private_in_shards = True
 
 
 @needs_fork
-@pytest.mark.parametrize(("cls", "records"), [(OwnFile, PRIVATE), (ArraysDataModule, PRIVATE // 2)])
-def test_a_process_draws_from_its_whole_file_or_its_share_of_the_table(tmp_path, cls, records):
+def test_a_process_draws_from_its_whole_file(tmp_path):
     class Count(pl.Callback):
         def on_train_start(self, trainer, pl_module):
             callback = next(one for one in trainer.callbacks if isinstance(one, PrivateTraining))
-            assert len(callback.private) == records
+            assert len(callback.private) == PRIVATE
 
     def one(rank):
-        fit(Lit(), tmp_path, training(), devices=2, data=make_data(cls), callbacks=[Count()], **DDP)
+        fit(Lit(), tmp_path, training(), devices=2, data=make_data(OwnFile), callbacks=[Count()], **DDP)
 
     assert in_group(2, one) == [0, 0]
 
