@@ -132,15 +132,13 @@ def importable(files: list[str]) -> Iterator[None]:
         sys.path[:] = before
 
 
-def add_set(parser: argparse.ArgumentParser, text: str, required: bool = False) -> None:
+def add_set(parser: argparse.ArgumentParser, text: str) -> None:
     """Add ``--set``, which may be repeated and takes several values each time."""
-    parser.add_argument(
-        "--set", nargs="+", action="extend", required=required, default=[], metavar="PATH=VALUE", help=text
-    )
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="PATH=VALUE", help=text)
 
 
-def values_set(option: str, texts: list[str], several: bool = False) -> dict[str, Any]:
-    """Parse texts ``PATH=VALUE`` into values by dotted path; a value is YAML, or with ``several`` a comma list.
+def values_set(option: str, texts: list[str]) -> dict[str, Any]:
+    """Parse texts ``PATH=VALUE`` into values by dotted path; a value is YAML.
 
     Raises:
         ValueError: for texts of another form.
@@ -150,10 +148,9 @@ def values_set(option: str, texts: list[str], several: bool = False) -> dict[str
     found = {}
     for text in texts:
         path, equals, value = text.partition("=")
-        if not equals or not path or (several and not value):
-            form = "PATH=V1,V2" if several else "PATH=VALUE"
-            raise ValueError(f"{option} {text!r} must be {form}, as in trainer.max_epochs=2")
-        found[path] = read_yaml(f"[{value}]" if several else value)
+        if not equals or not path:
+            raise ValueError(f"{option} {text!r} must be PATH=VALUE, as in trainer.max_epochs=2")
+        found[path] = read_yaml(value)
     return found
 
 

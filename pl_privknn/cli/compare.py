@@ -1,9 +1,8 @@
-"""``privknn compare`` and ``privknn tune``: many runs and their total cost."""
+"""``privknn compare``: many runs and their total cost."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,45 +125,3 @@ def _run(parsed: argparse.Namespace) -> int:
 def _print_state(what: str, run: Run, text: str) -> None:
     """Print one line for each run that starts or ends."""
     print(f"{what}: {run.label}{f': {text}' if text else ''}", flush=True)
-
-
-def add_tune(commands: Any) -> None:
-    """Register ``privknn tune`` with argparse's subparsers."""
-    parser = commands.add_parser(
-        "tune", help="search settings of a private training at a stated ε for the whole search (resumable)"
-    )
-    parser.add_argument("config", help="YAML of a training by NoisySGD or PrivateTraining")
-    parser.add_argument("--epsilon", type=float, required=True, help="ε of the whole search")
-    add_set(
-        parser,
-        "values to choose from, as in model.init_args.optimization.lr=0.5,1,2; searches all combinations",
-        required=True,
-    )
-    parser.add_argument(
-        "--mean", type=float, help="expected number of candidates (as many as there are settings)"
-    )
-    parser.add_argument(
-        "--score-noise",
-        type=float,
-        default=50.0,
-        help="σ of the noise on a count of correct predictions (50)",
-    )
-    parser.add_argument("--output", help="output folder (runs/tune/NAME)")
-    parser.add_argument("--ledger", help="a ledger shared by several runs (one in the output folder)")
-    parser.add_argument("--max-epsilon", type=float, help="budget of the ledger")
-    parser.set_defaults(run=_tune)
-
-
-def _tune(parsed: argparse.Namespace) -> int:
-    """Run the search, and print the best setting and the cost of the search."""
-    from pl_privknn.config import read_document
-    from pl_privknn.training.tuning import TuningRun, tuning_of
-
-    path, values = Path(parsed.config), values_set("--set", parsed.set, several=True)
-    tuning = tuning_of(read_document(path), values, parsed.epsilon, parsed.mean, parsed.score_noise)
-    output = Path(parsed.output or Path("runs") / "tune" / path.stem)
-    ledger = None if parsed.ledger is None else Path(parsed.ledger)
-    print(json.dumps(TuningRun(tuning, output, ledger, parsed.max_epsilon).run(), ensure_ascii=False))
-    suggest(f"fit --config {output / 'best.yaml'}")
-    print(output)
-    return 0

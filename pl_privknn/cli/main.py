@@ -14,7 +14,7 @@ from pl_privknn import __version__
 from pl_privknn.cli.audit import add_audit
 from pl_privknn.cli.check import add_check
 from pl_privknn.cli.common import CommandParser, shown_text, user_error
-from pl_privknn.cli.compare import add_compare, add_tune
+from pl_privknn.cli.compare import add_compare
 from pl_privknn.cli.fit import COMMANDS, add_init, add_training, run_training_command
 from pl_privknn.cli.privacy import add_epsilon, add_plan
 from pl_privknn.cli.publish import add_demo, add_export, add_predict, add_report
@@ -107,7 +107,6 @@ _ADDED: dict[str, Callable[[Any], None]] = {
     "plan": add_plan,
     "check": add_check,
     "compare": lambda commands: add_compare(commands, main),
-    "tune": add_tune,
 }
 
 if __name__ == "__main__":

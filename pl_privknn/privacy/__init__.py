@@ -31,7 +31,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "NoisyScreening",
             "PureDP",
             "RandomizedResponse",
-            "RepeatAndSelect",
             "ShuffleAmplification",
         ],
         "noise": ["NoiseSource", "SeededNoise", "SystemNoise", "default_noise"],

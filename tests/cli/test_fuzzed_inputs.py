@@ -35,7 +35,6 @@ KINDS = {
     "negative_binomial": {"shape": 20.0, "ratio": 0.5, "moved": 1},
     "gaussian_dp_stream": {"mu": 0.1},
     "conditional": {"inner": {"mechanism": "gaussian", "sigma": 20.0}, "condition": "it holds"},
-    "repeat_and_select": {"candidate": [{"mechanism": "gaussian", "sigma": 20.0}], "mean": 3.0},
 }
 ODD = [
     None, True, False, 0, -0.0, -1, 2, 1.5, 1e308, -1e308, 1e-308, 1e-301, 5e-324, 1e300, 1e-300, math.nan, math.inf,

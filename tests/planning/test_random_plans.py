@@ -82,7 +82,6 @@ COMMANDS = {
     "check": "check --data {data} --private-records 60",
     "init": "init --data {data} --private-records 60 --output made.yaml",
     "compare": "compare --data {data} --private-records 60 --dry-run",
-    "tune": "tune training.yaml --set model.init_args.optimization.lr=0.5,1",
 }
 
 
@@ -127,9 +126,4 @@ def _write_configurations(path):
     (path / "run.yaml").write_text(
         "labeling:\n  queries_per_round: 40\n  budget: {delta: 1.0e-5}\n  labeler:\n    class_path: PrivateKNN\n"
         "    init_args: {k: 30, noise: {class_path: Gaussian, init_args: {sigma: 9.0}}}\n"
-    )
-    (path / "training.yaml").write_text(
-        "data: {class_path: DigitsDataModule}\nmodel:\n  class_path: NoisySGD\n"
-        "  init_args: {budget: {epsilon: 1.0, delta: 1.0e-5}, expected_batch_size: 64, private_records: 900}\n"
-        "trainer: {max_epochs: 2}\n"
     )

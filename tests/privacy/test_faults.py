@@ -26,7 +26,6 @@ from pl_privknn.neighbors import poisson, search
 from pl_privknn.privacy import ledger, mechanisms, noise, store
 from pl_privknn.privacy.accounting import accountant, pld, rdp, renyi_filter
 from pl_privknn.privacy.mechanisms import base
-from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 
 TESTS = Path(__file__).parents[1]
 CASE = json.loads((TESTS / "data" / "reference_epsilons.json").read_text(encoding="utf-8"))[0]
@@ -191,10 +190,6 @@ FAULTS = {
         {"votes": "swap", "rate": 1.0, "scale": 0.7}),
     "shuffling among twice as many clients": Fault(mechanisms.ShuffleAmplification, "pld",
         as_if(num_clients=lambda count: 2 * count), f"{_LOCAL}::test_shuffling_equals_enumeration_of_the_clones"),
-    "a search that pays for the released candidate alone": Fault(RepeatAndSelect, "rdp",
-        instead(lambda self, *given: sum(one.count * one.mechanism.rdp(*given) for one in self.candidate)),
-        f"{_LOCAL}::test_epsilon_is_that_of_dp_accounting",
-        {"noise": 5.0, "rate": 1.0, "steps": 10, "score": 100.0, "mean": 20.0}),
     "a conversion to ε that is a tenth too low": Fault(rdp, "epsilon_improved",
         result(lambda epsilon: 0.9 * epsilon), _REFERENCE, {"case": CASE}),
     "a composition of half as many releases": Fault(pld, "compose",

@@ -12,7 +12,6 @@ from pl_privknn.privacy.mechanisms.gaussian import Gaussian
 from pl_privknn.privacy.mechanisms.laplace import Laplace
 from pl_privknn.privacy.mechanisms.negative_binomial import NegativeBinomial
 from pl_privknn.privacy.mechanisms.randomized_response import RandomizedResponse
-from pl_privknn.privacy.mechanisms.repeat_and_select import RepeatAndSelect
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 from pl_privknn.privacy.mechanisms.shuffle import ShuffleAmplification
 from pl_privknn.privacy.mechanisms.stated import Conditional, GaussianDPStream, NoNoise, PureDP
@@ -32,7 +31,6 @@ __all__ = [
     "NoisyScreening",
     "PureDP",
     "RandomizedResponse",
-    "RepeatAndSelect",
     "ShuffleAmplification",
     "VoteNoise",
 ]

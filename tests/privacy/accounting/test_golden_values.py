@@ -11,7 +11,6 @@ from pl_privknn.privacy import (
     Laplace,
     PureDP,
     RandomizedResponse,
-    RepeatAndSelect,
     account,
     delta_for_epsilon,
     epsilon_for_delta,
@@ -132,14 +131,6 @@ def test_randomized_response_in_dp_accounting():
     release = RandomizedResponse(flip_probability=0.75 * 4 / (3 + math.e), num_values=4)
     assert release.pure_epsilon("replace_one") == pytest.approx(1.0, abs=1e-12)
     assert delta_for_epsilon([Charge(release)], 1.0, "replace_one") == pytest.approx(0.0, abs=1e-12)
-
-
-@pytest.mark.parametrize("mean", [10.0, 1000.0])
-def test_repeat_and_select_in_dp_accounting(mean):
-    """dp-accounting, rdp_privacy_accountant_test.py: (2 + shape)·ε for pure runs at a large order; shape 1."""
-    best = RepeatAndSelect((Charge(Laplace(1.0)),), mean=mean)
-    assert best.rdp(np.array([1e10]), "add_remove")[0] == pytest.approx(3.0, abs=1e-3)
-    assert epsilon_for_delta([Charge(best)], 1e-10) == pytest.approx(3.0, abs=1e-3)
 
 
 def test_conversions_in_dp_accounting():

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from pl_privknn.privacy.mechanisms import (
-    Charge,
     ExponentialArgmax,
     Gaussian,
     Laplace,
@@ -13,7 +12,6 @@ from pl_privknn.privacy.mechanisms import (
     NoNoise,
     PureDP,
     RandomizedResponse,
-    RepeatAndSelect,
 )
 from pl_privknn.privacy.mechanisms.base import observing
 from pl_privknn.privacy.noise import SeededNoise
@@ -49,11 +47,6 @@ def test_a_draw_is_observed_with_its_mechanism_values_and_noise(name):
 def test_noise_on_multiples_is_observed_in_the_units_of_its_sensitivity():
     with observing(lambda mechanism, values, noise, draw: values):
         assert Gaussian(1.0).add_noise_to_multiples(VALUES, 0.5, SeededNoise(0)).tolist() == [1.5, 0.5, 2.0]
-
-
-def test_the_number_of_candidates_is_a_draw():
-    with observing(lambda mechanism, values, noise, draw: torch.tensor(7)):
-        assert RepeatAndSelect((Charge(Gaussian(1.0)),), mean=1.0).draw_count(SeededNoise(0)) == 7
 
 
 def test_a_mechanism_without_a_draw_wants_a_function():
