@@ -2,11 +2,9 @@
 
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
 from pl_privknn.labelers.ind_knn.labeler import IndKNN, RecordBudgets, Records, Similarity
-from pl_privknn.labelers.ind_knn.retrieval import Context, Retrieved, VoteRelease, smoothed_votes
 from pl_privknn.privacy.record_groups import RecordGroups
 
 __all__ = [
-    "Context",
     "IndKNN",
     "IndKNNParameters",
     "IndKNNSwitches",
@@ -14,8 +12,5 @@ __all__ = [
     "RecordBudgets",
     "RecordGroups",
     "Records",
-    "Retrieved",
     "Similarity",
-    "VoteRelease",
-    "smoothed_votes",
 ]

@@ -126,13 +126,6 @@ class IndKNNParameters:
         """Cost of the noisy number of neighbours for each of them: 1 / (2 σ1²)."""
         return 1 / (2 * self.sigma1**2)
 
-    def sigma_of_votes(self, share: float) -> float:
-        """The least noise of votes at which budgets last for T retrievals, of ``share`` of the records each.
-
-        Each neighbour pays 1/σ², so σ² = T · share / B; T is what σ1 = √(T / (6B)) was chosen for.
-        """
-        return self.sigma1 * math.sqrt(6 * share)
-
     @property
     def quantum(self) -> float:
         """The power of two in whole multiples of which budgets are counted."""

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, IndKNNSwitches, ask, collect
-from pl_privknn.labelers.ind_knn.retrieval import Retrieved
 from pl_privknn.neighbors.hashing import HashIndex, chosen_products
 from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.neighbors.search import reaching
@@ -272,37 +271,6 @@ class IndKNNEngine:
             if margin < self.switches.abstain * self.parameters.sigma2 * np.sqrt(2 * count):
                 return -1
         return winner
-
-    def retrieve(
-        self, queries: Tensor, sigma: float, source: NoiseSource, ledger: ChargesLedger | None
-    ) -> list[Retrieved]:
-        """Find the neighbours of queries that can pay for a vote; their cost is on disk when this returns.
-
-        Args:
-            queries: float features, shape ``(m, dimension)``.
-            sigma: deviation of the vote's noise.
-            source: of protective randomness.
-            ledger: as in :meth:`answer`.
-
-        Raises:
-            BudgetExceeded: as the ledger says; nothing was found.
-            PrivateStoreError: as in :meth:`answer`.
-        """
-        noise, vectors = self.budgets.pay_for(self.parameters.total, ledger, source), unit_rows(queries)
-        left, found = self.budgets.left, []
-        cost = float(self.parameters.costs(1 / sigma**2))
-        for query, (near, kappa) in enumerate(self.neighborhoods(vectors, self._thresholds(vectors))):
-            able = left[self._places[near]] >= cost
-            near, kappa = near[able], kappa[able]
-            order = np.lexsort((self.ids[near], -kappa))
-            near, kappa = near[order], kappa[order]
-            left[self._owners_of(near)[0]] -= cost
-            given = (self.ids[near], self.labels[near], kappa, self.owners[near])
-            found.append(Retrieved(*given, sigma, self.num_classes, noise.stream("retrieval", query)))
-        mark = self.budgets.next_mark()
-        self.budgets.spend(mark)
-        self.budgets.vouch(ledger, mark)
-        return found
 
     # ------------------------------------------------------------------ searching
 

@@ -13,12 +13,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_positive, shape_text
+from pl_privknn._checks import check_int, shape_text
 from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import ChargesLedger, check_table, nonnegative_shares
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
-from pl_privknn.labelers.ind_knn.retrieval import Retrieved
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.privacy.noise import NoiseSource, default_noise
@@ -145,36 +144,6 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             self._keep("answers", vectors[known:], said[known:])
         labels, counts = torch.from_numpy(answers.labels), torch.from_numpy(answers.counts)
         return Predictions(labels, nonnegative_shares(torch.from_numpy(answers.noisy)).float(), counts)
-
-    def retrieve(self, query: Tensor, sigma: float | None = None) -> Retrieved | list[Retrieved]:
-        """**Private.** Find the neighbours of a query that can still pay, for the curator, and book their charge.
-
-        Each has then paid for *one* vote with noise of deviation ``sigma``, :meth:`Retrieved.vote`, which may be let
-        out (:class:`~pl_privknn.labelers.ind_knn.retrieval.Retrieved` states the guarantee). The search is exact
-        unless ``hashing`` is chosen. Charges are on disk before this returns.
-
-        Args:
-            query: features of one query, float ``(dimension,)``, or of several, as in :meth:`predict`, which pay one
-                after another.
-            sigma: deviation of the noise on the numbers of votes; each neighbour pays 1/sigma². By default
-                :meth:`IndKNNParameters.sigma_of_votes`, for which the share of records near a query is taken from
-                ``density``, and is a third without it.
-
-        Returns:
-            a :class:`~pl_privknn.labelers.ind_knn.retrieval.Retrieved`, or a list of them for several queries.
-
-        Raises:
-            RuntimeError: as :meth:`predict`.
-            ValueError: as there, or if ``sigma`` is not above 0.
-            PrivateStoreError: as there; nothing is returned.
-        """
-        density = self.switches.density
-        share = 1 / 3 if density is None else density.neighbors / density.private_records
-        sigma = self.parameters.sigma_of_votes(share) if sigma is None else check_positive("sigma", sigma)
-        queries = self._features(query[None] if query.ndim == 1 else query)
-        with self._turn:
-            found = self._ready(queries).retrieve(queries, sigma, self.noise_source, self._ledger)
-        return found[0] if query.ndim == 1 else found
 
     # ------------------------------------------------------------------ for the owner of the data
 

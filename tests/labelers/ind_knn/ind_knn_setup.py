@@ -201,24 +201,3 @@ class Together:
     def close(self):
         for member in self.members:
             member.close()
-
-
-# ---------------------------------------------------------------- retrieval
-
-
-class ByNumber(SeededNoise):
-    """Draws the part of each record from its number, and no noise: the coupling of the privacy argument."""
-
-    def __init__(self, owners=(), seed=0):
-        super().__init__(seed)
-        self.owners, self.seed = owners, seed
-
-    def stream(self, *key):
-        return self
-
-    def integers(self, shape, below):
-        drawn = {number: np.random.default_rng((self.seed, number)).integers(below) for number in self.owners}
-        return torch.tensor([drawn[number] for number in sorted(self.owners)] + [0] * (shape - len(drawn)))
-
-    def rounded_normal(self, shape, sigma):
-        return torch.zeros(shape, dtype=torch.int64)

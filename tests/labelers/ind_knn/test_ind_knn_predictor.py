@@ -250,8 +250,6 @@ def scenario(folder, note):
     note("added", predictor)
     predictor.predict(QUERIES[2:5])
     note("asked", predictor)
-    predictor.retrieve(QUERIES[0], 6.0)
-    note("retrieved", predictor)
     predictor.remove([50, 3])
     note("removed", predictor)
     predictor.predict(QUERIES[5:7])
