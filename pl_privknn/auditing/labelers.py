@@ -309,7 +309,6 @@ def _ind_knn(labeler: IndKNN) -> None:
     labeler.state_dir = labeler.ids = None
     # Earlier answers take part again: the attacker has them, and would only have to subtract them.
     labeler.switches = dataclasses.replace(labeler.switches, reuse=False)
-    labeler.groups = None  # canaries have no owners who chose less than the ε of the ledger
 
 
 @functools.singledispatch

@@ -302,7 +302,7 @@ class BudgetTable(PrivateStore):
 
     def _load(self) -> None:
         rows = np.fromiter(self.read("SELECT id, allowed, spent FROM budgets ORDER BY id"), _ROW)
-        self.numbers, self._allowed = rows["id"].copy(), rows["allowed"].copy()
+        self.numbers = rows["id"].copy()
         self.left = (rows["allowed"] - rows["spent"]).astype(np.float64)
         self._written = self.left.copy()
 
@@ -323,7 +323,6 @@ class BudgetTable(PrivateStore):
         ids: Ids | None,
         digests: Tensor | None,
         table: tuple[Tensor, Tensor],
-        limits: Floats | None = None,
         is_shard: bool = False,
         unit: Unit = "record",
     ) -> Ids:
@@ -335,7 +334,6 @@ class BudgetTable(PrivateStore):
             ids: the owner's numbers, or None.
             digests: uint8, shape ``(n, 16)``; of the records as the data module gives them, or None.
             table: features ``(n, d)`` and labels, which identify the records where neither is given.
-            limits: what each may spend, ``(n,)``; None for the whole budget.
             is_shard: refuse other records than those with which the stream began. Shards don't know each other's
                 records: one that moved would get a second budget where it comes.
             unit: whose numbers ``ids`` are.
@@ -360,7 +358,6 @@ class BudgetTable(PrivateStore):
                 _check_digests(ids, following, self.numbers)
         elif digests is not None:
             noted = dict(zip(ids.tolist(), as_bytes(digests), strict=True))
-        allowed = self._quanta(len(ids), limits)
         if begun:
             before = {} if noted is None else dict(self.read("SELECT id, digest FROM budgets"))
             is_same = np.array_equal(np.sort(ids), self.numbers) and (noted is None or noted == before)
@@ -374,29 +371,22 @@ class BudgetTable(PrivateStore):
                     "ids: some private records come under another number than before, and would get another budget; "
                     "give the numbers in the data module's order, and every record its own"
                 )
-            known = np.isin(ids, self.numbers)
-            granted = self._allowed[self.places(ids[known])]
-            if not np.allclose(granted, allowed[known], rtol=BUDGET_SPREAD, atol=1):
-                raise ValueError(
-                    "groups: some private records are in another group than before, or groups have other ε, or the "
-                    f"stream began without or with groups; go back to those, or {_NEW_STREAM}"
-                )
         with self.writing() as db:
             if not begun:
                 db.execute("DELETE FROM budgets")
                 self.note("identities", kind)
-            self.admit(ids, allowed, None if noted is None else list(noted.values()))
+            self.admit(ids, None if noted is None else list(noted.values()))
         return ids
 
-    def admit(self, ids: Ids, allowed: Ids | None = None, digests: Sequence[bytes] | None = None) -> None:
+    def admit(self, ids: Ids, digests: Sequence[bytes] | None = None) -> None:
         """Add budgets for numbers that have none, and update the digests that are given."""
-        allowed = self._quanta(len(ids)) if allowed is None else allowed
+        allowed = [math.floor(self.fact("budget") / self.quantum)] * len(ids)
         known = [None] * len(ids) if digests is None else digests
         with self.writing() as db:
             db.executemany(
                 "INSERT INTO budgets (id, allowed, digest) VALUES (?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET digest = COALESCE(excluded.digest, digest)",
-                zip(ids.tolist(), allowed.tolist(), known, strict=True),
+                zip(ids.tolist(), allowed, known, strict=True),
             )
             self._load()
 
@@ -410,11 +400,6 @@ class BudgetTable(PrivateStore):
         if not np.array_equal(self.numbers.take(found, mode="clip") if len(self.numbers) else [], ids):
             raise PrivateStoreError("budgets: a record that is to pay has none")
         return found
-
-    def _quanta(self, count: int, limits: Floats | None = None) -> Ids:
-        whole = np.full(count, self.fact("budget"))
-        spendable = whole if limits is None else np.minimum(whole, limits)
-        return np.floor(spendable / self.quantum).astype(np.int64)
 
     # ------------------------------------------------------------------ payments
 

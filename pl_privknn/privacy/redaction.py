@@ -267,7 +267,7 @@ _MADE_OF: dict[Where, dict[str, str]] = {
         "sampling_rate expected_batch_size max_grad_norm step constants",
         _PLAN: "epsilon epsilon_rdp epsilon_rdp_classic epsilon_pld epsilon_exact guarantee reason conditional "
         "tpr_at_fpr_0.001 tpr_at_fpr_0.01 tpr_at_fpr_0.1 advantage gaussian_dp_mu "
-        "noise_multiplier steps_planned epsilon_of_groups rate_of_groups",
+        "noise_multiplier steps_planned",
         _CHARGES: "epsilon_spent steps ledger_head",
         _ANSWERS: "answered refused lost remark holdout_accuracy holdout_deviation holdout_epsilon",
         _JUDGED: "label_accuracy label_accuracy_last_round val_accuracy test_accuracy student_test_accuracy "

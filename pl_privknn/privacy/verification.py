@@ -443,16 +443,6 @@ def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Bal
         found |= {name: counts[name] for name in _COUNTED if name in counts}
     if "steps_planned" in summary:
         found |= _training(totals.planned.values(), totals.charged.values())
-    if described and (rates := described[-1].get("rates")):
-        from pl_privknn.privacy.record_groups import (
-            group_costs,  # loads torch, which a list of records needs not
-        )
-
-        steps = next(
-            c for c in totals.planned.values() if getattr(c.mechanism, "sampling_rate", 0) == max(rates)
-        )
-        found["rate_of_groups"] = rates
-        found["epsilon_of_groups"] = group_costs(rates, steps, balance.guarantee(), summary["delta"])
     return found
 
 

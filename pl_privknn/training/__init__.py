@@ -1,7 +1,6 @@
 """Private training: any LightningModule on private records, by noisy SGD."""
 
 from pl_privknn.training.noisy_sgd import FeatureHead, NoisyOptimization, NoisySGD, tanh_cnn
-from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.session import TrainingOptions
 
@@ -9,7 +8,6 @@ __all__ = [
     "FeatureHead",
     "NoisyOptimization",
     "NoisySGD",
-    "PrivacyGroups",
     "PrivateTraining",
     "TrainingOptions",
     "tanh_cnn",

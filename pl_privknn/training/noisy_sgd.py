@@ -240,7 +240,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
             "feature_head": feature_head, "optimization": optimization, "normalization": normalization
         }  # fmt: skip
         whole = ["network"] if isinstance(network, nn.Module) else []
-        objects = ["extractor", "groups", "budget", *whole]  # hold more than plain types
+        objects = ["extractor", "budget", *whole]  # hold more than plain types
         self.save_hyperparameters(ignore=[*objects, "options", "run_dir", *groups])
         if extractor is not None:
             components, whitening = feature_head.components, feature_head.whitening

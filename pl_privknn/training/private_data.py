@@ -157,27 +157,6 @@ class PrivateData:
         self._rows = torch.nonzero(persons_of(owners)[0] % share[1] == share[0]).flatten()
         return owners[self._rows]
 
-    def own(self, values: Tensor) -> Tensor:
-        """Values of this process's records, from values ``(n,)`` for all private records.
-
-        Raises:
-            ValueError: for more or fewer of them.
-        """
-        if len(values) != self._all:
-            raise ValueError(
-                "members: must be one group a private record, in the data's order, and there are more or fewer"
-            )
-        return values[self._rows]
-
-    def of_all_processes(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """**Private.** Contents that identify records, in their order and in blocks: two tensors ``(b, …)``."""
-        if self.images is None:
-            raise ValueError(
-                "groups: members are held to images and labels; use one of pl_privknn.datamodules"
-            )
-        for rows in torch.arange(self._all).split(_READ_TOGETHER):
-            yield self.images.store.read(rows), self.images.labels[rows]
-
     # ------------------------------------------------------------------ rows of tensors
 
     @property

@@ -33,7 +33,6 @@ from pl_privknn.training.gradients import (
     replace_batch_norms,
     trained_parameters,
 )
-from pl_privknn.training.privacy_groups import PrivacyGroups
 from pl_privknn.training.private_data import PrivateData, Steps
 from pl_privknn.training.requirements import (
     check_module,
@@ -86,7 +85,6 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         noise_multiplier: deviation of the noise over ``max_grad_norm``; None where the budget alone decides. 0 trains
             without noise, as a baseline whose ε is infinite and whose guarantee is ``"none"``.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
-        groups: of records that have an ε of their own, in the place of the budget's.
         evaluate: hold out a share of the records, or persons, and release the accuracy on them after the last step,
             at the ε of the training. For batches ``(x, y)`` of one class each, and modules that return logits.
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
@@ -119,7 +117,6 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         expected_batch_size: int,
         private_records: int,
         noise_multiplier: float | None = None,
-        groups: PrivacyGroups | None = None,
         replace_batch_norm: bool = False,
         evaluate: PaidEvaluation | None = None,
         run_dir: str | Path | None = None,
@@ -127,8 +124,6 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     ) -> None:
         super().__init__()
         budget = as_group("budget", budget, Budget())
-        if groups is not None:
-            budget = dataclasses.replace(budget, epsilon=groups.largest(budget.epsilon))
         if budget.epsilon is None and noise_multiplier is None:
             raise ValueError(
                 "budget.epsilon=None, noise_multiplier=None: give budget=Budget(epsilon=…), which finds the noise, "
@@ -136,7 +131,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             )
         if noise_multiplier == 0 and budget.epsilon is not None:
             raise ValueError(
-                "noise_multiplier=0: trains without noise, at an infinite ε; leave budget.epsilon and groups out"
+                "noise_multiplier=0: trains without noise, at an infinite ε; leave budget.epsilon out"
             )
         if noise_multiplier is not None:
             check_non_negative("noise_multiplier", noise_multiplier)
@@ -153,11 +148,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.options = options = as_group("options", options, TrainingOptions())
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
         self.evaluate = None if evaluate is None else as_group("evaluate", evaluate, PaidEvaluation())
-        self.budget, self.groups = budget, groups
-        if self.unit == "person" and groups is not None:
-            raise ValueError(
-                "budget.unit='person': groups give records an ε of their own; leave groups out, or use unit='record'"
-            )
+        self.budget = budget
         self.kind = type(self).__name__ if type(self).__module__ != __name__ else "PrivateTraining"
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = check_positive("max_grad_norm", max_grad_norm)
@@ -165,11 +156,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self.sampling_rate = expected_batch_size / private_records
         self.noise_source = options.noise_source if options.noise_source is not None else default_noise()
         self.run_dir = run_dir
-        if self.evaluate is not None and (
-            groups is not None or noise_multiplier == 0 or options.ledger_path is not None
-        ):
+        if self.evaluate is not None and (noise_multiplier == 0 or options.ledger_path is not None):
             raise ValueError(
-                "evaluate: the hold-out is charged in parallel with one training of one finite ε; leave groups, "
+                "evaluate: the hold-out is charged in parallel with one training of one finite ε; leave "
                 "noise_multiplier=0 and options.ledger_path out, or evaluate=None"
             )
         self._constants: dict[str, list[int]] = {}

@@ -26,17 +26,14 @@ from pl_privknn.privacy.noisy_steps import (
     poisson_sample,
     steps_within,
 )
-from pl_privknn.privacy.record_groups import poisson_sample_by_group
-from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import Budget, LedgerFiles
 from pl_privknn.training.followed_run import FollowedRun
 from pl_privknn.training.gradients import STEPS
-from pl_privknn.training.privacy_groups import PrivacyGroups, check_members
 from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.training_run import TrainingPlan, TrainingRun, guarantee_of, mechanism_of, run_folder
 
 # Of a fit alone: a copy holds none of them.
-_OF_A_FIT = dict.fromkeys(("run", "private", "_processes", "_groups", "_owners"))
+_OF_A_FIT = dict.fromkeys(("run", "private", "_processes", "_owners"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +100,6 @@ class PrivateSession:
         max_grad_norm: bound of each record's gradient.
         expected_batch_size: what the noisy sum of gradients is divided by.
         sampling_rate: Poisson rate of a step.
-        groups: of records, each with its ε, or None.
         options: rarely used settings.
         noise_source: of coins and noise.
         run: the training in its folder, once the fit has started; in all processes but the first, the facts received.
@@ -119,7 +115,6 @@ class PrivateSession:
     max_grad_norm: float
     expected_batch_size: int
     sampling_rate: float
-    groups: PrivacyGroups | None
     options: TrainingOptions
     noise_source: NoiseSource
     _run_dir: Path | None
@@ -134,7 +129,6 @@ class PrivateSession:
     run: TrainingRun | FollowedRun | None
     private: PrivateData | None
     _processes: ProcessGroup | None
-    _groups: tuple[Tensor, list[float]] | None
     _owners: Tensor | None  # of this process's records, where the unit is a person
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,10 +146,6 @@ class PrivateSession:
         self._processes = ProcessGroup.of(trainer)
         rank, count = self._processes.rank, self._processes.size
         in_shards = getattr(source, "private_in_shards", False)
-        if self.groups is not None and in_shards:
-            raise ValueError(
-                "groups: members are of all private records in one table, and these come in shards"
-            )
         self.private = PrivateData(source, (0, 1) if in_shards else (rank, count))
         if self.unit == "record":
             self.private.check_rows()
@@ -168,10 +158,6 @@ class PrivateSession:
             self._owners = self.private.share_by_person(owners, (rank, count))  # type: ignore[arg-type]
         if count > 1 and not in_shards:
             self.private.check_same(self._processes.agree)
-            if self.groups is not None and not self._processes.agree(self.groups.members.numpy().tobytes()):
-                raise ValueError(
-                    "groups: the processes of this training hold different members; read them from one file"
-                )
 
     def open(self, trainer: Any) -> None:
         """State the plan in the ledger, or continue that of an interrupted run; nothing in a ``fast_dev_run``.
@@ -186,7 +172,7 @@ class PrivateSession:
         if self.private is None:
             return
         assert self._processes is not None
-        plan, private = self._plan(trainer), self.private
+        plan = self._plan(trainer)
         place = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
         new = self._run_dir is None and resumed is None
         opened: list[TrainingRun] = []
@@ -207,13 +193,6 @@ class PrivateSession:
             )
             opened.append(run)
             rank_zero_info(f"run: {run.folder}")
-            if self.groups is not None:
-                try:
-                    records, members = private.of_all_processes(), self.groups.members
-                    redacted(check_members, run.folder, run.run_id, records, members, run.charged > 0)
-                except BaseException:
-                    run.close()
-                    raise
             return run.followed()
 
         followed = self._processes.from_first(open_run)
@@ -229,8 +208,6 @@ class PrivateSession:
         """
         if self.noise_multiplier is not None:
             return self.noise_multiplier
-        if self.groups is not None:
-            return self.groups.noise_for(self.sampling_rate, self.delta, steps)
         assert self.budget.epsilon is not None
         return noise_for_steps(self.budget.epsilon, self.delta, self.sampling_rate, steps)
 
@@ -243,14 +220,10 @@ class PrivateSession:
         Raises:
             ValueError: where the target can't be met.
         """
-        noise, rate = self.noise_for(steps), self.sampling_rate
-        if self.groups is not None:
-            rate = max(self.groups.rates(noise, self.delta, steps))
-        step = mechanism_of(noise, 1.0, rate)
+        step = mechanism_of(self.noise_for(steps), 1.0, self.sampling_rate)
         charges = [Charge(step, steps)]
-        limit = self.limit if self.groups is None else None
-        if limit is not None and epsilon_for_delta(charges, self.delta) > limit:
-            charges = [Charge(step, steps_within(step, steps, limit, self.delta))]
+        if self.limit is not None and epsilon_for_delta(charges, self.delta) > self.limit:
+            charges = [Charge(step, steps_within(step, steps, self.limit, self.delta))]
         guarantee = guarantee_of(self.conditions, self.noise_source)
         return [charge.with_guarantee(guarantee) for charge in charges]
 
@@ -296,8 +269,6 @@ class PrivateSession:
         # toss the same coins for different records.
         rank, place = self._processes.rank, (self.run.planned - self.run.steps.left, self.run.num_charges)
         coins = self.noise_source.stream("batches", *place, *(("rank", rank) if rank else ()))
-        if self._groups is not None:
-            return poisson_sample_by_group(*self._groups, coins)
         if self._owners is not None:
             most = self.options.records_per_person
             return poisson_persons(self._owners, self.sampling_rate, most, coins)
@@ -336,7 +307,7 @@ class PrivateSession:
 
     def leave(self) -> None:
         """Release the folder and the private records; the ledger stays readable."""
-        self.private = self._groups = self._owners = None
+        self.private = self._owners = None
         if self._processes is not None:
             self._processes.close()
         if self.run is not None:
@@ -364,25 +335,14 @@ class PrivateSession:
                 f"max_epochs={trainer.max_epochs}: the number of steps is part of the guarantee; set max_epochs or "
                 "max_steps of the trainer"
             )
-        count = check_int("steps", steps)
-        rate, noise, target = self.sampling_rate, self.noise_multiplier, self.budget.epsilon
-        rates: list[float] | None = None
-        if self.groups is not None:
-            assert self.private is not None
-            noise = self.noise_for(count)
-            rates = self.groups.rates(noise, self.delta, count)
-            # The ledger promises what holds for all: the ε of the records that take part most often.
-            rate, target = max(rates), None
-            self._groups = self.private.own(self.groups.members), rates
         return TrainingPlan(
-            steps=count,
-            sampling_rate=rate,
+            steps=check_int("steps", steps),
+            sampling_rate=self.sampling_rate,
             expected_batch_size=self.expected_batch_size,
             max_grad_norm=self.max_grad_norm,
             delta=self.delta,
-            noise_multiplier=noise,
-            epsilon=target if noise is None else None,
-            rates=rates,
+            noise_multiplier=self.noise_multiplier,
+            epsilon=self.budget.epsilon if self.noise_multiplier is None else None,
             step=self.way,
             conditions=list(self.conditions) or None,
             unit=self.unit,

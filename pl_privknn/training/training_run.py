@@ -20,7 +20,6 @@ from pl_privknn.privacy.noisy_steps import (
     step_mechanism,
     steps_within,
 )
-from pl_privknn.privacy.record_groups import group_costs
 from pl_privknn.privacy.run import FactsFile, Run, noted_run_id
 from pl_privknn.privacy.settings import Budget, LedgerFiles
 from pl_privknn.training.followed_run import FollowedRun, FollowedSteps
@@ -40,7 +39,6 @@ class TrainingPlan:
         delta: δ of the guarantee.
         noise_multiplier: noise over ``max_grad_norm``, 0 for none; None where ``epsilon`` decides.
         epsilon: ε that all steps together may cost, or None.
-        rates: of groups of records, the largest of which is ``sampling_rate``; None where all have that one.
         step: how records go through the module: ``"traced"``, ``"copies"`` or ``"layers"``.
         conditions: what the guarantee rests on, or None.
         unit: unit of privacy.
@@ -54,7 +52,6 @@ class TrainingPlan:
     delta: float
     noise_multiplier: float | None
     epsilon: float | None
-    rates: list[float] | None = None
     step: str = "traced"
     conditions: list[str] | None = None
     unit: Unit = "record"
@@ -99,7 +96,7 @@ class TrainingRun(Run):
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
         kind: what trains, for messages and the ledger: a class's name.
         files: where the ledger is.
-        limit: budget of the ledger; without groups, training ends before it is exceeded.
+        limit: budget of the ledger; training ends before it is exceeded.
         noise: the source that will draw.
         steps_per_charge: steps paid by one row of the ledger.
 
@@ -150,7 +147,6 @@ class TrainingRun(Run):
         self._check_progress()
         charge = Charge(self.mechanism, self.planned)
         description = {"training": self._kind, **self.asked.described()}
-        description |= self._of_groups([charge], self.planned)  # the ledger's own ε is the largest group's
         return [charge.with_guarantee(self._mark)], description
 
     @property
@@ -195,16 +191,9 @@ class TrainingRun(Run):
             "noise_multiplier": self.noise_multiplier,
             "max_grad_norm": self.asked.max_grad_norm,
             "step": self.asked.step,
-            **self._of_groups(report.guaranteed, self.planned),
             "ledger_head": report.head,
             "run": self.run_id,
         }
-
-    def _of_groups(self, charges: Sequence[Charge], steps: int) -> dict[str, Any]:
-        if (rates := self.asked.rates) is None:
-            return {}
-        costs = group_costs(rates, Charge(self.mechanism, steps), charges, self.asked.delta)
-        return {"epsilon_of_groups": costs, "rate_of_groups": rates}
 
     def _noise(self) -> float:
         plan = self.asked
@@ -216,7 +205,7 @@ class TrainingRun(Run):
     def _steps_within(self) -> int:
         """Number of steps that fit the budget, where fewer will do; all of them otherwise."""
         steps, ledger, budget = self.asked.steps, self.ledger, self.ledger.budget
-        if budget.epsilon is None or self.asked.rates is not None:
+        if budget.epsilon is None:
             return steps
         granted = [*ledger.report().guaranteed]
         if epsilon_for_delta([*granted, Charge(self.mechanism, steps)], budget.delta) <= budget.epsilon:

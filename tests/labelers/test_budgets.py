@@ -14,7 +14,6 @@ from pl_privknn.labelers import (
     ShuffledReverseKNN,
     SufficientStatistics,
 )
-from pl_privknn.labelers.ind_knn import RecordGroups
 from pl_privknn.privacy import Budget, Gaussian, Ledger, account
 from tests.setup.refusals import refusals
 from tests.setup.small_fit import easy_images, quiet_trainer, small_student
@@ -100,8 +99,8 @@ test_budgets_that_do_not_fit_are_refused = refusals(
         r"budget.adjacency='replace_one': Ind-KNN": lambda: IndKNN(
             0.5, Gaussian(1.0), Budget(1.0, adjacency="replace_one")
         ),
-        r"record_budgets.rho=0.1: groups .* give exactly one": lambda: IndKNN(
-            0.5, Gaussian(1.0), record_budgets={"rho": 0.1, "groups": RecordGroups([0, 1], (0.5, 1.0))}
+        r"budget.epsilon=1.0: IndKNN .* give exactly one": lambda: IndKNN(
+            0.5, Gaussian(1.0), Budget(1.0), record_budgets={"rho": 0.1}
         ),
         r"budget=3 must be a group": lambda: SufficientStatistics(budget=3),
     }

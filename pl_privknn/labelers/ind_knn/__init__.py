@@ -2,7 +2,6 @@
 
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
 from pl_privknn.labelers.ind_knn.labeler import IndKNN, RecordBudgets, Records, Similarity
-from pl_privknn.privacy.record_groups import RecordGroups
 
 __all__ = [
     "IndKNN",
@@ -10,7 +9,6 @@ __all__ = [
     "IndKNNSwitches",
     "PublicDensity",
     "RecordBudgets",
-    "RecordGroups",
     "Records",
     "Similarity",
 ]

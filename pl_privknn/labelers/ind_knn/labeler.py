@@ -39,11 +39,9 @@ from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.privacy.record_budgets import (
     BudgetTable,
     Conversion,
-    budget_for_epsilon,
     check_unpaid,
     read_ids,
 )
-from pl_privknn.privacy.record_groups import RecordGroups
 from pl_privknn.privacy.settings import Budget
 
 
@@ -72,14 +70,11 @@ class RecordBudgets:
         count_noise: ``Gaussian`` noise on the number of neighbours, instead of a deviation of √(T / (6B)).
         conversion: how ε becomes B: ``"gdp"``, the tightest, or for comparison with the paper ``"rdp"`` or
             ``"rdp_classic"``.
-        groups: groups of records with an ε of their own, instead of the budget's. A record stops when it has spent
-            the budget of its group; the stream as a whole costs the largest.
     """
 
     rho: float | None = None
     count_noise: Gaussian | None = None
     conversion: Conversion = "gdp"
-    groups: RecordGroups | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +123,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
     neighbours, by class, scaled to the norm of one record's vote at most, and pays for the norm of that.
 
     *In shards* each process keeps the budgets of its records, in a separate folder within the first one's, and
-    its records neither come nor go once a query was answered; ``ids`` and ``members`` are lists of all records.
+    its records neither come nor go once a query was answered; ``ids`` are numbers of all records.
 
     Features are scaled to unit length, each by itself; nothing is centred by private data.
 
@@ -138,8 +133,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
         budget: ε and δ of the whole stream; by default the budget of the run.
         num_queries: T, how many queries the budgets should last for; sets σ1 = √(T / (6B)). No limit.
         similarity: the kernel, and the floor under the noisy number of neighbours.
-        record_budgets: how ε becomes a budget of each record, or that budget itself; or groups of records, each with
-            an ε.
+        record_budgets: how ε becomes a budget of each record, or that budget itself.
         switches: thresholds from public density, answers as public records, hashing, held-back answers. Public
             examples for ``density`` are all of those in the data module, or in other uses those given to
             :meth:`use_public`, or else the queries asked so far.
@@ -150,7 +144,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
             smoothed over neighbouring queries; they are paid for anyway.
 
     Raises:
-        ValueError: for values out of range, or both a budget's ε and ``record_budgets.rho`` or groups.
+        ValueError: for values out of range, or both a budget's ε and ``record_budgets.rho``.
 
     Example:
         >>> from pl_privknn.labelers import IndKNN
@@ -183,14 +177,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
         release_counts: bool = False,
     ) -> None:
         record_budgets = as_group("record_budgets", record_budgets, RecordBudgets())
-        self.groups = record_budgets.groups
-        if self.groups is not None and record_budgets.rho is not None:
-            raise ValueError(
-                f"record_budgets.rho={record_budgets.rho!r}: groups have an ε of their own; give exactly one of them"
-            )
-        super().__init__(
-            budget, self.groups if record_budgets.rho is None else record_budgets.rho, noise_source
-        )
+        super().__init__(budget, record_budgets.rho, noise_source)
         similarity = as_group("similarity", similarity, Similarity())
         switches = as_group("switches", switches, IndKNNSwitches())
         records = as_group("records", records, Records())
@@ -226,21 +213,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
 
     def set_noise(self, budget: Budget, rounds: int) -> None:
         """Set the budget of every record for the whole stream, whatever the rounds; see the base."""
-        if self.groups is not None:
-            budget = dataclasses.replace(budget, epsilon=self.groups.largest(None))
         self._parameters = IndKNNParameters.for_budget(budget, rho=self._rho, **self._settings)
-        #: B of each group of records, by the group's ε.
-        self._group_budgets = {
-            own: budget_for_epsilon(own, budget.delta, self._settings["conversion"])
-            for own in (() if self.groups is None else self.groups.epsilons)
-        }
-        for own, rho in self._group_budgets.items():
-            if rho < self._parameters.count_cost:
-                raise ValueError(
-                    f"epsilons: {own!r} does not pay for taking part in one query, as "
-                    f"num_queries={self._settings['num_queries']!r} sets the noise of counts; raise num_queries, or "
-                    "record_budgets.count_noise"
-                )
 
     # ------------------------------------------------------------------ the labeler's contract
 
@@ -276,7 +249,6 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
                 None if given is None else read_ids(given, len(labels)),
                 digests,
                 (features, labels),
-                self._limits(rows, total),
                 is_shard=shard is not None,
             )
             owned_by = ids
@@ -406,11 +378,6 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
         """Always true: a query needs sums over records alone."""
         return True
 
-    @property
-    def protects_persons(self) -> bool:
-        """Whether persons can be protected with these settings; groups with different ε are of records."""
-        return self.groups is None
-
     def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
         """Open the budgets of this shard next to those of the first one, after checking that they match."""
         own = folder / f"shard-{self.processes.rank:05d}"
@@ -446,14 +413,3 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
         if self._engine is None:
             raise RuntimeError(f"IndKNN.{method} needs the private table: call fit(features, labels) first")
         return self._engine
-
-    def _limits(self, rows: NDArray[np.intp], total: int) -> NDArray[np.float64] | None:
-        """Total budget of each record, where groups have different ε. **Private**."""
-        if self.groups is None:
-            return None
-        if len(self.groups.members) != total:
-            raise ValueError(
-                "members: must be one group a private record, in the data module's order, and there are more or fewer"
-            )
-        budgets = np.array([self._group_budgets[own] for own in self.groups.epsilons])
-        return budgets[self.groups.members.numpy()[rows]]

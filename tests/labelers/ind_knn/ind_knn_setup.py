@@ -23,7 +23,7 @@ PARAMETERS = IndKNNParameters(0.4, 4.0, 0.5, 0.2)
 GROUPS = {
     "similarity": ("kernel", "bandwidth", "min_count"),
     "budget": ("epsilon", "delta"),
-    "record_budgets": ("rho", "count_noise", "conversion", "groups"),
+    "record_budgets": ("rho", "count_noise", "conversion"),
     "switches": ("density", "reuse", "hashing", "abstain"),
     "records": ("ids", "state_dir"),
 }
@@ -46,16 +46,14 @@ def rows(count, seed=0, dimension=D):
     return torch.eye(dimension)[labels] + 0.3 * torch.randn(count, dimension, generator=generator), labels
 
 
-def engine_of(
-    parameters, dimension, ids=(), features=None, labels=None, num_classes=C, limits=None, **switches
-):
+def engine_of(parameters, dimension, ids=(), features=None, labels=None, num_classes=C, **switches):
     """An engine with a table, all of whose records have a budget, in memory."""
     budgets = BudgetTable(None, parameters.rho, parameters.quantum)
     engine = IndKNNEngine(parameters, IndKNNSwitches(**switches), num_classes, dimension, budgets)
     if len(ids):
         ids = np.asarray(ids, np.int64)
         features = torch.as_tensor(features, dtype=torch.float32)
-        budgets.recognise(ids, None, (features, torch.as_tensor(labels)), limits)
+        budgets.recognise(ids, None, (features, torch.as_tensor(labels)))
         engine.add(ids, unit_rows(features), np.asarray(labels, np.int64), ids)
     return engine
 

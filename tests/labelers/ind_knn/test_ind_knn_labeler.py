@@ -1,4 +1,4 @@
-"""Ind-KNN as a labeler: what it costs, what it answers, groups of records, and a fit."""
+"""Ind-KNN as a labeler: what it costs, what it answers, and a fit."""
 
 import functools
 import math
@@ -8,11 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
-from pl_privknn.auditing import Target
 from pl_privknn.config import as_section
 from pl_privknn.labelers import IndKNN
 from pl_privknn.labelers.base import stated_plan
-from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, RecordBudgets, Records
+from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, Records
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget, Gaussian
@@ -20,11 +19,9 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
-from pl_privknn.privacy.record_budgets import CONVERSIONS, budget_for_epsilon
-from pl_privknn.privacy.record_groups import RecordGroups
+from pl_privknn.privacy.record_budgets import CONVERSIONS
 from pl_privknn.testing import FreeLedger
-from tests.labelers.ind_knn.ind_knn_literal import Literal
-from tests.labelers.ind_knn.ind_knn_setup import Draws, draws_of, engine_of, teacher
+from tests.labelers.ind_knn.ind_knn_setup import engine_of, teacher
 from tests.setup.refusals import refusals
 
 # ---------------------------------------------------------------- what it costs
@@ -217,122 +214,14 @@ test_bad_arguments_are_named = refusals(
 )
 
 
-# ---------------------------------------------------------------- groups of records with an ε of their own
-
-COUNT, EPSILONS, DELTA = 60, (0.5, 2.0), 1e-5
-MEMBERS = torch.arange(COUNT) % 2
-LIMITS = np.array([budget_for_epsilon(epsilon, DELTA) for epsilon in EPSILONS])[MEMBERS.numpy()]
-ASKED = torch.rand(600, 4, generator=torch.Generator().manual_seed(2))
-
-
-def grouped(members=MEMBERS, order=slice(None), epsilons=EPSILONS, ids=None, **settings):
-    """A teacher of records in an order, by digests or by numbers."""
-    given = {} if members is None else {"groups": RecordGroups(members, epsilons)}
-    labeler = teacher(0.2, 1.0, delta=DELTA, ids=ids, **{"num_queries": 200, **given, **settings})
-    generator = torch.Generator().manual_seed(0)
-    features, labels = torch.rand(COUNT, 4, generator=generator), torch.arange(COUNT) % 3
-    try:
-        labeler.fit(features[order], labels[order], 3)
-    except ValueError:
-        labeler.close()
-        raise
-    return labeler
-
-
-def test_answers_are_those_of_the_algorithm_with_a_budget_for_each_record():
-    generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(COUNT, 4, generator=generator), torch.arange(COUNT).numpy() % 3
-    queries = torch.randn(40, 4, generator=generator)
-    parameters = IndKNNParameters(0.2, 4.0, 1.0, float(LIMITS.max()), min_count=5.0)
-    engine = engine_of(parameters, 4, np.arange(COUNT), x, y, limits=LIMITS)
-    literal = Literal(parameters, 3)
-    literal.z = dict(enumerate(LIMITS))
-    literal.add(range(COUNT), x, y)
-    answers = engine.answer(queries, Draws(3), FreeLedger())
-    draws = draws_of(Draws(3), 40, 3)
-    for query, draw, label, noisy in zip(queries, draws, answers.labels, answers.noisy, strict=True):
-        expected, votes, _ = literal.predict(query, draw)
-        np.testing.assert_allclose(noisy, votes, atol=1e-5)
-        assert label == expected
-    np.testing.assert_allclose(LIMITS - engine.remaining(), list(literal.cost.values()), atol=1e-7)
-    assert literal.clipped >= 5  # some have spent all that they may
-
-
-def test_the_stream_costs_the_largest_and_each_record_at_most_its_own():
-    labeler = grouped()
-    plain = teacher(0.2, 1.0, epsilon=max(EPSILONS), delta=DELTA, num_queries=200)
-    assert labeler.plan(10, 10, 3) == plain.plan(10, 10, 3)
-    labeler.label(ASKED, FreeLedger())
-    assert (labeler.remaining() >= 0).all()
-    assert (labeler.remaining() < 0.1 * LIMITS).mean() > 0.8
-
-
-@pytest.mark.parametrize("by_number", [True, False])
-def test_every_record_keeps_its_group_once_something_was_answered(tmp_path, by_number):
-    """Members in another order than the records, other ε, or no groups any more: a promise would be broken."""
-
-    def go_on(members=MEMBERS, order=slice(None), **settings):
-        ids = np.arange(COUNT)[order] if by_number else None
-        labeler = grouped(members, order, ids=ids, state_dir=tmp_path / "state", **settings)
-        before = labeler.remaining()
-        labeler.label(ASKED[:4], FreeLedger())
-        after = labeler.remaining()
-        labeler.close()
-        return before, after
-
-    left = go_on()[1]
-    order = torch.arange(COUNT).roll(1)
-    for wrong in (
-        {"members": 1 - MEMBERS},
-        {"order": order},  # and the members as they were
-        {"epsilons": (1.5, 2.0)},
-        {"members": None, "epsilon": max(EPSILONS)},
-    ):
-        with pytest.raises(ValueError, match="groups: some private records are in another group than before"):
-            go_on(**wrong)
-    # Each keeps its group.
-    np.testing.assert_array_equal(go_on(MEMBERS[order], order)[0], left[order.numpy()])
-
-
-def test_groups_that_do_not_fit_are_refused(tmp_path):
-    for words, call in {
-        r"budget.epsilon=1.0: .* give exactly one": lambda: grouped(epsilon=1.0),
-        r"epsilons: 0.5 does not pay for taking part in one query": lambda: grouped(num_queries=20),
-        "members: must be one group a private record": lambda: grouped(MEMBERS[:-1]),
-        "members: must be groups from 0 to 1": lambda: RecordGroups([0, 2], EPSILONS),
-        r"members='nowhere.npy'": lambda: RecordGroups("nowhere.npy", EPSILONS),
-    }.items():
-        with pytest.raises((ValueError, FileNotFoundError), match=words) as refused:
-            call()
-        assert str(COUNT) not in str(refused.value)
-    np.save(tmp_path / "members.npy", MEMBERS.numpy())
-    assert torch.equal(RecordGroups(tmp_path / "members.npy", EPSILONS).members, MEMBERS)
-
-
 def test_what_tells_records_apart_stands_in_no_configuration():
-    listed = list(range(COUNT))
+    listed = list(range(60))
     noise = {"class_path": "pl_privknn.privacy.mechanisms.gaussian.Gaussian", "init_args": {"sigma": 1.0}}
-    for records in (Records(ids=np.arange(COUNT)), Records(ids=listed), {"ids": listed}):
+    for records in (Records(ids=np.arange(60)), Records(ids=listed), {"ids": listed}):
         noted, left_out = as_section(IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), records=records))
         assert noted["init_args"] == {"threshold": 0.2, "noise": noise, "budget": {"epsilon": 1.0}}
         assert left_out == ["records"]
-    budgets = RecordBudgets(groups=RecordGroups(MEMBERS, EPSILONS))
-    noted, left_out = as_section(IndKNN(0.2, Gaussian(1.0), num_queries=200, record_budgets=budgets))
-    assert "record_budgets.groups" in left_out
-    assert "members" not in str(noted)
     noted, left_out = as_section(
         IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), records=Records(ids="numbers.npy"))
     )
     assert (noted["init_args"]["records"], left_out) == ({"ids": "numbers.npy"}, [])
-
-
-def test_an_attack_is_on_what_the_ledger_promises():
-    labeler = grouped()
-    labeler.close()
-    queries, plan = ASKED[:20], labeler.plan(20, 20, 3)
-    labels, given = torch.zeros(20).long(), (3, 1, None, plan, DELTA, "add_remove")
-    attacked = Target(labeler, queries, labels, queries, queries, *given).fitted(
-        SeededNoise(0), queries[:7], labels[:7]
-    )
-    assert (attacked.groups, len(attacked.remaining())) == (None, 7)
-    assert labeler.groups is not None

@@ -8,7 +8,7 @@ import torch
 
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.base import unit_of
-from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, RecordGroups
+from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
@@ -173,4 +173,3 @@ def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
     labeler.private_owners = None
     with pytest.raises(ValueError, match="belong to numbers of persons, and now come digests"):
         labeler.fit(*rows(12), C)
-    assert labeler.protects_persons > any_teacher(groups=RecordGroups([0], (1.0,))).protects_persons

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pl_privknn.labelers.ind_knn import PublicDensity, RecordGroups
+from pl_privknn.labelers.ind_knn import PublicDensity
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger import Ledger
@@ -32,7 +32,6 @@ from tests.setup.refusals import refusals
 
 COUNT, BUDGET = 60, 0.4
 PARTS = parts_of(COUNT)
-GROUPS = RecordGroups(torch.arange(COUNT) % 2, (0.3, 2.0))
 OTHERS = {
     "cosine": {},
     "rbf": {"kernel": "rbf", "bandwidth": 1.0},
@@ -40,7 +39,6 @@ OTHERS = {
     "density": {"density": PublicDensity(10, COUNT)},
     "hashing": {"hashing": SignProjections(3, 2)},
     "numbers": {"ids": np.arange(COUNT) * 7 - 30},
-    "groups": {"rho": None, "sigma1": None, "groups": GROUPS, "num_queries": 300},
 }
 
 
@@ -264,6 +262,5 @@ test_shards_say_what_they_miss = refusals(
     {
         "budgets of shards are opened together; call join_run": lambda: three(state_dir="state").fit(),
         "ids: shape and numbers must be those of the records": lambda: three(ids=NUMBERS[:11]).fit(),
-        "members: must be one group a private record": lambda: three(**OTHERS["groups"]).fit(),
     }
 )
