@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from pl_privknn._checks import check_int, check_positive, check_switch
+from pl_privknn._checks import check_int, check_path, check_positive, check_switch
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.config import as_group
 from pl_privknn.features.backbone import BackboneFeatures
@@ -18,7 +19,6 @@ from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit
-from pl_privknn.privacy.settings import LedgerFiles
 
 #: Represents the student's backbone in a list of features.
 STUDENT = "student"
@@ -31,13 +31,12 @@ RoundFeatures = Extractor | str | list[Extractor | str]
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelingOptions(LedgerFiles):
+class LabelingOptions:
     """Rarely used settings of a labelling: the ledger's file, retraining, memory, seed, device, shards.
 
     Args:
         ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
             run's folder.
-        ledger_head_path: see :class:`~pl_privknn.privacy.settings.LedgerFiles`.
         retrain: start the student afresh at each later round, as in the paper; False continues it.
         class_prior: shares of the classes where the model is used, one per class, a public constant: probabilities of
             labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
@@ -58,6 +57,7 @@ class LabelingOptions(LedgerFiles):
         50
     """
 
+    ledger_path: str | Path | None = None
     retrain: bool = True
     class_prior: list[float] | None = None
     memory: FeatureStore = FeatureStore()
@@ -68,7 +68,8 @@ class LabelingOptions(LedgerFiles):
     sharded: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.ledger_path is not None:  # checkpoints hold plain types alone
+            object.__setattr__(self, "ledger_path", check_path("ledger_path", self.ledger_path))
         object.__setattr__(self, "memory", as_group("memory", self.memory, FeatureStore()))
         if self.class_prior is not None:
             check_prior(self.class_prior)

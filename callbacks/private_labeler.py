@@ -416,7 +416,6 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             None if self._loaded is None else self._loaded["run_id"],
             budget=self.budget,
             ledger_path=self.options.ledger_path,
-            ledger_head_path=self.options.ledger_head_path,
         )
         if self._conditions:  # a resumed run keeps the plan that it has
             check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)

@@ -34,7 +34,6 @@ from pl_privknn.privacy.mechanisms.base import (
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.store import (
     Balance,
-    HeadFile,
     LedgerCorrupt,
     Releases,
     RowStore,
@@ -394,13 +393,10 @@ class Ledger:
     Args:
         path: the file, made if missing. It holds public facts only: parameters, counts, times.
         budget: of all runs together; a ledger has one for life.
-        head_path: a file, best in another place, that notes the head hash after every row; a ledger that does
-            not hold the noted head is refused (:class:`~pl_privknn.privacy.store.HeadFile`).
 
     Raises:
         ValueError: for another budget than the ledger's.
-        LedgerCorrupt: if the file is no ledger, its rows do not fit their hashes, or it is an older copy.
-        FileNotFoundError: if it is missing although ``head_path`` has its head.
+        LedgerCorrupt: if the file is no ledger, or its rows do not fit their hashes.
 
     Example:
         >>> import tempfile
@@ -414,21 +410,9 @@ class Ledger:
         promised 0.926, spent 0.561
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        budget: Budget = Budget(),
-        *,
-        head_path: str | Path | None = None,
-    ) -> None:
+    def __init__(self, path: str | Path, budget: Budget = Budget()) -> None:
         order = best_order(budget.epsilon or 1.0, budget.delta)
         self._balance = Balance()
-        kept = None if head_path is None else HeadFile(head_path)
-        if kept is not None and kept.head is not None and not Path(path).exists():
-            raise FileNotFoundError(
-                f"there is no ledger at {path}, but head_path={str(head_path)!r} holds the head of one; restore it, "
-                "or give a new ledger another head_path"
-            )
         self._store = RowStore.create(
             path, _row("open", {**dataclasses.asdict(budget), "filter_order": order})
         )
@@ -440,10 +424,6 @@ class Ledger:
                         f"{name}={asked!r}, but the ledger {self.path} was opened with {name}={known!r}; use that, "
                         "or another ledger: what was promised under one is never changed, nor composed with another"
                     )
-            if kept is not None:
-                if kept.head is not None:
-                    self.check_head(kept.head, f"head_path={str(head_path)!r}")
-                self.witness(kept.note)
         except BaseException:
             self._store.close()
             raise

@@ -79,7 +79,6 @@ class Run:
         checkpoint: id of the run that a checkpoint belongs to, or None.
         budget: see :class:`~pl_privknn.privacy.ledger.Ledger`.
         ledger_path: a ledger that several runs share; ``ledger.sqlite`` in the folder if None.
-        ledger_head_path: ``head_path`` of the ledger.
 
     Attributes:
         facts: the file of the run's facts.
@@ -103,7 +102,6 @@ class Run:
         *,
         budget: Budget,
         ledger_path: str | Path | None = None,
-        ledger_head_path: str | Path | None = None,
     ) -> None:
         self.folder, self.delta = folder, budget.delta
         self._lock = FolderLock(folder)
@@ -117,7 +115,7 @@ class Run:
                     f"the ledger {path} of this run is missing; without it ε would be wrong. Restore it, or pass "
                     "ledger_path with its place"
                 )
-            self.ledger = Ledger(path, budget, head_path=ledger_head_path)
+            self.ledger = Ledger(path, budget)
             self._state(known)
         except BaseException:
             self.close()

@@ -1,4 +1,4 @@
-"""Rows of a ledger on disk, their running totals, and the file that notes their head hash."""
+"""Rows of a ledger on disk, and their running totals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter
-from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import (
     SEEDED_NOISE,
     UNSTATED_NOISE,
@@ -516,28 +515,3 @@ def _read(text: str) -> Charge:
         if isinstance(record, dict) and "is unknown" in str(error):
             raise _UnknownMechanism(str(error)) from error
         raise
-
-
-class HeadFile:
-    """File that holds the head hash of a ledger, written after every row.
-
-    What it proves: as long as this file is not put back together with the ledger, an older copy of the ledger,
-    a new one and one whose rows were rewritten are found out, since none of them holds the noted head. So keep
-    it in another place than the ledger. One line, the hash; ``privknn audit LEDGER --head HASH`` checks the same.
-
-    Args:
-        path: the file, made with the first row.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    @property
-    def head(self) -> str | None:
-        """The noted hash; None before the first."""
-        return self.path.read_text(encoding="ascii").strip() if self.path.exists() else None
-
-    def note(self, head: str) -> None:
-        """Note a hash, durably."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(self.path, f"{head}\n".encode("ascii"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_int, check_switch
+from pl_privknn._checks import check_choice, check_int, check_path, check_switch
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn.neighbors.processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
@@ -26,7 +26,7 @@ from pl_privknn.privacy.noisy_steps import (
     poisson_sample,
     steps_within,
 )
-from pl_privknn.privacy.settings import Budget, LedgerFiles
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.followed_run import FollowedRun
 from pl_privknn.training.gradients import STEPS
 from pl_privknn.training.private_data import PrivateData
@@ -37,13 +37,12 @@ _OF_A_FIT = dict.fromkeys(("run", "private", "_processes", "_owners"))
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingOptions(LedgerFiles):
+class TrainingOptions:
     """Rarely used settings of a private training.
 
     Args:
         ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
             run's folder.
-        ledger_head_path: see :class:`~pl_privknn.privacy.settings.LedgerFiles`.
         step: ``"auto"``; or ``"traced"``, which refuses a module whose step can't be traced. With ``"auto"`` such a
             step runs on one record after another, each with a fresh copy of the module, and the guarantee is
             conditional: the step must keep nothing of a record outside of the module.
@@ -64,6 +63,7 @@ class TrainingOptions(LedgerFiles):
         ValueError: for an argument out of its range, and several views without ``augment``.
     """
 
+    ledger_path: str | Path | None = None
     step: str = "auto"
     augment: Callable[[Tensor], Tensor] | None = None
     views: int = 1
@@ -74,7 +74,8 @@ class TrainingOptions(LedgerFiles):
     noise_source: NoiseSource | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.ledger_path is not None:  # checkpoints hold plain types alone
+            object.__setattr__(self, "ledger_path", check_path("ledger_path", self.ledger_path))
         check_choice("step", self.step, STEPS)
         for name in ("views", "records_per_person", "steps_per_charge"):
             check_int(name, getattr(self, name))
@@ -186,7 +187,7 @@ class PrivateSession:
                 plan,
                 resumed,
                 kind=self.kind,
-                files=self.options,
+                ledger_path=self.options.ledger_path,
                 limit=self.limit,
                 noise=self.noise_source,
                 steps_per_charge=self.options.steps_per_charge,

@@ -21,7 +21,7 @@ from pl_privknn.privacy.noisy_steps import (
     steps_within,
 )
 from pl_privknn.privacy.run import FactsFile, Run, noted_run_id
-from pl_privknn.privacy.settings import Budget, LedgerFiles
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.followed_run import FollowedRun, FollowedSteps
 
 _FILE = "private_training.json"
@@ -111,7 +111,7 @@ class TrainingRun(Run):
         checkpoint: dict[str, Any] | None,
         *,
         kind: str,
-        files: LedgerFiles,
+        ledger_path: str | Path | None,
         limit: float | None,
         noise: NoiseSource,
         steps_per_charge: int,
@@ -124,8 +124,7 @@ class TrainingRun(Run):
             asked.described(),
             None if checkpoint is None else checkpoint["run_id"],
             budget=Budget(limit, asked.delta, unit=asked.unit),
-            ledger_path=files.ledger_path,
-            ledger_head_path=files.ledger_head_path,
+            ledger_path=ledger_path,
         )
         before = self.charged
         left = max(0, self.planned - before)

@@ -205,7 +205,7 @@ test_bad_arguments_are_named = refusals(
         "queries_per_round": lambda: callback(queries_per_round=[10]),
         "selection='best'": lambda: callback(selection="best"),
         "adjacency='replace_one'": lambda: callback(adjacency="replace_one"),
-        "ledger_head_path=7 must be the path": lambda: callback(ledger_head_path=7),
+        "ledger_path=7 must be the path": lambda: callback(ledger_path=7),
         "ledger_path='' must be the path": lambda: callback(ledger_path=""),
     }
 )

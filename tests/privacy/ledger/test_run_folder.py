@@ -15,7 +15,7 @@ from pl_privknn.privacy.folders import FolderInUse, FolderLock, resumed_folder
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.store import HeadFile, RowStore, read_rows
+from pl_privknn.privacy.store import RowStore, read_rows
 from tests.privacy.ledger.ledger_setup import PROTECTED, G, needs_fork
 from tests.setup.small_fit import fit_student
 
@@ -155,11 +155,11 @@ def test_a_kill_at_any_step_of_the_opening_states_no_second_plan(tmp_path, monke
             return step
 
         with monkeypatch.context() as patch:
-            for owner, name in ((LabelStore, "note"), (RowStore, "append"), (HeadFile, "note")):
+            for owner, name in ((LabelStore, "note"), (RowStore, "append")):
                 patch.setattr(owner, name, dying(getattr(owner, name)))
             opened(folder, **places).close()
 
-    places = {"ledger_path": tmp_path / "all.sqlite", "ledger_head_path": tmp_path / "head"} if shared else {}
+    places = {"ledger_path": tmp_path / "all.sqlite"} if shared else {}
     for steps in range(20):
         folder = tmp_path / f"run{steps}"
         try:
@@ -202,27 +202,6 @@ def test_one_run_at_a_time_has_a_folder(tmp_path):
         with pytest.raises(FolderInUse):
             opened(tmp_path)
         run.close()
-
-
-def test_a_head_kept_elsewhere_finds_a_whole_folder_that_was_put_back(tmp_path):
-    folder, head = tmp_path / "run", tmp_path / "safe" / "head"
-    run = opened(folder, ledger_head_path=head)
-    run.close()
-    run.ledger.close()
-    shutil.copytree(folder, tmp_path / "backup")
-    run = opened(folder, ledger_head_path=head)
-    ask(run, [0])
-    assert HeadFile(head).head == run.ledger.head
-    run.close()
-    run.ledger.close()
-    shutil.rmtree(folder)
-    shutil.copytree(tmp_path / "backup", folder)
-    with pytest.raises(LedgerCorrupt, match="head_path"):
-        opened(folder, ledger_head_path=head)
-    opened(folder).close()  # without it, nothing in the folder can tell
-    (folder / "ledger.sqlite").unlink()
-    with pytest.raises(FileNotFoundError, match="holds the head of one"):
-        Ledger(folder / "ledger.sqlite", head_path=head)
 
 
 def test_lost_answers_are_said_and_never_bought_again_silently(tmp_path, monkeypatch):
