@@ -316,19 +316,6 @@ class StoredLabels(LabelStore):
             self.close()
             raise
 
-    def digest(self) -> str:
-        """SHA-256 of the file's content, independent of its bytes on disk."""
-        found = hashlib.sha256()
-        for what in (
-            "type, name, sql FROM sqlite_master ORDER BY name",
-            "* FROM facts ORDER BY name",
-            "* FROM rounds ORDER BY round",
-            "* FROM queries ORDER BY round, rowid",
-        ):
-            for row in self.read(f"SELECT {what}"):
-                found.update(repr(row).encode())
-        return found.hexdigest()
-
     def queries(self) -> list[Query]:
         """All queries in the order in which they were, or would have been, asked."""
         rows = self.read(

@@ -1,8 +1,7 @@
-"""Files of a run's folder: configuration, checkpoints, and files bound to the ledger."""
+"""Files of a run's folder: configuration and checkpoints."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zipfile
 from pathlib import Path
@@ -12,14 +11,10 @@ import torch
 
 from pl_privknn import _lightning as pl
 from pl_privknn._lightning import TorchCheckpointIO, rank_zero_warn
-from pl_privknn.callbacks.label_store import LABELS, StoredLabels
-from pl_privknn.callbacks.labeling_round import HEAD
-from pl_privknn.callbacks.loggers import PICTURES, labeling_of
+from pl_privknn.callbacks.loggers import labeling_of
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
-from pl_privknn.privacy.audit import CONFIG, RunContents
-from pl_privknn.privacy.files import file_digests, replaced_durably, write_durably
-from pl_privknn.privacy.holdout import RESULT
-from pl_privknn.privacy.run import noted_head, noted_run_id
+from pl_privknn.privacy.audit import CONFIG
+from pl_privknn.privacy.files import replaced_durably, write_durably
 
 #: Place of a run's last checkpoint in its folder.
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
@@ -65,33 +60,6 @@ def left_out_of(text: str) -> str | None:
     """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
     lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
     return lines[0].removeprefix(_LEFT_OUT) if lines else None
-
-
-def digests_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of all files that leave a run (releases, settings and figures), by their names in the folder.
-
-    Of labels it is that of what they say; files that are not there are left out.
-    """
-    paths = [
-        *(folder / name for name in (CONFIG, "summary.json", HEAD, PICTURES, RESULT)),
-        *folder.glob("*.ckpt"),
-    ]
-    paths += [*(folder / "checkpoints").glob("*.ckpt"), *folder.glob("metrics*.csv")]
-    found = file_digests(folder, (path.relative_to(folder).as_posix() for path in sorted(paths)))
-    if (folder / LABELS).is_file():
-        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-            found[LABELS] = store.digest()
-    return found
-
-
-def contents_of(folder: Path) -> RunContents:
-    """Contents of released files in a run's folder, for :func:`~pl_privknn.privacy.audit.audit_run`."""
-    labels = None
-    if (folder / LABELS).is_file():
-        with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-            run, head = noted_run_id(store), noted_head(store)
-            labels = {"run": run, "head": head, "counts": store.counts()}
-    return digests_of(folder), labels
 
 
 class DurableCheckpointIO(TorchCheckpointIO):

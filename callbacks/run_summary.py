@@ -31,13 +31,12 @@ from pl_privknn.callbacks.loggers import (
     run_settings,
     spender_of,
 )
-from pl_privknn.callbacks.run_files import digests_of, write_config
+from pl_privknn.callbacks.run_files import write_config
 from pl_privknn.config import as_section
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.accountant import attack_in_words
 from pl_privknn.privacy.files import write_json
-from pl_privknn.privacy.ledger import Ledger, note_files
 from pl_privknn.privacy.redaction import check_declared, private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric
 
@@ -134,7 +133,6 @@ class RunReport(pl.Callback):
         self._tested: TestedModels | None = None
         self._advice = ""
         self._settings: dict[str, Any] = {}
-        self._ledger: Ledger | None = None
 
     @property
     def path(self) -> Path | None:
@@ -165,15 +163,9 @@ class RunReport(pl.Callback):
             "data": getattr(data, "name", None) or type(data).__name__,
             "versions": _versions(trainer),
         }
-        self._ledger = getattr(spender_of(trainer, pl_module), "ledger", None)
         self._finish(trainer, "val")
         with errors_as_warnings("the log of the queries"):
             log_queries(trainer, self.run_dir)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note files that a logger added in a validation after the run's end."""
-        if trainer.validating and self.summary and trainer.is_global_zero:
-            self._bind(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the run's folder, write the configuration there, and log the settings."""
@@ -241,14 +233,13 @@ class RunReport(pl.Callback):
         self._finish(trainer, "test")
 
     def _finish(self, trainer: pl.Trainer, part: str) -> None:
-        """Write, bind, log and print the summary; a failing part does not stop the others."""
+        """Write, log and print the summary; a failing part does not stop the others."""
         with errors_as_warnings("summary.json"):
             self._write()
         with errors_as_warnings("pictures for the report"):
             self._keep_pictures(trainer)
         with errors_as_warnings("a logger"):
             self._log_results(trainer, part)
-        self._bind(trainer)
         if self.show:
             self.print_table()
 
@@ -331,14 +322,6 @@ class RunReport(pl.Callback):
                 name, Text(value)
             )  # text would lose what stands in brackets, such as an extra's name
         Console().print(table)
-
-    def _bind(self, trainer: pl.Trainer) -> None:
-        """Note the digests of the run's final files in the ledger."""
-        with errors_as_warnings("the ledger's note of the run's files"):
-            for logger in trainer.loggers:
-                logger.save()  # a table of metrics is written now and then
-            if self._ledger is not None and self.run_dir is not None and self.summary.get("run"):
-                note_files(self._ledger.path, self.summary["run"], digests_of(self.run_dir))
 
     def _write(self) -> None:
         assert self.path is not None

@@ -22,7 +22,7 @@ from pl_privknn.callbacks.run_files import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
-from pl_privknn.privacy.audit import EXPORT, REPORT, files_in, mapping_of, note_written, reading
+from pl_privknn.privacy.audit import EXPORT, mapping_of, reading
 from pl_privknn.report.facts import audited, has_teacher
 from pl_privknn.report.page import privacy_card, write_card
 from pl_privknn.students.base import Student
@@ -100,10 +100,6 @@ def export_run(
     shutil.copyfile(run / "summary.json", output / "summary.json")
     if audit is not None and card is not None:
         write_card(card, output, Path(audit["ledger"]))
-        if output.resolve() == (run / EXPORT).resolve():
-            note_written(audit, run, [f"{EXPORT}/{name}" for name in files_in(output)], "export")
-        else:
-            note_written(audit, output, [path.name, "summary.json", *REPORT], "elsewhere")
     return path
 
 

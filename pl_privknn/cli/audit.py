@@ -23,13 +23,13 @@ _EXITS = (
 
 def add_audit(commands: Any) -> None:
     """Register ``privknn audit`` with argparse's subparsers."""
-    text = "verify a run: recompute ε from its ledger and compare all of its files with it"
+    text = "verify a run: recompute ε from its ledger, and compare plan, summary, card and export with it"
     audit = commands.add_parser("audit", help=text, description=text, epilog=_EXITS)
     audit.add_argument(
         "files",
         nargs="*",
         metavar="FILE",
-        help="a run's folder, whose files are compared with the digests in its ledger; or a ledger, optionally with "
+        help="a run's folder, whose figures are compared with its ledger; or a ledger, optionally with "
         "the run's summary.json; with --empirical a ledger or a JSON list of records",
     )
     audit.add_argument("--delta", type=float, help="expected δ of the ledger; with --empirical, δ of a list")
@@ -84,14 +84,13 @@ def run_audit(parsed: argparse.Namespace) -> int:
         raise ValueError("no file given; name a ledger or a run's folder")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
-    from pl_privknn.callbacks.run_files import contents_of
     from pl_privknn.privacy.audit import audit_run, reading
     from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
 
     asked = {name: getattr(parsed, name) for name in ("delta", "head", "adjacency", "unit")}
     folder = len(files) == 1 and files[0].is_dir()
     if folder:
-        report = audit_run(files[0], contents_of, **asked)
+        report = audit_run(files[0], **asked)
         ledger, checks = Path(report["ledger"]), report["checks"]
     else:
         summary, ledger = (None, files[0]) if len(files) == 1 else files

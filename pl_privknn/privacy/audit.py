@@ -1,45 +1,36 @@
-"""Audit of a run's folder: files compared with the ledger's notes, and ε recomputed from the ledger."""
+"""Audit of a run's folder: ε recomputed from the ledger, and the plan, summary, card and export compared with it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pl_privknn.config import read_document
-from pl_privknn.privacy.files import file_digests
+from pl_privknn.config import get, read_document
+from pl_privknn.privacy.accounting.accountant import read_records
 from pl_privknn.privacy.holdout import LEDGER as HOLDOUT
-from pl_privknn.privacy.ledger import Place, counts_topic, files_topic, note_files
-from pl_privknn.privacy.store import read_rows
+from pl_privknn.privacy.mechanisms.base import Charge, merged
+from pl_privknn.privacy.sqlite_file import connected
+from pl_privknn.privacy.store import read_rows, refuse_wal
 from pl_privknn.privacy.verification import audit_ledger, check_summary, compared
 
 #: The configuration in a run's folder.
 CONFIG = "config.yaml"
 #: Where ``privknn export`` puts its files, in a run's folder.
 EXPORT = "export"
-#: What ``privknn report`` writes into a run's folder.
-REPORT = ("report.html", "privacy_card.md", "privacy_card.json", "certificate.json")
 #: What no audit of files can find.
 NOT_CHECKED = (
     "a ledger rewritten with all its hashes, and all other files with it; compare a head that was noted elsewhere "
     "(--head)",
+    "the content of released labels, checkpoints, models, pictures and curves",
     "accuracies and seconds: the summary is the one that the run wrote; they are not recomputed",
     "that the noise was drawn and the model trained by this package's own code",
     "the private records: their number, their owners, and runs on them that are charged in other ledgers",
 )
-_MOST_NOTED = 1 << 16
-_MOST_NAMED = 20
-# Figures of a summary that the exact worst case has a part in.
-_EXACT = ("epsilon", "tpr_at_fpr", "advantage", "gaussian_dp_mu")
-
-
-#: SHA-256 of each released file of a run by its name; and what its labels hold, ``run``, ``head`` (of the ledger) and
-#: ``counts``, or None without labels.
-RunContents = tuple[dict[str, str], dict[str, Any] | None]
-_Rows = list[dict[str, Any]]
+_RELEASED = ("privacy_card.json", f"{EXPORT}/privacy_card.json", f"{EXPORT}/summary.json")
 
 
 class NotARun(ValueError):
@@ -67,7 +58,7 @@ def reading(path: str | Path) -> Iterator[None]:
 def mapping_of(path: Path) -> dict[str, Any]:
     """The content of a JSON or YAML file that holds a mapping; empty where there is no such file.
 
-    A value ``inf`` is read as the number.
+    A value ``inf`` is read as the number, as :func:`~pl_privknn.privacy.files.write_json` writes it.
 
     Raises:
         ValueError: for another content.
@@ -75,6 +66,10 @@ def mapping_of(path: Path) -> dict[str, Any]:
     content = read_document(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise NotARun(f"{path} holds {type(content).__name__}, where a run leaves a mapping; restore it")
+    return _numbers(content)
+
+
+def _numbers(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.inf if value == "inf" else value for name, value in content.items()}
 
 
@@ -108,27 +103,21 @@ def named_values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
 
 
 def audit_run(
-    folder: str | Path,
-    contents_of: Callable[[Path], RunContents],
-    *,
-    exact: bool = True,
-    writing: Place | None = None,
-    **expected: Any,
+    folder: str | Path, *, exact: bool = True, released: bool = True, **expected: Any
 ) -> dict[str, Any]:
-    """Recompute ε of a run from its ledger, and compare all files that leave the run with the ledger's notes.
+    """Recompute ε of a run from its ledger, and compare plan, summary, card and export with it.
 
     Args:
         folder: of the run.
-        contents_of: reads what the folder holds: :func:`~pl_privknn.callbacks.run_files.contents_of`.
         exact: also compute the exact worst case (seconds).
-        writing: a place whose files are about to be written anew, and so are left out.
+        released: compare the card and the export too; not where they are about to be written anew.
         expected: ``delta``, ``head``, ``adjacency`` and ``unit`` of
             :func:`~pl_privknn.privacy.verification.audit_ledger`.
 
     Returns:
         What :func:`~pl_privknn.privacy.verification.audit_ledger` returns; ``ledger``, its path; ``run``; ``checks``,
-        of each thing ``name``, ``stated`` (in the folder), ``found`` (in the ledger) and ``agrees``, which is None
-        where one of them is missing; ``not_checked``; ``violated``.
+        of each figure ``name``, ``stated`` (in the folder), ``found`` (in the ledger) and ``agrees``, which is None
+        where the ledger has no such figure; ``not_checked``; ``violated``.
 
     Raises:
         LedgerCorrupt: for a ledger whose rows do not fit.
@@ -146,95 +135,55 @@ def audit_run(
                 f"{folder}: there is no ledger, so the privacy cost is unknown; restore it"
             )
         report = audit_ledger(ledger, exact=exact, **expected)
+        run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
         checks = check_summary(summary, ledger, exact) if summary else []
-        if not exact and summary.get("epsilon_exact") is not None:  # those are not computed anew
-            checks = [{**c, "agrees": None} if c["name"].startswith(_EXACT) else c for c in checks]
+        if run not in report["runs"]:
+            checks.append(compared("run", run, ", ".join(report["runs"]) or "none"))
         if (holdout := folder / HOLDOUT).is_file():
             paid = audit_ledger(holdout, exact=False)["epsilon"]
             checks.append(compared("holdout_epsilon", summary.get("holdout_epsilon"), paid))
-        rows = read_rows(ledger)
-        run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
-        if run not in report["runs"]:
-            checks.append(compared("run", run, ", ".join(report["runs"]) or "none"))
-        digests, labels = contents_of(folder)
-        if labels is not None:
-            checks += _labels(labels, rows, str(run), bool(summary))
-        if not summary and not _note(rows, files_topic(str(run), "files"))[1]:
-            digests = {}  # of a run that has not noted any yet
-        for place in ("files", "export", "report"):
-            if place != writing:
-                checks += _files(folder, digests, rows, str(run), place)
-        names = {name for name in files_in(folder) if not name.endswith(".lock")}
-        unbound = sorted(names - {check["name"] for check in checks} - {ledger.name, HOLDOUT})
-        missing = [check["name"] for check in checks if check["agrees"] is None]
+        checks += _plan(folder, ledger, run, settings, report)
+        for name in _RELEASED if released else ():
+            if stated := mapping_of(folder / name):
+                bounds = _numbers(get(stated, "composition.bounds") or {})  # of a card
+                found = check_summary({**stated, **bounds, "run": run}, ledger, exact)
+                checks += [{**check, "name": f"{name}: {check['name']}"} for check in found]
     return {
         **report,
         "ledger": str(ledger),
         "run": run,
         "checks": checks,
-        "not_checked": [
-            *([f"missing, or not listed in the ledger: {', '.join(missing)}"] if missing else []),
-            *([f"files not listed in the ledger: {shortened(unbound)}"] if unbound else []),
-            *NOT_CHECKED,
-        ],
+        "not_checked": list(NOT_CHECKED),
         "violated": report["within_budget"] is False or any(check["agrees"] is False for check in checks),
     }
 
 
-def shortened(names: list[str]) -> str:
-    """The first names of a list and the number of the others."""
-    return ", ".join(names[:_MOST_NAMED]) + (
-        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    )
-
-
-def _note(rows: _Rows, topic: str) -> tuple[int, str]:
-    """Position and text of the last note on a topic; 0 and no text where there is none."""
-    noted = [
-        (row["position"], row["text"]) for row in rows if row["kind"] == "note" and row["topic"] == topic
-    ]
-    position, text = noted[-1] if noted else (0, "")
-    if not isinstance(text, str) or len(text) > _MOST_NOTED:
-        raise NotARun(f"row {position} of the ledger is not a note of a run")
-    return position, text
-
-
-def _labels(labels: dict[str, Any], rows: _Rows, run: str, finished: bool) -> Iterator[dict[str, Any]]:
-    """Checks of the labels' file against the ledger's rows."""
-    counts = labels["counts"]
-    yield compared("labels: run", labels["run"], run)
-    if (head := labels["head"]) is not None:
-        known = any(row["hash"] == head for row in rows)
-        yield compared("labels: ledger head", head, head if known else None)
-    _, noted = _note(rows, counts_topic(run))
-    if finished and noted:
-        wanted = json.loads(noted.partition(":")[2])
-        yield compared("labels: counts", {name: counts.get(name) for name in wanted}, wanted)
-
-
-def _files(
-    folder: Path, digests: dict[str, str], rows: _Rows, run: str, place: Place
+def _plan(
+    folder: Path, ledger: Path, run: Any, settings: Mapping[str, Any], report: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Digests of the files in a place, against those that the run noted there last."""
-    position, text = _note(rows, files_topic(run, place))
-    there: dict[str, str] = json.loads(text or "{}")
-    here = digests
-    if place != "files":
-        exported = {f"{EXPORT}/{name}" for name in files_in(folder / EXPORT)}
-        here = file_digests(folder, exported if place == "export" else {*REPORT, *there})
-        there = there if here else {}  # deleted as a whole, which misleads no reader
-        if any(row["kind"] == "charge" and row["run"] == run for row in rows[position:]):
-            there = dict.fromkeys(here, "older than the run's last charge")
-    for name in sorted({*here, *there}):
-        yield compared(name, here.get(name), there.get(name))
+    """Checks of the configuration's budget, and of the run, plan and ledger to which the labels belong."""
+    teaches = get(settings, "labeling.labeler") is not None
+    budget = (get(settings, "labeling.budget") or {}) if teaches else {}
+    for name in ("epsilon", "delta", "adjacency", "unit"):
+        if name in budget:
+            kept = report["max_epsilon" if name == "epsilon" else name]
+            yield compared(f"{CONFIG}: {name}", budget[name], kept)
+    if not (labels := folder / "labels.sqlite").is_file():
+        return
+    refuse_wal(labels)
+    with contextlib.closing(connected(labels, (), "ro")) as db:
+        facts = {name: json.loads(value) for name, value in db.execute("SELECT name, value FROM facts")}
+    rows, begun, head = read_rows(ledger), facts["begun"], facts.get("head")
+    planned = [row["plan"] for row in rows if row["kind"] == "plan" and row["run"] == run]
+    yield compared("labels: run", begun["run_id"], run)
+    yield compared("labels: plan", _bare(begun["terms"]["plan"]), _bare(planned[-1] if planned else []))
+    if head is not None:
+        yield compared(
+            "labels: ledger head", head, head if any(row["hash"] == head for row in rows) else None
+        )
 
 
-def note_written(audit: Mapping[str, Any], folder: Path, names: Iterable[str], place: Place) -> None:
-    """Note in a run's ledger which files were written; one that was mounted for reading keeps no note of them."""
-    with contextlib.suppress(OSError):
-        note_files(Path(audit["ledger"]), audit["run"], file_digests(folder, names), place)
-
-
-def files_in(folder: Path) -> list[str]:
-    """Names of all files in a folder and the folders in it."""
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+def _bare(records: Iterable[Any]) -> list[dict[str, Any]]:
+    """Records of the same releases without the guarantee that they state."""
+    found = merged(read_records(list(records))).values()
+    return [Charge(charge.mechanism, charge.count).to_record() for charge in found]

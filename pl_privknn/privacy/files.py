@@ -1,4 +1,4 @@
-"""Durable writing of files, and their digests."""
+"""Durable writing of files, and the digest of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -74,11 +74,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the files of these names in a folder; those that are not there are left out."""
-    return {name: file_digest(folder / name) for name in names if (folder / name).is_file()}
 
 
 def file_digest(path: Path) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pl_privknn import __version__
 from pl_privknn._checks import check_int, check_open_unit
@@ -446,18 +445,6 @@ class Ledger:
             raise
         return ledger
 
-    @classmethod
-    def reopen(cls, path: str | Path) -> Self:
-        """Open an existing ledger for writing, with the budget that it has.
-
-        Raises:
-            FileNotFoundError: if there is no such file.
-            LedgerCorrupt: as in the constructor.
-        """
-        known = cls.open_readonly(path)
-        known.close()
-        return cls(path, known.budget)
-
     def run(
         self,
         run_id: str,
@@ -643,21 +630,6 @@ def counts_topic(run_id: str) -> str:
     return f"{COUNTS} {run_id}"
 
 
-#: Where files lie whose digests a run notes: those that it ends with, a report, an export, and one elsewhere.
-Place = Literal["files", "report", "export", "elsewhere"]
-
-
-def files_topic(run_id: str, place: Place) -> str:
-    """Topic of a run's note on files in one place: their digests by their names in the run's folder."""
-    return f"{place} {run_id}"
-
-
 def counts_text(counts: Mapping[str, int]) -> str:
     """Text of that note: numbers of queries, which are public."""
     return f"counts: {json.dumps(dict(counts), sort_keys=True)}"
-
-
-def note_files(ledger_path: Path, run: str, digests: dict[str, str], place: Place = "files") -> None:
-    """Note the digests of a place's files in a run's ledger, so that an audit finds an exchanged file."""
-    with contextlib.closing(Ledger.reopen(ledger_path)) as ledger:
-        LedgerRun(ledger, run).note(files_topic(run, place), json.dumps(digests, sort_keys=True))

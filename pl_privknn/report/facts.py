@@ -20,7 +20,7 @@ from pl_privknn._checks import at_most
 from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
-from pl_privknn.callbacks.run_files import CHECKPOINT, contents_of
+from pl_privknn.callbacks.run_files import CHECKPOINT
 from pl_privknn.comparison.results import RESULTS, Result, read_results, without_places
 from pl_privknn.comparison.table import cell, cells_of, head, joint_cost, mark_footnotes, titles_of
 from pl_privknn.config import known_classes, write_yaml
@@ -33,10 +33,9 @@ from pl_privknn.privacy.audit import (
     mapping_of,
     named_values,
     reading,
-    shortened,
 )
 from pl_privknn.privacy.files import file_digest
-from pl_privknn.privacy.ledger import Ledger, Place
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Charge, merged
 from pl_privknn.privacy.verification import parameters_text
 from pl_privknn.training import NoisySGD, PrivateTraining
@@ -233,13 +232,12 @@ def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
 # ---------------------------------------------------------------------------- a run
 
 
-def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> dict[str, Any] | None:
+def audited(folder: Path, exact: bool = False) -> dict[str, Any] | None:
     """Audit of a run that is shown or exported; None for one that used no private record.
 
     Args:
         folder: of the run.
         exact: see :func:`~pl_privknn.privacy.audit.audit_run`.
-        writing: see there.
 
     Raises:
         NotARun: where the audit finds something; and as :func:`audit_run`.
@@ -251,10 +249,10 @@ def audited(folder: Path, exact: bool = False, writing: Place | None = None) -> 
         )
         if not private and ledger_of(folder, settings) is None:
             return None
-    found = audit_run(folder, contents_of, exact=exact, writing=writing)
+    found = audit_run(folder, exact=exact, released=False)
     wrong = [check["name"] for check in found["checks"] if check["agrees"] is False]
     if found["violated"]:
-        what = f"{shortened(wrong)} not matching the ledger" if wrong else "the budget is exceeded"
+        what = f"{', '.join(wrong)} not matching the ledger" if wrong else "the budget is exceeded"
         raise NotARun(f"{folder}: the audit fails: {what}; `privknn audit` of the folder shows the details")
     return found
 

@@ -26,7 +26,7 @@ from pl_privknn.comparison.plot import (
     themed_svg,
 )
 from pl_privknn.privacy.accounting.certificate import certify
-from pl_privknn.privacy.audit import REPORT, note_written, reading
+from pl_privknn.privacy.audit import reading
 from pl_privknn.privacy.files import write_durably, write_json
 from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.verification import audit_ledger, releases_of
@@ -83,8 +83,6 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         write_durably(output, render(facts, results))
         if facts.get("promise") is not None:
             write_card(card_of(facts), output.parent, path if audit is None else Path(audit["ledger"]))
-        if audit is not None and output.parent.resolve() == path.resolve():
-            note_written(audit, path, {*REPORT, output.name}, "report")
     return output
 
 
@@ -145,7 +143,7 @@ def facts_of(
             f"there is nothing at {path}; name a run's folder, a comparison's folder or a ledger"
         )
     elif is_run(path):
-        audit = audited(path, exact, writing="report")
+        audit = audited(path, exact)
         facts = run_facts(path, audit, exact)
     else:
         try:

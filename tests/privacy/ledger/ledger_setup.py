@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from pl_privknn.callbacks.run_files import digests_of
-from pl_privknn.privacy.ledger import Ledger, note_files
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SystemNoise
 
@@ -30,7 +29,7 @@ def charged(path):
 
 
 def paid_run(folder):
-    """A ledger, a summary that follows from it, and a note of all that lies in the folder now."""
+    """A ledger, and a summary that follows from it."""
     ledger = Ledger(folder / "ledger.sqlite")
     ledger.run("run", plan=[Charge(Gaussian(4.0))]).charge(
         Gaussian(4.0), noise=SystemNoise(), adjacencies=["add_remove"]
@@ -39,5 +38,4 @@ def paid_run(folder):
     ledger.close()
     stated = {"epsilon_spent": report.spent.epsilon, "max_epsilon": None, "run": "run", "ledger_head": head}
     (folder / "summary.json").write_text(json.dumps({**report.guarantee.to_dict(), **stated}))
-    note_files(folder / "ledger.sqlite", "run", digests_of(folder))
     return str(folder)

@@ -42,7 +42,7 @@ def test_a_ledger_keeps_to_one_unit(ledgers, unit, other):
     ledger.close()
     with pytest.raises(ValueError, match=f"unit='{other}', but the ledger .* was opened with unit='{unit}'"):
         Ledger(ledgers[unit], Budget(unit=other))
-    reopened = Ledger.reopen(ledgers[unit])
+    reopened = Ledger.open_readonly(ledgers[unit])
     assert reopened.budget.unit == unit
     assert reopened.report().guarantee.unit == unit
     assert reopened.report().guarantee.guarantee == "unconditional"
