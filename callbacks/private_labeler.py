@@ -66,7 +66,7 @@ from pl_privknn.privacy.mechanisms.base import (
 )
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import foreign_loader, foreign_reader
-from pl_privknn.privacy.redaction import check_declared, redacted
+from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS, Outputs
 
@@ -268,7 +268,6 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log ε and the labels that this epoch used, then run the next round if one is due."""
-        check_declared(self._metrics)
         for name, value in self._metrics.items():
             pl_module.log(name, value, on_epoch=True, rank_zero_only=False, sync_dist=False)
         if self.labeler is None or trainer.fast_dev_run:  # type: ignore[attr-defined]

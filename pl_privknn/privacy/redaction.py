@@ -1,4 +1,4 @@
-"""Redaction of output and exceptions of code that reads private records, and the list of figures a run may log."""
+"""Redaction of output and exceptions of code that reads private records."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import sysconfig
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, ParamSpec, TextIO, TypeVar
+from typing import IO, Any, ParamSpec, TextIO, TypeVar
 
 #: Set to 1 it lets texts of the private side through, for the data owner's own screen.
 SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
@@ -240,90 +240,3 @@ def _place(trace: TracebackType) -> str:
     if name in (None, "__main__"):
         name = Path(frame.f_code.co_filename).name
     return f"{name}:{trace.tb_lineno}"
-
-
-Where = Literal["metrics", "summary", "report"]
-
-_PUBLIC = "public constants"
-_PLAN = "the plan and public constants"
-_CHARGES = "charges; how many there are follows from released answers"
-_ANSWERS = "released answers"
-_JUDGED = "released answers or weights, on public examples with their truth"
-
-#: By what it is made of, each figure that may leave.
-_MADE_OF: dict[Where, dict[str, str]] = {
-    # What PrivateLabeler and NoisySGD log.
-    "metrics": {
-        _PUBLIC: "privacy/delta labels/queried",
-        _PLAN: "privacy/epsilon privacy/guarantee tradeoff/epsilon",
-        _CHARGES: "privacy/epsilon_spent tradeoff/epsilon_spent",
-        _ANSWERS: "labels/answered labels/labelled",
-        _JUDGED: "labels/accuracy labels/accuracy_last_round val/accuracy val/loss test/accuracy test/loss "
-        "tradeoff/val_accuracy tradeoff/test_accuracy",
-    },
-    # Keys of summary.json.
-    "summary": {
-        _PUBLIC: "delta adjacency unit max_epsilon queried labeler epochs student data versions seconds released run "
-        "sampling_rate expected_batch_size max_grad_norm step constants",
-        _PLAN: "epsilon epsilon_rdp epsilon_rdp_classic epsilon_pld epsilon_exact guarantee reason conditional "
-        "tpr_at_fpr_0.001 tpr_at_fpr_0.01 tpr_at_fpr_0.1 advantage gaussian_dp_mu "
-        "noise_multiplier steps_planned",
-        _CHARGES: "epsilon_spent steps ledger_head",
-        _ANSWERS: "answered refused lost remark holdout_accuracy holdout_deviation holdout_epsilon",
-        _JUDGED: "label_accuracy label_accuracy_last_round val_accuracy test_accuracy student_test_accuracy "
-        "head_test_accuracy mean_test_accuracy",
-    },
-    # Parts of a report, of which the page and the privacy card are made.
-    "report": {
-        _PUBLIC: "kind title settings versions released data files",
-        _PLAN: "promise planned",
-        _CHARGES: "spent kept",
-        _JUDGED: "student curves",
-        "the summary's and the ledger's figures": "checks",
-        "released answers, with pictures or texts, and truth, of public examples": "answers",
-        "accuracy of runs without a promise, which other files of the comparison hold": "without_privacy",
-        "results of runs, each from its summary and its ledger": "comparison",
-    },
-}
-_LISTS = {
-    where: {name: made_of for made_of, names in origins.items() for name in names.split()}
-    for where, origins in _MADE_OF.items()
-}
-
-
-class UndeclaredError(ValueError):
-    """Raised where a figure to be logged during private training is not declared."""
-
-
-def check_declared(names: Iterable[str], where: Where = "metrics") -> None:
-    """Refuse to log figures that are not on the list.
-
-    Args:
-        names: of metrics, keys of ``summary.json``, or parts of a report.
-        where: which of these.
-
-    Raises:
-        UndeclaredError: for a name that is not there; nothing of ``names`` has been logged.
-    """
-    if unknown := sorted(set(names) - _LISTS[where].keys()):
-        raise UndeclaredError(
-            f"{where}: {unknown[0]!r} is not declared, and may be made of private records. If it is made of released "
-            "answers, public data or public constants alone, say so first: "
-            f"pl_privknn.privacy.redaction.declare({unknown[0]!r}, 'what it is made of', {where!r})"
-        )
-
-
-def declare(name: str, made_of: str, where: Where = "metrics") -> None:
-    """Add a figure to the list.
-
-    Args:
-        name: of the metric, or the key of ``summary.json``.
-        made_of: what it is computed from, in words: released answers, public data, public constants.
-        where: which of these lists.
-
-    Raises:
-        ValueError: where nothing is said of what it is made of.
-    """
-    if not made_of.strip():
-        raise ValueError(f"made_of={made_of!r} must say what {name!r} is computed from")
-    _LISTS[where].setdefault(name, made_of)

@@ -28,7 +28,6 @@ from pl_privknn.comparison.plot import (
 from pl_privknn.privacy.accounting.certificate import certify
 from pl_privknn.privacy.audit import reading
 from pl_privknn.privacy.files import write_durably, write_json
-from pl_privknn.privacy.redaction import check_declared
 from pl_privknn.privacy.verification import audit_ledger, releases_of
 from pl_privknn.report.card import card_of
 from pl_privknn.report.facts import audited, comparison_facts, is_run, ledger_facts, percent, run_facts
@@ -127,7 +126,7 @@ def facts_of(
 ) -> tuple[dict[str, Any], list[Result], dict[str, Any] | None]:
     """Facts of a page as plain JSON types, results of a comparison, and the audit of a private run.
 
-    The template sees nothing else, and :mod:`pl_privknn.privacy.redaction` declares of each key what it is made of.
+    The template sees nothing else.
     """
     path = Path(path)
     results: list[Result] = []
@@ -150,7 +149,6 @@ def facts_of(
             facts, results = comparison_facts(path)
         except ValueError as error:
             raise ValueError(f"{error}; nor is it a run's folder (summary.json, ledger.sqlite)") from None
-    check_declared(facts, "report")
     return json.loads(json.dumps(facts)), results, audit  # tuples as lists
 
 

@@ -235,7 +235,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         return {**found, **self.accuracy, **({"constants": self._constants} if self._constants else {})}
 
     def privacy_metrics(self) -> dict[str, float]:
-        """Logged privacy figures: declared names and values; nothing before the fit."""
+        """Logged privacy figures by name; nothing before the fit."""
         if self.run is None:
             return {}
         guarantee, spent = self.run.reports()

@@ -23,6 +23,54 @@ OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time", "head"}
 ANSWERED = {
     "labels/answered", "labels/labelled", "labels/accuracy", "labels/accuracy_last_round", "privacy/epsilon_spent"
 }  # fmt: skip
+#: All figures that leave a run. Who adds one states here what it is made of: nothing but these.
+FIGURES = {
+    "metrics": {
+        *("epoch", "step", "privacy/delta", "labels/queried"),  # public constants
+        *("privacy/epsilon", "privacy/guarantee", "tradeoff/epsilon"),  # the plan
+        *("privacy/epsilon_spent", "tradeoff/epsilon_spent"),  # charges, whose number follows from answers
+        *("labels/answered", "labels/labelled"),  # released answers
+        *("labels/accuracy", "labels/accuracy_last_round"),  # and public truth
+        *("tradeoff/val_accuracy", "tradeoff/test_accuracy"),
+    },
+    "summary": {
+        *("delta", "adjacency", "unit", "max_epsilon", "queried", "labeler", "epochs", "student", "data"),
+        *(
+            "versions",
+            "seconds",
+            "released",
+            "run",
+            "sampling_rate",
+            "expected_batch_size",
+            "max_grad_norm",
+            "step",
+        ),
+        *(
+            "epsilon",
+            "epsilon_rdp",
+            "epsilon_rdp_classic",
+            "epsilon_pld",
+            "epsilon_exact",
+            "guarantee",
+            "reason",
+        ),
+        *(
+            "conditional",
+            "tpr_at_fpr_0.001",
+            "tpr_at_fpr_0.01",
+            "tpr_at_fpr_0.1",
+            "advantage",
+            "gaussian_dp_mu",
+        ),
+        *("noise_multiplier", "steps_planned"),  # up to here public constants and the plan
+        *("epsilon_spent", "steps", "ledger_head"),  # charges
+        *("answered", "refused", "lost", "remark"),  # released answers
+        *ANSWERS,
+        *LEARNT,
+    },
+}
+#: Beginnings of the names of figures that students log.
+OF_STUDENTS = ("train/", "val/", "test/")
 #: Files whose length follows from the digits of accuracies, losses and noisy counts; their content is compared.
 OF_ANSWERS = ("summary.json", "metrics.csv", "labels.sqlite")
 
@@ -54,6 +102,15 @@ def traces(folder, shown=""):
         if path.suffix == ".json" and path.name != "summary.json":
             found[path.name] = without(json.loads(path.read_text()), OF_ITS_OWN)
     return found
+
+
+def undeclared(folder):
+    """Names of figures in a run's summary and metrics that are in no list; a student may log others."""
+    with (folder / "metrics.csv").open() as file:
+        metrics = {name for name in next(csv.reader(file)) if not name.startswith(OF_STUDENTS)}
+    return metrics - FIGURES["metrics"], json.loads((folder / "summary.json").read_text()).keys() - FIGURES[
+        "summary"
+    ]
 
 
 def report_traces(folder):
@@ -95,7 +152,7 @@ def masked_summary(summary):
 def masked_metrics(path):
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    free = ANSWERED | {name for name in rows[0] if name.startswith(("train/", "val/", "test/"))}
+    free = ANSWERED | {name for name in rows[0] if name.startswith(OF_STUDENTS)}
     return [{name: bool(value) if name in free else value for name, value in row.items()} for row in rows]
 
 
