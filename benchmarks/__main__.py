@@ -15,11 +15,9 @@ from benchmarks.record import commit, store
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
     "accountants": "ε of random plans by dp-accounting, prv-accountant and this package",
-    "attacks": "attacks on every method: measured lower bounds on ε, and which faults they find",
-    "faults": "faults that users write, and whether each is found, refused, harmless or a condition",
+    "attacks": "attacks on every method: measured lower bounds on ε",
     "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed compared with Opacus",
     "membership": "membership inference on students and on a network trained on private records",
-    "persons": "teachers whose unit of privacy is a person, compared with records and group privacy",
     "private_training": "a network from pixels by PrivateTraining on Fashion-MNIST",
     "recipes": "recommended runs compared with manually tuned teachers, over data sets, sizes and ε",
     "runs": "one training configuration over several seeds, or a comparison of methods",

@@ -1,9 +1,7 @@
-"""Attacks on every method at several values of ε, and the faults they detect.
+"""Attacks on every method at several values of ε.
 
 * ``methods``: each method at each ε on the bundled digits, or on Fashion-MNIST: an honest run, and the same with half
   the noise under the same charges.
-* ``faults``: each method with each fault that fits it, at ε 1 and 2 with three seeds. Where a fault of the size that
-  was asked for is not found with all seeds, larger ones are tried until one is.
 * ``adversaries``: votes that are asked for query by query, attacked by adversaries of less power; at ε 8.
 
 A part that is stored already is not measured again, so the command may be stopped and started.
@@ -22,7 +20,6 @@ from typing import Any
 
 import torch
 
-from benchmarks import faulty
 from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries, markdown
 from pl_privknn.auditing.canaries import ADVERSARIES, Adversary
@@ -34,8 +31,7 @@ from pl_privknn.planning import solve
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.training.configured import is_training
 
-NONE = "none"
-PARTS = ["methods", "faults", "adversaries"]
+PARTS = ["methods", "adversaries"]
 _QUERIES = 100
 _SIGMA = {"class_path": "Gaussian", "init_args": {"sigma": 10.0}}
 #: Configuration, and what is changed in its teacher; its ε is set, or the noise of its votes found for it.
@@ -84,14 +80,6 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
         jobs += [
             (_attacked, *one, options.canaries, options.root) for one in wanted if _part(*one) not in stored
         ]
-    if "faults" in options.only:
-        stored = entries("attack_faults")
-        faults = [(NONE, method) for method in faulty.METHODS]
-        faults += [(fault, method) for fault, (methods, _) in faulty.FAULTS.items() for method in methods]
-        for fault, method in faults:
-            for epsilon in (1.0, 2.0):
-                if (part := f"{method}, {fault}, ε {epsilon:g}") not in stored:
-                    jobs.append((_found, part, method, fault, epsilon, options.canaries))
     if "adversaries" in options.only:
         stored = entries("attack_adversaries")
         jobs += [
@@ -141,34 +129,6 @@ def _by_adversary(method: str, adversary: Adversary) -> Measured:
     found = attack_labeler(target, noise=SeededNoise(0), **settings)  # type: ignore[arg-type]
     figures = {"method": method, "queries": len(target.queries), **stated(SEEDED), **found.to_dict()}
     return Measured(figures, [0], f"{method}, {adversary}", settings, "attack_adversaries")
-
-
-def _found(part: str, method: str, fault: str, epsilon: float, canaries: int) -> Measured:
-    """Number of seeds with which a fault is found, and its size at which all find it."""
-    torch.set_num_threads(1)
-    seeds, settings = (1, 2, 3), {"canaries": canaries}
-    name = None if fault == NONE else fault
-    sizes = (1.0,) if name is None else faulty.sizes_of(method, fault)
-
-    def found(size: float, seed: int) -> bool:
-        return faulty.attack(method, epsilon, SeededNoise(seed), name, size, **settings).violated
-
-    first = sum(found(sizes[0], seed) for seed in seeds)
-    enough: float | None = sizes[0]
-    if name is not None and first < len(seeds):
-        enough = next((size for size in sizes[1:] if all(found(size, seed) for seed in seeds)), None)
-    figures = {
-        "method": method,
-        "fault": fault,
-        "epsilon": epsilon,
-        "delta": faulty.DELTA,
-        **stated(SEEDED),
-        "size": sizes[0],
-        "found": first,
-        "of": len(seeds),
-        "size_found": enough,
-    }
-    return Measured(figures, list(seeds), part, settings, "attack_faults")
 
 
 def configuration(method: str, epsilon: float, root: str | None = None) -> dict[str, Any]:
@@ -244,22 +204,3 @@ def adversaries_table() -> str:
     ]
     header = ["method", "adversary", "ε", "ε_lower", "Gaussian estimate", "ε_lower of labels"]
     return markdown(header, lines)
-
-
-def faults_table() -> str:
-    """Table with one row per method and one column per fault: detections at each ε, and the size always detected."""
-    found = [one["results"] for one in entries("attack_faults").values()]
-    columns = sorted({one["fault"] for one in found}, key=lambda fault: (fault != NONE, fault))
-    cells: dict[tuple[str, str], list[str]] = {}
-    for one in sorted(found, key=lambda each: (faulty.METHODS.index(each["method"]), each["epsilon"])):
-        cell = f"{one['found']}/{one['of']}"
-        if one["fault"] != NONE and one["size_found"] is None:
-            cell += "" if one["size"] == 1 else " (–)"
-        elif one["fault"] != NONE and one["size_found"] != one["size"]:
-            cell += f" ({one['size_found']:g}×)"
-        cells.setdefault((one["method"], one["fault"]), []).append(cell)
-    methods = dict.fromkeys(method for method, _ in cells)
-    lines = [
-        [method, *(", ".join(cells.get((method, fault), [])) for fault in columns)] for method in methods
-    ]
-    return markdown(["method", *columns], lines)

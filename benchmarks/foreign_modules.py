@@ -35,11 +35,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from benchmarks.faulty import dealt
 from benchmarks.record import Measured, entries, listed, markdown, rows_of
 from benchmarks.speed import _in_turns
-from pl_privknn._lightning import TRAINS_ALONE, Callback
+from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.results import SEEDED, stated
+from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.noisy_steps import clip_factors
@@ -53,23 +53,41 @@ EPSILON, DELTA, RECORDS, BATCH, CLASSES, SIDE = 4.0, 1e-3, 8, 4, 3, 32
 #: Records whose clipped gradients are compared.
 COMPARED = 4
 
+Case = tuple[Any, Any]
+
+
+def _loss(module: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(module.network(batch[0]), batch[1])
+
 
 class Classifier(pl.LightningModule):
-    """Plain classifier without any code for privacy."""
+    """Classifier with a loss of the module and a batch; without any code for privacy."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, loss: Callable[..., Tensor] = _loss) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.own_loss = network, loss
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The mean loss."""
-        loss = F.cross_entropy(self.network(batch[0]), batch[1])
+        """The loss, which is logged."""
+        loss = self.own_loss(self, batch)
         self.log("train_loss", loss)
         return loss
 
     def configure_optimizers(self) -> Any:
         """Adam of what is trained."""
         return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=1e-3)
+
+
+class Network(nn.Module):
+    """Network of named layers, and a function of these and the input."""
+
+    def __init__(self, function: Callable[..., Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleDict(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.function(x, **self.layers)
 
 
 class Records(Dataset[Any]):
@@ -85,276 +103,167 @@ class Records(Dataset[Any]):
         return self.items[index]
 
 
-class _Tuned(nn.Module):
-    """Model of transformers that returns logits only."""
+# -- records -----------------------------------------------------------------------------------------------------
 
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
 
-    def forward(self, words: Tensor) -> Any:
-        return self.model(input_ids=words).logits
+def _image(generator: torch.Generator, label: int, side: int = SIDE) -> Case:
+    return torch.rand(3, side, side, generator=generator), label
+
+
+def _sentence(generator: torch.Generator, label: int) -> Case:
+    return torch.randint(50, (12,), generator=generator), label
+
+
+def _masks(generator: torch.Generator, label: int) -> Case:
+    return _image(generator, label)[0], torch.randint(CLASSES, (SIDE, SIDE), generator=generator)
 
 
 def _loaded(make: Callable[[torch.Generator, int], Any]) -> DataLoader[Any]:
     return DataLoader(Records(make), BATCH, shuffle=True)
 
 
-def _image(generator: torch.Generator, side: int = SIDE) -> Tensor:
-    return torch.rand(3, side, side, generator=generator)
+# -- networks and losses -----------------------------------------------------------------------------------------
 
 
-def _images(side: int = SIDE) -> DataLoader[Any]:
-    return _loaded(lambda generator, label: (_image(generator, side), label))
+def _weight_norm() -> nn.Module:
+    normed = nn.utils.parametrizations.weight_norm
+    layers = normed(nn.Conv2d(3, 8, 3, 2)), nn.ReLU(), nn.Flatten(), normed(nn.Linear(1800, CLASSES))
+    return nn.Sequential(*layers)
 
 
-def _on_words(network: nn.Module) -> tuple[Any, Any]:
-    return Classifier(network), _loaded(lambda g, label: (torch.randint(50, (12,), generator=g), label))
+def _recurrent(x: Tensor, words: nn.Module, layer: nn.Module, out: nn.Module) -> Tensor:
+    return out(layer(words(x))[0][:, -1])
 
 
-def _timm(name: str, side: int = SIDE, **settings: Any) -> tuple[Any, Any]:
-    import timm
-
-    return Classifier(timm.create_model(name, num_classes=CLASSES, **settings)), _images(side)
-
-
-def _bert() -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertForSequenceClassification(BertConfig(intermediate_size=64, num_labels=CLASSES, **sizes))
+def _packed(x: Tensor, words: nn.Module, layer: nn.Module, out: nn.Module) -> Tensor:
+    """Logits of as many words as there are before the first zero."""
+    lengths = (x > 0).sum(1).clamp(min=1).cpu()
+    settings: dict[str, Any] = {"batch_first": True, "enforce_sorted": False}
+    return out(layer(nn.utils.rnn.pack_padded_sequence(words(x), lengths, **settings))[1][0][-1])
 
 
-def _lora() -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    of = {"target_modules": ["query", "value"], "modules_to_save": ["classifier"]}
-    return get_peft_model(_bert(), LoraConfig(task_type="SEQ_CLS", r=4, **of))
+def _of_words(kind: Any, function: Callable[..., Tensor] = _recurrent) -> nn.Module:
+    words, layer = nn.Embedding(50, 8), kind(8, 16, batch_first=True)
+    return Network(function, words=words, layer=layer, out=nn.Linear(16, CLASSES))
 
 
-def _lightly() -> tuple[Any, Any]:
-    from lightly.utils.benchmarking import LinearClassifier
+def _attention() -> nn.Module:
+    def function(x: Tensor, words: nn.Module, attention: nn.Module, out: nn.Module) -> Tensor:
+        seen = words(x)
+        return out(attention(seen, seen, seen)[0].mean(1))
 
-    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    sizes = {"batch_size_per_device": BATCH, "feature_dim": 8, "num_classes": CLASSES, "topk": (1,)}
-    return LinearClassifier(backbone, **sizes), _images()
-
-
-def _geo(name: str, target: Callable[[torch.Generator], Tensor] | None, **settings: Any) -> tuple[Any, Any]:
-    """A task of torchgeo on dicts; without a target on a data module of torchgeo, with its batch hooks."""
-    import torchgeo.trainers
-    from torchgeo.datamodules import NonGeoDataModule
-
-    class Fields(Records):
-        def __init__(self, split: str = "train") -> None:
-            super().__init__(lambda g, label: {"image": 255 * _image(g), "label": torch.tensor(label)})
-
-    data: Any = NonGeoDataModule(Fields, batch_size=BATCH)
-    if target is not None:
-        named = "mask" if "Segmentation" in name else "label"
-        data = _loaded(lambda g, _: {"image": _image(g), named: target(g)})
-    return getattr(torchgeo.trainers, name)(**settings), data
+    words, attention = nn.Embedding(50, 16), nn.MultiheadAttention(16, 4, batch_first=True)
+    return Network(function, words=words, attention=attention, out=nn.Linear(16, CLASSES))
 
 
-def _resnet() -> tuple[Any, Any]:
-    from torchvision.models import resnet18
+def _bags() -> nn.Module:
+    def function(x: Tensor, bags: nn.Module, out: nn.Module) -> Tensor:
+        flat = x.flatten()
+        return out(bags(flat, torch.arange(0, len(flat), x.shape[1])))
 
-    return Classifier(resnet18(num_classes=CLASSES)), _images()
-
-
-def _boring() -> tuple[Any, Any]:
-    from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
-
-    return BoringModel(), BoringDataModule()
+    return Network(function, bags=nn.EmbeddingBag(50, 16), out=nn.Linear(16, CLASSES))
 
 
-class _Own(Classifier):
-    """Module with a given loss."""
+def _u_net() -> nn.Module:
+    def function(x: Tensor, down: nn.Module, below: nn.Module, up: nn.Module, out: nn.Module) -> Tensor:
+        wide = down(x).relu()
+        return out(torch.cat([wide, up(below(wide).relu())], 1))
 
-    def __init__(self, network: nn.Module, loss: Callable[..., Tensor], schedule: bool = False) -> None:
-        super().__init__(network)
-        self.own_loss, self.schedule = loss, schedule
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss."""
-        return self.own_loss(self, batch)
-
-    def configure_optimizers(self) -> Any:
-        """Adam, with a schedule of one cycle where that is asked for."""
-        optimizer = super().configure_optimizers()
-        if not self.schedule:
-            return optimizer
-        cycle = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, 1e-2, total_steps=self.trainer.estimated_stepping_batches
-        )
-        return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+    down, below = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, 2, 1)
+    up, out = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, CLASSES, 1)
+    return Network(function, down=down, below=below, up=up, out=out)
 
 
-def _of_pixels(loss: Callable[..., Tensor], network: nn.Module | None = None, **own: Any) -> tuple[Any, Any]:
-    small = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, CLASSES)
-    )
-    return _Own(small if network is None else network, loss, **own), _images()
-
-
-def _loss(module: Any, batch: Any) -> Tensor:
-    return F.cross_entropy(module.network(batch[0]), batch[1])
-
-
-class _Recurrent(nn.Module):
-    def __init__(self, kind: Any) -> None:
-        super().__init__()
-        self.words, self.layer, self.out = (
-            nn.Embedding(50, 8),
-            kind(8, 16, batch_first=True),
-            nn.Linear(16, CLASSES),
-        )
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Logits."""
-        return self.out(self.layer(self.words(words))[0][:, -1])
-
-
-class _Packed(_Recurrent):
-    def forward(self, words: Tensor) -> Tensor:
-        """Logits, of as many words as there are before the first zero."""
-        lengths = (words > 0).sum(1).clamp(min=1).cpu()
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.words(words), lengths, batch_first=True, enforce_sorted=False
-        )
-        return self.out(self.layer(packed)[1][0][-1])
-
-
-class _Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.attention = nn.Embedding(50, 16), nn.MultiheadAttention(16, 4, batch_first=True)
-        self.out = nn.Linear(16, CLASSES)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Logits."""
-        x = self.words(words)
-        return self.out(self.attention(x, x, x)[0].mean(1))
-
-
-class _Bags(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bags, self.out = nn.EmbeddingBag(50, 16), nn.Linear(16, CLASSES)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Logits."""
-        flat = words.flatten()
-        return self.out(self.bags(flat, torch.arange(0, len(flat), words.shape[1])))
-
-
-class _UNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.below = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, 2, 1)
-        self.up, self.out = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, CLASSES, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of each pixel."""
-        wide = self.down(images).relu()
-        return self.out(torch.cat([wide, self.up(self.below(wide).relu())], 1))
-
-
-def _segmentation(network: nn.Module) -> tuple[Any, Any]:
-    def loss(module: Any, batch: Any) -> Tensor:
-        return F.cross_entropy(module.network(batch[0]), batch[1], ignore_index=0)
-
-    masks = lambda g, label: (_image(g), torch.randint(CLASSES, (SIDE, SIDE), generator=g))  # noqa: E731
-    return _Own(network, loss), _loaded(masks)
-
-
-def _gpt2() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+def _of_pixels(module: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(module.network(batch[0]), batch[1], ignore_index=0)
 
 
 def _language(module: Any, batch: Any) -> Tensor:
     return module.network(input_ids=batch[0], labels=batch[0]).loss
 
 
-def _weight_norm() -> nn.Module:
-    normed = nn.utils.parametrizations.weight_norm
-    return nn.Sequential(
-        normed(nn.Conv2d(3, 8, 3, 2)), nn.ReLU(), nn.Flatten(), normed(nn.Linear(1800, CLASSES))
-    )
+# -- modules -----------------------------------------------------------------------------------------------------
 
 
-def _sizes() -> tuple[Any, Any]:
-    pooled = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES)
-    )
-    return Classifier(pooled), _loaded(lambda g, label: (_image(g, 16 + 4 * (label % 2)), label))
+def _on_words(network: nn.Module) -> Case:
+    return Classifier(network), _loaded(_sentence)
 
 
-def _dicts() -> tuple[Any, Any]:
-    def loss(module: Any, batch: Any) -> Tensor:
-        return F.cross_entropy(module.network(batch["image"]), batch["label"])
-
-    made = _of_pixels(loss)[0]
-    return made, _loaded(lambda g, label: {"image": _image(g), "label": label, "file": f"{label}.png"})
+def _segmentation(network: nn.Module) -> Case:
+    return Classifier(network, _of_pixels), _loaded(_masks)
 
 
-def _item(module: Any, batch: Any) -> Tensor:
-    loss = _loss(module, batch)
-    module.log("loss", loss.item())
-    return loss
+def _timm(name: str, side: int = SIDE, **settings: Any) -> Case:
+    import timm
+
+    network = timm.create_model(name, num_classes=CLASSES, **settings)
+    return Classifier(network), _loaded(functools.partial(_image, side=side))
 
 
-def _metrics() -> tuple[Any, Any]:
-    from torchmetrics.classification import MulticlassAccuracy
+def _resnet() -> Case:
+    from torchvision.models import resnet18
 
-    def loss(module: Any, batch: Any) -> Tensor:
-        logits = module.network(batch[0])
-        module.accuracy(logits, batch[1])
-        module.log("accuracy", module.accuracy)
-        return F.cross_entropy(logits, batch[1])
-
-    module, data = _of_pixels(loss)
-    module.accuracy = MulticlassAccuracy(CLASSES)
-    return module, data
+    return Classifier(resnet18(num_classes=CLASSES)), _loaded(_image)
 
 
-def _checkpointed(module: Any, batch: Any) -> Tensor:
-    from torch.utils.checkpoint import checkpoint
+def _boring() -> Case:
+    from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 
-    return F.cross_entropy(checkpoint(module.network, batch[0], use_reentrant=False), batch[1])
-
-
-def _auxiliary() -> tuple[Any, Any]:
-    module, data = _of_pixels(_loss)
-    module.auxiliary = nn.Linear(8, 2)
-    return module, data
+    return BoringModel(), BoringDataModule()
 
 
-def _bias_alone() -> tuple[Any, Any]:
-    module, data = _of_pixels(_loss)
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name.endswith("bias"))
-    return module, data
+def _lightly() -> Case:
+    from lightly.utils.benchmarking import LinearClassifier
+
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    sizes = {"batch_size_per_device": BATCH, "feature_dim": 8, "num_classes": CLASSES, "topk": (1,)}
+    return LinearClassifier(backbone, **sizes), _loaded(_image)
 
 
-def _mixup(module: Any, batch: Any) -> Tensor:
-    share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002
-    return share * _loss(module, batch) + (1 - share) * _loss(module, [batch[0].flip(0), batch[1].flip(0)])
+def _bert(tuned: Callable[[Any], Any] = lambda model: model) -> Case:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(intermediate_size=64, num_labels=CLASSES, **sizes))
+    return _on_words(Network(lambda words, model: model(input_ids=words).logits, model=tuned(model)))
 
 
-def _branch(module: Any, batch: Any) -> Tensor:
-    loss = _loss(module, batch)
-    return loss if loss > 1 else 2 * loss
+def _lora(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    of = {"target_modules": ["query", "value"], "modules_to_save": ["classifier"]}
+    return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", r=4, **of))
+
+
+def _gpt2() -> Case:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    return Classifier(model, _language), _loaded(_sentence)
+
+
+def _geo(name: str, target: Callable[[torch.Generator], Tensor] | None, **settings: Any) -> Case:
+    """Task of torchgeo on dicts; without a target on a data module of torchgeo, with its batch hooks."""
+    import torchgeo.trainers
+    from torchgeo.datamodules import NonGeoDataModule
+
+    class Fields(Records):
+        def __init__(self, split: str = "train") -> None:
+            super().__init__(lambda g, label: {"image": 255 * _image(g, 0)[0], "label": torch.tensor(label)})
+
+    data: Any = NonGeoDataModule(Fields, batch_size=BATCH)
+    if target is not None:
+        named = "mask" if "Segmentation" in name else "label"
+        data = _loaded(lambda g, label: {"image": _image(g, label)[0], named: target(g)})
+    return getattr(torchgeo.trainers, name)(**settings), data
 
 
 _REFUSED = "torchvision, ResNet-18 with batch normalisation"
 _SWIN = {"img_size": SIDE, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
 _FCN = {"model": "fcn", "num_filters": 8, "num_classes": CLASSES}
 #: What makes a module and its data, by the package that it comes from and a name.
-CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
+CASES: dict[str, Callable[[], Case]] = {
     "lightly, LinearClassifier": _lightly,
     "torchgeo, ClassificationTask (ResNet-18)": lambda: _geo(
         "ClassificationTask", None, model="resnet18", num_classes=CLASSES
@@ -373,36 +282,20 @@ CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "timm, ConvNeXt": lambda: _timm("test_convnext"),
     "timm, Swin": lambda: _timm("swin_tiny_patch4_window7_224", **_SWIN),
     "torchvision, ResNet-18": _resnet,
-    "transformers, BERT": lambda: _on_words(_Tuned(_bert())),
-    "peft, LoRA of BERT": lambda: _on_words(_Tuned(_lora())),
+    "transformers, BERT": _bert,
+    "peft, LoRA of BERT": lambda: _bert(_lora),
     "pytorch_lightning, BoringModel and BoringDataModule": _boring,
     _REFUSED: _resnet,
-    "transformers, GPT-2 with tied head": lambda: (
-        _Own(_gpt2(), _language),
-        _loaded(lambda g, label: (torch.randint(50, (12,), generator=g), label)),
-    ),
-    "torch, GRU": lambda: _on_words(_Recurrent(nn.GRU)),
-    "torch, LSTM": lambda: _on_words(_Recurrent(nn.LSTM)),
-    "torch, multi-head attention": lambda: _on_words(_Attention()),
-    "torch, EmbeddingBag": lambda: _on_words(_Bags()),
-    "torch, weight norm": lambda: _of_pixels(_loss, _weight_norm()),
+    "transformers, GPT-2 with tied head": _gpt2,
+    "torch, GRU": lambda: _on_words(_of_words(nn.GRU)),
+    "torch, LSTM": lambda: _on_words(_of_words(nn.LSTM)),
+    "torch, multi-head attention": lambda: _on_words(_attention()),
+    "torch, EmbeddingBag": lambda: _on_words(_bags()),
+    "torch, weight norm": lambda: (Classifier(_weight_norm()), _loaded(_image)),
     "torch, segmentation with ignore_index": lambda: _segmentation(nn.Conv2d(3, CLASSES, 3, padding=1)),
-    "torch, U-Net": lambda: _segmentation(_UNet()),
-    "torch, images of several sizes": _sizes,
-    "torch, dicts with words": _dicts,
-    "torch, loss.item()": lambda: _of_pixels(_item),
-    "torch, torchmetrics in the step": _metrics,
-    "torch, OneCycleLR": lambda: _of_pixels(_loss, schedule=True),
-    "torch, gradient checkpointing": lambda: _of_pixels(_checkpointed),
-    "torch, a network of torch.compile": lambda: _of_pixels(
-        _loss, torch.compile(nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE**2, CLASSES)), backend="eager")
-    ),
-    "torch, an auxiliary head out of the loss": _auxiliary,
-    "torch, frozen weights beside trained biases": _bias_alone,
-    "torch, mixup by numpy": lambda: _of_pixels(_mixup),
-    "torch, a branch on the loss": lambda: _of_pixels(_branch),
-    "torch, packed sequences": lambda: _on_words(_Packed(nn.LSTM)),
-}
+    "torch, U-Net": lambda: _segmentation(_u_net()),
+    "torch, packed sequences": lambda: _on_words(_of_words(nn.LSTM, _packed)),
+}  # fmt: skip
 
 
 # -- trainings -------------------------------------------------------------------------------------------------
@@ -420,9 +313,8 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     torch.set_num_threads(1)
     for name in CASES:
         if {"modules", name} & set(options.only):
-            yield Measured(
-                _outcome(name), [0], name, {"epsilon": EPSILON, "delta": DELTA, "records": RECORDS}
-            )
+            settings = {"epsilon": EPSILON, "delta": DELTA, "records": RECORDS}
+            yield Measured(_outcome(name), [0], name, settings)
     for name, compare in SPEEDS.items():
         if {"speed", name} & set(options.only):
             yield Measured(compare(options.repeat), [0], name, {"repeat": options.repeat})
@@ -442,13 +334,15 @@ def _outcome(name: str) -> dict[str, Any]:
 
 def _trial(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    module, data = CASES[name]()
-    replaced, watched, untrained = name != _REFUSED, _Way(), CASES[name]()[0]
+    (module, data), (untrained, same) = CASES[name](), CASES[name]()
     untrained.load_state_dict(module.state_dict())
-    private: dict[str, Any] = {"expected_batch_size": BATCH, "private_records": RECORDS}
-    options = TrainingOptions(reads_alone=True, noise_source=SeededNoise(0))
+    replaced = name != _REFUSED
     training = PrivateTraining(
-        budget=Budget(epsilon=EPSILON, delta=DELTA), replace_batch_norm=replaced, options=options, **private
+        Budget(epsilon=EPSILON, delta=DELTA),
+        expected_batch_size=BATCH,
+        private_records=RECORDS,
+        replace_batch_norm=replaced,
+        options=TrainingOptions(reads_alone=True, noise_source=SeededNoise(0)),
     )
     # The package whose Trainer takes it.
     lightning = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")
@@ -456,11 +350,11 @@ def _trial(name: str) -> dict[str, Any]:
     limits = {**TRAINS_ALONE, "limit_val_batches": 0 if "Boring" in name else 1.0}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        own = {"default_root_dir": folder, "callbacks": [training, watched], "accelerator": "cpu"}
+        own = {"default_root_dir": folder, "callbacks": [training], "accelerator": "cpu"}
         trainer = lightning.Trainer(max_epochs=1, **own, **limits)
         try:
             if isinstance(data, DataLoader):
-                trainer.fit(module, data, CASES[name]()[1])
+                trainer.fit(module, data, same)
             else:
                 trainer.fit(module, datamodule=data)
         except ValueError as error:
@@ -474,7 +368,6 @@ def _trial(name: str) -> dict[str, Any]:
     ours, literal = clipped_sum(untrained, data, list(range(COMPARED))), _literal(untrained, data)
     return {
         "outcome": "trained",
-        "way": watched.way,
         "step": training.way,
         "level": "conditional" if training.conditions else "unconditional",
         "condition": "; ".join(training.conditions),
@@ -483,14 +376,6 @@ def _trial(name: str) -> dict[str, Any]:
         "steps": trainer.global_step,
         "difference": float((ours - literal).norm() / literal.norm()),
     }
-
-
-class _Way(Callback):
-    way = ""
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        (training,) = [one for one in trainer.callbacks if isinstance(one, PrivateTraining)]
-        self.way = training._gradients.way
 
 
 def _literal(module: Any, data: Any, norm: float = 1.0) -> Tensor:
@@ -532,13 +417,11 @@ def _gradients(module: Any, data: Any) -> RecordGradients:
 
 
 def _pictures(count: int, channels: int, side: int) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.rand(count, channels, side, side, generator=generator), torch.arange(count) % 10
-    )
+    images = torch.rand(count, channels, side, side, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(images, torch.arange(count) % 10)
 
 
-def _summed(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
+def _by_hooks(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
     """Clipped sum by Opacus' hooks, in chunks."""
     from opacus.grad_sample import GradSampleModule
 
@@ -546,15 +429,28 @@ def _summed(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
     parameters = [p for p in hooked.parameters() if p.requires_grad]
 
     def work() -> Tensor:
-        totals = [torch.zeros_like(p) for p in parameters]
+        total: Any = 0.0
         for images, labels in DataLoader(data, 128):
             F.cross_entropy(hooked(images), labels, reduction="sum").backward()
             rows: Any = [p.grad_sample.flatten(1) for p in parameters]
             factors = clip_factors(torch.stack([r.norm(dim=1) for r in rows]).norm(dim=0).double(), 1.0)
-            for total, part in zip(totals, rows, strict=True):
-                total += (factors.float() @ part).view_as(total)
+            total = total + torch.cat([factors.float() @ part for part in rows])
             hooked.zero_grad()
-        return torch.cat([total.flatten() for total in totals])
+        return total
+
+    return work
+
+
+def _by_loop(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
+    """Clipped sum by a loop over records."""
+    parameters = list(network.parameters())
+
+    def work() -> Tensor:
+        total = ClippedSum([p.numel() for p in parameters], 1.0, torch.device("cpu"))
+        for image, label in data:
+            loss = F.cross_entropy(network(image[None]), label[None])
+            total.add_one(torch.autograd.grad(loss, parameters))
+        return total.finish()
 
     return work
 
@@ -577,42 +473,27 @@ def _peak(made: Callable[[], Callable[[], Any]]) -> int:
     return found
 
 
-def _looped(network: nn.Module, data: TensorDataset) -> Callable[[], Tensor]:
-    """Clipped sum by a loop over records."""
-    parameters = list(network.parameters())
-
-    def work() -> Tensor:
-        total = ClippedSum([p.numel() for p in parameters], 1.0, torch.device("cpu"))
-        for image, label in data:
-            loss = F.cross_entropy(network(image[None]), label[None])
-            total.add_one(torch.autograd.grad(loss, parameters))
-        return total.finish()
-
-    return work
-
-
 def _compared(
     repeat: int,
     network: nn.Module,
     rows: TensorDataset,
     module: Any,
     data: Any = None,
-    summed: Callable[[nn.Module, TensorDataset], Callable[[], Tensor]] = _summed,
+    beside: Any = _by_hooks,
 ) -> dict[str, Any]:
-    """Comparison of this package with another implementation; memory is measured first, before any can be reused."""
-    few, count = _pictures(2, 1, 2), len(rows)
+    """Comparison with another implementation; memory is measured first, before any can be reused."""
+    few, count, data = _pictures(2, 1, 2), len(rows), rows if data is None else data
     for _ in range(2):  # all that is imported late
         small = nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
         _gradients(Classifier(small), few).sum([0])
-        _summed(small, few)()
-    data = rows if data is None else data
-    other = functools.partial(summed, network, rows)
+        _by_hooks(small, few)()
+    other = functools.partial(beside, network, rows)
     peaks = _peak(lambda: functools.partial(_gradients(module, data).sum, range(count))), _peak(other)
-    made, beside = _gradients(module, data), other()
+    made, theirs = _gradients(module, data), other()
     ours = functools.partial(made.sum, range(count))
-    difference = float((ours() - beside()).norm() / beside().norm())
+    difference = float((ours() - theirs()).norm() / theirs().norm())
     # Seconds of theirs over ours: examples a second of ours over theirs.
-    found = _in_turns(beside, ours, repeat)
+    found = _in_turns(theirs, ours, repeat)
     return {
         **{name: found[name] for name in ("ratio", "ratio_min", "ratio_max")},
         "examples_per_second": round(count / found["bare_seconds"], 1),
@@ -645,17 +526,17 @@ def _wide(repeat: int) -> dict[str, Any]:
     module.network.fc = nn.Linear(512, 10)
     replace_batch_norms(module)
     network = copy.deepcopy(module.network)
-    return _compared(repeat, network, _pictures(16, 3, SIDE), module, summed=_looped)
+    return _compared(repeat, network, _pictures(16, 3, SIDE), module, beside=_by_loop)
 
 
 def _layers(repeat: int) -> dict[str, Any]:
-    count, data, network = 512, _pictures(560, 1, 28), tanh_cnn(10, 1, 28)
-    tables = dealt(*data.tensors, count, 24, num_classes=10)
-    tables.setup("fit")
-    sizes: dict[str, Any] = {"image_size": 28, "expected_batch_size": 256, "private_records": count}
+    network, rows = tanh_cnn(10, 1, 28), _pictures(512, 1, 28)
+    images, labels = rows.tensors
+    sizes: dict[str, Any] = {"image_size": 28, "expected_batch_size": 256, "private_records": len(rows)}
     module = NoisySGD(copy.deepcopy(network), budget=Budget(epsilon=1.0), **sizes)
-    rows = TensorDataset(*(table[:count] for table in data.tensors))
-    return _compared(repeat, network, rows, module, tables)
+    data = ArraysDataModule(images, labels, public_images=images[:24], num_classes=10, overlap="ignore")
+    data.setup("fit")
+    return _compared(repeat, network, rows, module, data)
 
 
 SPEEDS = {
@@ -680,19 +561,12 @@ def table() -> str:
             trained.setdefault(key, []).append((name, found["difference"]))
         elif "outcome" in found:
             refused.append(["1", name, found["outcome"], "–", "–", found["reason"]])
-    rows = [
-        [
-            str(len(here)),
-            "; ".join(n for n, _ in here),
-            step,
-            level,
-            f"{max(d for _, d in here):.0e}",
-            why or "–",
-        ]
-        for (step, level, why), here in trained.items()
-    ]
-    names = ("", "module", "step", "guarantee", "largest difference", "condition, or reason")
-    return markdown(names, [*rows, *refused])
+    rows = []
+    for (step, level, why), here in trained.items():
+        largest, names = max(difference for _, difference in here), "; ".join(name for name, _ in here)
+        rows.append([str(len(here)), names, step, level, f"{largest:.0e}", why or "–"])
+    header = ("", "module", "step", "guarantee", "largest difference", "condition, or reason")
+    return markdown(header, [*rows, *refused])
 
 
 def speed_table() -> str:

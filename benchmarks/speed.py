@@ -5,9 +5,6 @@ Other programs on the same cores change such ratios too, if less than seconds on
 wanted a core meanwhile. A command's seconds are those of a whole process, with all that it imports. A run of
 ``fit --data`` and its limit are two such processes of one thread each, one after the other; peak memory is the most
 that the process of the run had resident, pages of mapped files among it.
-
-With ``--device cuda`` the rows that a device can take are measured there, baselines among them, by seconds on the
-clock with the device's work finished, and are stored beside those of the processor.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import os
 import re
 import resource
@@ -46,39 +42,34 @@ from pl_privknn.students import Student, SupervisedStudent, VATStudent
 _RECORDS, _DIMENSIONS, _QUERIES, _K, _RATE = 60_000, 1296, 1000, 300, 0.15
 _IMAGES, _ONE_BY_ONE = 2048, 64
 _IMAGES_OF_AN_EPOCH, _BATCH = 8192, 64
-_SCREENING = {"k": 300, "threshold": 210, "sigma": 85.0, "num_classes": 10, "sampling_rate": 0.2}
-_ANSWERS = {"sigma": 20.0, "l2_sensitivity": math.sqrt(2), "sampling_rate": 0.2}
-_CPU = torch.device("cpu")
+_SCREENINGS = {
+    "mechanism": "noisy_screening", "k": 300, "threshold": 210, "sigma": 85.0, "num_classes": 10,
+    "sampling_rate": 0.2, "count": 18_000,
+}  # fmt: skip
+_ANSWERS = {
+    "mechanism": "gaussian", "sigma": 20.0, "l2_sensitivity": 2**0.5, "sampling_rate": 0.2, "count": 3_877,
+}  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of :func:`measure`."""
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument(
-        "--device", type=torch.device, default=torch.device("cpu"), help="cuda: rows of a device"
-    )
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """Measurements of each row, with its number of threads or one."""
-    place = options.device.type
     for name in options.only:
-        _, _, _, work, *settled = ROWS[name]
-        if place != "cpu" and work not in _OF_DEVICES:
-            continue
         torch.set_num_threads(1)
-        found = work(options, *settled)
+        _, _, _, work, *settled = ROWS[name]
+        found = work(options.repeat, *settled)
         load = round(os.getloadavg()[0], 1)
-        settings = {"repeat": options.repeat}
-        if place == "cuda":
-            settings["device"] = torch.cuda.get_device_name(options.device)
-        yield Measured({**found, "load": load}, [0], name if place == "cpu" else f"{name}, {place}", settings)
+        yield Measured({**found, "load": load}, [0], name, {"repeat": options.repeat})
 
 
-def _turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int) -> list[tuple[Any, Any]]:
-    """Measure both alternately; the first turn of each does not count."""
-    return [(ours(), bare()) for _ in range(repeat + 1)][1:]
+def _turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *whose: int) -> list[Any]:
+    """Seconds of both, alternately; the first turn of each does not count."""
+    return [(_taken(ours, *whose), _taken(bare, *whose)) for _ in range(repeat + 1)][1:]
 
 
 def _summary(ratios: list[float], suffix: str = "") -> dict[str, Any]:
@@ -89,30 +80,22 @@ def _summary(ratios: list[float], suffix: str = "") -> dict[str, Any]:
     }
 
 
-def _seconds(place: torch.device = _CPU, whose: int = resource.RUSAGE_SELF) -> float:
-    """Processor seconds of all threads, or of the processes that were waited for; of a device those on the clock."""
-    if place.type != "cpu":
-        torch.cuda.synchronize(place)
-        return time.perf_counter()
+def _seconds(whose: int = resource.RUSAGE_SELF) -> float:
+    """Processor seconds of all threads, or of the processes that were waited for."""
     used = resource.getrusage(whose)
     return used.ru_utime + used.ru_stime
 
 
-def _spent(work: Callable[[], Any], *clock: Any) -> float:
-    before = _seconds(*clock)
-    work()
-    return _seconds(*clock) - before
-
-
-def _taken(work: Callable[[], Any], place: torch.device = _CPU) -> tuple[float, float]:
+def _taken(work: Callable[[], Any], *whose: int) -> tuple[float, float]:
     """Processor seconds, and seconds on the clock."""
-    started = time.perf_counter()
-    return _spent(work, place), time.perf_counter() - started
+    started, before = time.perf_counter(), _seconds(*whose)
+    work()
+    return _seconds(*whose) - before, time.perf_counter() - started
 
 
-def _in_turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *clock: Any) -> dict[str, Any]:
-    """Ratio of seconds, this package over the baseline."""
-    pairs = _turns(lambda: _spent(ours, *clock), lambda: _spent(bare, *clock), repeat)
+def _in_turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *whose: int) -> dict[str, Any]:
+    """Ratio of processor seconds, this package over the baseline."""
+    pairs = [(one, other) for (one, _), (other, _) in _turns(ours, bare, repeat, *whose)]
     return {
         **_summary([one / other for one, other in pairs]),
         "seconds": round(statistics.median(one for one, _ in pairs), 4),
@@ -120,7 +103,7 @@ def _in_turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *cl
     }
 
 
-def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
+def _labelling(repeat: int, threads: int) -> dict[str, Any]:
     """Time from features to answers, relative to the matrix product: search, order, coins, votes and noise."""
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
@@ -128,8 +111,7 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
     labels = torch.randint(CLASSES, (_RECORDS + _QUERIES,), generator=generator)
     features = torch.randn((len(labels), _DIMENSIONS), generator=generator).mul_(0.1).add_(centres[labels])
     table, queries = features.clamp_(min=0).split([_RECORDS, _QUERIES])
-    place = options.device
-    neighbors = PoissonNeighbors(table, labels[:_RECORDS], CLASSES, _K, _RATE, device=place)
+    neighbors = PoissonNeighbors(table, labels[:_RECORDS], CLASSES, _K, _RATE)
     screening = NoisyScreening(_K, 0.6 * _K, 0.25 * _K, CLASSES, sampling_rate=_RATE)
     mechanism = Gaussian(sigma=_K / 12, l2_sensitivity=2**0.5, sampling_rate=_RATE)
     source = SystemNoise()
@@ -141,15 +123,12 @@ def _labelling(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         answers = mechanism.add_noise(neighbors.votes(ranked, source.bernoulli), source).argmax(dim=1)
         torch.where(passed, answers, -1)
 
-    def product() -> None:
-        queries.to(place) @ table.to(place).T
-
-    pairs = _turns(lambda: _taken(label, place), lambda: _taken(product, place), options.repeat)
+    pairs = _turns(label, lambda: queries @ table.T, repeat)
     spent, clock = ([one[side] / other[side] for one, other in pairs] for side in (0, 1))
     return {"ratio": round(statistics.median(spent), 4), **_summary(clock, "_on_the_clock")}
 
 
-def _hog(options: argparse.Namespace, channels: int, side: int) -> dict[str, Any]:
+def _hog(repeat: int, channels: int, side: int) -> dict[str, Any]:
     from skimage.feature import hog
 
     images = torch.rand(_IMAGES, channels, side, side, generator=torch.Generator().manual_seed(0))
@@ -162,7 +141,7 @@ def _hog(options: argparse.Namespace, channels: int, side: int) -> dict[str, Any
         for image in few:
             hog(image, **shape)
 
-    ours, times = _in_turns(lambda: HOG()(images), one_by_one, options.repeat), len(images) / len(few)
+    ours, times = _in_turns(lambda: HOG()(images), one_by_one, repeat), len(images) / len(few)
     kept = {"images_per_second": round(len(images) / ours["seconds"])}
     # How many times as many images we do: the other way about.
     for name, other in (("ratio", "ratio"), ("ratio_min", "ratio_max"), ("ratio_max", "ratio_min")):
@@ -170,7 +149,7 @@ def _hog(options: argparse.Namespace, channels: int, side: int) -> dict[str, Any
     return kept
 
 
-def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, Any]:
+def _extraction(repeat: int, name: str, side: int) -> dict[str, Any]:
     """Vectors of a frozen network with random weights, by the extractor and by its module in torch."""
     import timm
 
@@ -178,20 +157,14 @@ def _extraction(options: argparse.Namespace, name: str, side: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.pt"
         torch.save(timm.create_model(name).state_dict(), weights)
-        place = options.device
-        extractor = TimmFeatures(name, weights=weights, image_size=side, device=place)
-        network = timm.create_model(name, num_classes=0).eval().to(place)
-
-        @torch.inference_mode()
-        def bare() -> None:
-            network(images.to(place))
-
-        found = _in_turns(bare, lambda: extractor(images), options.repeat, place)
+        extractor = TimmFeatures(name, weights=weights, image_size=side)
+        network = torch.inference_mode()(timm.create_model(name, num_classes=0).eval())
+        found = _in_turns(lambda: network(images), lambda: extractor(images), repeat)
     ratios = {name: round(found[name], 2) for name in ("ratio", "ratio_min", "ratio_max")}
     return {"images_per_second": round(len(images) / found["bare_seconds"]), **ratios}
 
 
-def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
+def _on_threads(repeat: int, threads: int) -> dict[str, Any]:
     """Images a second of the default network, over those of the fastest of several sessions of ONNX Runtime alone.
 
     The fastest is found for processor seconds and for the clock by itself: threads that spin take more of the former.
@@ -199,10 +172,8 @@ def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
     import onnxruntime
 
     torch.set_num_threads(threads)
-    extractor, images = (
-        TimmFeatures(),
-        torch.rand(64, 3, 224, 224, generator=torch.Generator().manual_seed(0)),
-    )
+    extractor = TimmFeatures()
+    images = torch.rand(64, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     module: Any = extractor.module
     inputs = ((images - module.mean) / module.std).numpy()
     content = _exported(module.network, images[:1])
@@ -219,7 +190,7 @@ def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
 
     bare_ways = [functools.partial(bare, session, size) for session in sessions for size in (2, 4, 16)]
     ways = [lambda: extractor(images), *bare_ways]
-    turns = [[_taken(way) for way in ways] for _ in range(options.repeat + 1)][1:]
+    turns = [[_taken(way) for way in ways] for _ in range(repeat + 1)][1:]
 
     def over_best(side: int) -> tuple[float, list[float]]:
         """Median time of ours, and the ratios of the fastest way's times to ours."""
@@ -239,17 +210,16 @@ def _on_threads(options: argparse.Namespace, threads: int) -> dict[str, Any]:
 class _Epoch(pl.Callback):
     """Seconds of the last epoch of a fit."""
 
-    def __init__(self, place: torch.device) -> None:
-        self.place, self.seconds = place, 0.0
+    seconds = 0.0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = _seconds(self.place)
+        self._started = _seconds()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seconds = _seconds(self.place) - self._started
+        self.seconds = _seconds() - self._started
 
 
-def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent) -> dict[str, Any]:
+def _epoch(repeat: int, kind: type[Student] = SupervisedStudent) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES_OF_AN_EPOCH, 1, 28, 28, generator=generator)
     labels = torch.randint(10, (len(images),), generator=generator)
@@ -260,22 +230,22 @@ def _epoch(options: argparse.Namespace, kind: type[Student] = SupervisedStudent)
 
     def loop(optimizer: torch.optim.Optimizer) -> None:
         for x, y in loader:
-            x, y = x.to(place), y.to(place)
             optimizer.zero_grad()
             torch.stack(list(student.objective(student.weak(x), y).values())).sum().backward()
             optimizer.step()
 
-    ratios, place = [], options.device
-    for _ in range(options.repeat):
-        epoch = _Epoch(place)  # the first one sets up what the second one is measured with
-        trainer = pl.Trainer(max_epochs=2, accelerator=place.type, callbacks=[epoch], **TRAINS_ALONE)
+    ratios = []
+    for _ in range(repeat):
+        epoch = _Epoch()  # the first one sets up what the second one is measured with
+        trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[epoch], **TRAINS_ALONE)
         trainer.fit(student, loader)
-        student.to(place).train()
-        ratios.append(_spent(functools.partial(loop, trainer.optimizers[0]), place) / epoch.seconds)
+        student.train()
+        spent, _ = _taken(functools.partial(loop, trainer.optimizers[0]))
+        ratios.append(spent / epoch.seconds)
     return _summary(ratios)
 
 
-def _python(options: argparse.Namespace, *words: str) -> dict[str, Any]:
+def _python(repeat: int, *words: str) -> dict[str, Any]:
     """Time of a program relative to ``import torch``, with compiled files kept as on a user's machine."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
@@ -283,35 +253,23 @@ def _python(options: argparse.Namespace, *words: str) -> dict[str, Any]:
         subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=True, capture_output=True)
 
     bare = functools.partial(run, "-c", "import torch")
-    return _in_turns(lambda: run(*words), bare, options.repeat, _CPU, resource.RUSAGE_CHILDREN)
+    return _in_turns(lambda: run(*words), bare, repeat, resource.RUSAGE_CHILDREN)
 
 
-def _exact(options: argparse.Namespace) -> dict[str, Any]:
-    records = [
-        {"mechanism": "noisy_screening", **_SCREENING, "count": 18_000},
-        {"mechanism": "gaussian", **_ANSWERS, "count": 3_877},
-    ]
+def _exact(repeat: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "records.json"
-        path.write_text(json.dumps(records), encoding="utf-8")
-        return _python(options, "-m", "pl_privknn.cli", "epsilon", str(path), "--delta", "1e-5")
+        path.write_text(json.dumps([_SCREENINGS, _ANSWERS]), encoding="utf-8")
+        return _python(repeat, "-m", "pl_privknn.cli", "epsilon", str(path), "--delta", "1e-5")
 
 
-def _fit(options: argparse.Namespace, write: Callable[[Path], int], limit: str = "") -> dict[str, Any]:
+def _fit(repeat: int, write: Callable[[Path], int], limit: str = "") -> dict[str, Any]:
     """``fit --data`` of data that a function writes, beside a program of what can't be left out."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         records = write(data)
-        words = [
-            "--data",
-            data,
-            "--epsilon",
-            1,
-            "--private-records",
-            records,
-            "--run_dir",
-            Path(folder) / "run",
-        ]
+        options = {"data": data, "epsilon": 1, "private-records": records, "run_dir": Path(folder) / "run"}
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
         if limit:
             _process("-c", limit, data, 1)  # once before: it writes the network's file
         ours, peak = _process("-m", "pl_privknn.cli", "fit", *words)
@@ -393,9 +351,8 @@ def _digits(folder: Path, private: int = 5000, public: int = 4000, test: int = 1
     for part, count in (("private", private), ("public", public), ("test", test)):
         chosen = generator.integers(len(small), size=count)
         images = generator.integers(0, 16, (count, 28, 28), dtype=np.uint8)
-        for image, which, (row, column) in zip(
-            images, chosen, generator.integers(4, size=(count, 2)), strict=True
-        ):
+        places = generator.integers(4, size=(count, 2))
+        for image, which, (row, column) in zip(images, chosen, places, strict=True):
             image[row : row + 24, column : column + 24] += small[which] - small[which] // 16
         np.save(folder / f"{part}_images.npy", images)
         if part != "public":
@@ -415,9 +372,8 @@ def _texts(folder: Path) -> int:
     for part, count in (("private", 2500), ("public", 2000), ("test", 500)):
         kinds = np.arange(count) % 5
         drawn = generator.integers(len(words) // 5, size=(count, 60)) * 5
-        drawn += np.where(
-            generator.random((count, 60)) < 0.3, kinds[:, None], generator.integers(5, size=(count, 60))
-        )
+        own, any_kind = generator.random((count, 60)) < 0.3, generator.integers(5, size=(count, 60))
+        drawn += np.where(own, kinds[:, None], any_kind)
         columns = {"text": [" ".join(row) for row in words[drawn]]}
         if part != "public":
             columns["label"] = [f"class{kind}" for kind in kinds]
@@ -445,12 +401,7 @@ def _embeddings(folder: Path) -> int:
 def table() -> str:
     """Table of stored figures and their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
-    lines = [
-        [row[0] + suffix, *row[1:3], _ratio(found[name + suffix])]
-        for suffix in ("", ", cuda")
-        for name, row in ROWS.items()
-        if name + suffix in found
-    ]
+    lines = [[*row[:3], _ratio(found[name])] for name, row in ROWS.items() if name in found]
     return markdown(["measurement", "baseline", "target", "ratio of processor seconds"], lines)
 
 
@@ -465,7 +416,6 @@ def _ratio(found: dict[str, Any]) -> str:
     return f"{found['ratio']:.2f}{between}{clock}{seconds}{memory}"
 
 
-_OF_DEVICES = (_labelling, _extraction, _epoch)
 _PASS = "decoding, resizing and one pass of the network"
 _PRODUCT, _LOOP, _TORCH = "the bare product", "a loop with the same objective", "`import torch`"
 #: What is measured, what stands beside it, the aim, and how: a function with its arguments.

@@ -3,26 +3,33 @@
 import pytest
 import torch
 
-from benchmarks.faulty import LABELERS, LessNoise
+from benchmarks.faulty import LessNoise
 from pl_privknn import Gaussian
 from pl_privknn.auditing import attack_labeler, small_target
 from pl_privknn.auditing.canaries import ADVERSARIES
 from pl_privknn.cli.main import main
-from pl_privknn.labelers import IndKNN, PrivateKNN
+from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.nearest_teachers import NearestTeachers
 
 WEAKER = [adversary for adversary in ADVERSARIES if adversary != "worst"]
-METHODS = ("Private-kNN", "PATE", "Ind-KNN")
+
+
+LABELERS = {
+    "Private-kNN": PrivateKNN(k=5, sampling_rate=1.0, noise=Gaussian(12.61)),  # 20 answers at ε 2
+    "PATE": PATE(num_teachers=4, teachers=NearestTeachers(), noise=Gaussian(12.61), progress=False),
+    "Ind-KNN": IndKNN(0.5, Gaussian(1.0), budget=Budget(epsilon=2.0), num_queries=1000),
+}
 
 
 def attacked(method, adversary, noise, canaries=300):
-    target = small_target(LABELERS[method](2.0))
+    target = small_target(LABELERS[method])
     return attack_labeler(target, canaries=canaries, noise=noise, adversary=adversary)
 
 
 @pytest.mark.parametrize("adversary", WEAKER)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", LABELERS)
 def test_an_honest_teacher_is_accused_by_none(method, adversary):
     """Seeds are fixed; a verdict accuses an honest teacher in one run of 1,000 at most."""
     found = attacked(method, adversary, SeededNoise(1), canaries=60 if method == "Ind-KNN" else 300)
@@ -111,7 +118,7 @@ def test_kernel_votes_are_sums_of_similarities():
 
 def test_adversaries_are_refused_where_they_do_not_fit(capsys):
     with pytest.raises(ValueError, match=r"adversary='natural': ReverseKNN is not a teacher .* leave it out"):
-        attacked("reverse kNN", "natural", SeededNoise(0))
+        attack_labeler(small_target(ReverseKNN(budget=Budget(epsilon=1.0))), adversary="natural")
     with pytest.raises(ValueError, match="adversary='strong' must be one of 'worst', 'natural'"):
         attacked("PATE", "strong", SeededNoise(0))
     assert main(["audit", "--attack", "configs/digits_noisy_sgd.yaml", "--adversary", "natural"]) == 2

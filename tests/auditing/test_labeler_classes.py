@@ -5,12 +5,13 @@ Seeds are fixed. An attack calls a true claim violated for one seed in 1,000 at 
 
 import pytest
 
-from benchmarks.faulty import LessNoise, NearestTeachers
+from benchmarks.faulty import LessNoise
 from pl_privknn import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.auditing import attack_labeler, small_target
 from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN, Screening
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
+from tests.setup.nearest_teachers import NearestTeachers
 
 TEACHERS = {"num_teachers": 4, "teachers": NearestTeachers(), "progress": False}
 # The other release of screened answers tells next to nothing.

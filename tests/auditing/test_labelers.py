@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.faulty import LessNoise, SharedNoise
+from benchmarks.faulty import LessNoise
 from pl_privknn import Gaussian
 from pl_privknn.auditing import attack_labeler
 from pl_privknn.auditing import small_target as table
@@ -30,6 +30,7 @@ from pl_privknn.labelers import (
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
+from tests.setup.shared_noise import SharedNoise
 from tests.testing.broken_persons import (
     EachRecordAdds,
     EachRecordCounts,

@@ -9,10 +9,13 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.faulty import DELTA, LessNoise, SharedNoise, attack, small_training
+from benchmarks.faulty import LessNoise
 from pl_privknn.auditing.training import attack_training, score_training
 from pl_privknn.cli.main import main
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.training import clipped_sums
+from tests.setup.shared_noise import SharedNoise
+from tests.setup.small_training import DELTA, small_training
 
 
 @pytest.mark.parametrize(("method", "each"), [("NoisySGD", 0), ("PrivateTraining", 0), ("NoisySGD", 5)])
@@ -46,8 +49,13 @@ def test_without_noise_every_coin_of_a_canary_that_was_drawn_is_seen(method):
     assert draws.max() <= 10
 
 
-def test_missing_clipping_and_shared_noise_are_found():
-    assert attack("NoisySGD", 1.0, SeededNoise(1), "unclipped", 100.0, canaries=1000).violated
+def test_missing_clipping_and_shared_noise_are_found(monkeypatch):
+    honest = clipped_sums.clip_factors
+    target = small_training("NoisySGD", 1.0, DELTA)
+    with monkeypatch.context() as patched:
+        longer = lambda lengths, bound, slack: honest(lengths, 100 * bound, slack)  # noqa: E731
+        patched.setattr(clipped_sums, "clip_factors", longer)
+        assert attack_training(target, canaries=1000, noise=SeededNoise(1)).violated
     target = small_training("PrivateTraining", 1.0, DELTA)
     assert attack_training(target, canaries=1000, noise=SharedNoise(1.0, SeededNoise(1))).violated
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import persons, record, runs
+from benchmarks import membership, record, runs
 from benchmarks.record import Measured
 
 FIELDS = ["part", "commit", "machine", "versions", "seeds", "settings", "results"]
@@ -54,26 +54,26 @@ def made(tmp_path, monkeypatch):
         yield Measured({"figure": 0.1 + options.size}, [2], "second", settings={"own": True})
 
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(persons, "add_options", add_options)
-    monkeypatch.setattr(persons, "measure", measure)
-    return tmp_path / "results" / "persons.json"
+    monkeypatch.setattr(membership, "add_options", add_options)
+    monkeypatch.setattr(membership, "measure", measure)
+    return tmp_path / "results" / "membership.json"
 
 
 def test_runner_stores_each_part_with_what_made_it(made, capsys):
-    assert runner.main(["persons", "--size", "5", "--dry-run"]) == 0
+    assert runner.main(["membership", "--size", "5", "--dry-run"]) == 0
     assert '"figure": 5' in capsys.readouterr().out
     assert not made.exists()
-    assert runner.main(["persons", "--size", "5"]) == 0
-    first, second = record.entries("persons").values()
+    assert runner.main(["membership", "--size", "5"]) == 0
+    first, second = record.entries("membership").values()
     assert list(first) == FIELDS
     assert (first["settings"], second["settings"]) == ({"size": 5}, {"own": True})  # places are no settings
     assert (first["seeds"], first["results"]) == ([0, 1], {"figure": 5})
     assert first["versions"]["torch"]
     assert set(first["machine"]) == {"arch", "system", "processor", "cores", "accelerator"}
-    assert record.results("persons", "second") == {"figure": 5.1}
+    assert record.results("membership", "second") == {"figure": 5.1}
     # A part that is measured again takes its place; others stay.
-    record.store("persons", Measured({"figure": 7}, [0], "first"), {"size": 7})
-    assert [one["results"]["figure"] for one in record.entries("persons").values()] == [7, 5.1]
+    record.store("membership", Measured({"figure": 7}, [0], "first"), {"size": 7})
+    assert [one["results"]["figure"] for one in record.entries("membership").values()] == [7, 5.1]
 
 
 def test_commit_is_that_of_the_code_and_tells_changes(tmp_path, monkeypatch):

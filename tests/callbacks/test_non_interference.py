@@ -13,7 +13,6 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from torchmetrics.classification import MulticlassAccuracy
 
-from benchmarks.faulty import NearestTeachers
 from pl_privknn.callbacks import ClusterSelection, PrivateLabeler, RunReport
 from pl_privknn.datamodules import ArraysDataModule, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -40,6 +39,7 @@ from pl_privknn.training import NoisySGD
 from tests.callbacks.traces import released, report_traces, traces, undeclared
 from tests.labelers.multilabel.attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
 from tests.setup.grouped import grouped
+from tests.setup.nearest_teachers import NearestTeachers
 from tests.setup.small_fit import easy_images
 from tests.training.noisy_sgd_setup import Flat
 from tests.training.training_setup import Lit, training

@@ -5,7 +5,6 @@ import threading
 import pytest
 import torch
 
-from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import PATE, IndKNN, NoisySGDTeacher, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.privacy import Budget
@@ -15,6 +14,7 @@ from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger
 from tests.labelers.statistics.statistics_setup import MADE, fitted, labels_for, table
 from tests.neighbors.shard_setup import Members, in_order, parts_of, paying
+from tests.setup.nearest_teachers import NearestTeachers
 from tests.setup.refusals import refusals
 
 COUNT = 60

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import (
     PATE,
     ClassBalancedPartition,
@@ -27,6 +26,7 @@ from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.testing import LabelerCheckError, check_labeler
 from tests.labelers.multilabel.attributes_setup import attribute_knn, attribute_pate, attribute_reverse_knn
+from tests.setup.nearest_teachers import NearestTeachers
 from tests.testing import broken_answers, broken_labelers
 from tests.testing.checked_persons import check_persons_move
 

@@ -6,7 +6,6 @@ import broken_labelers as broken
 import pytest
 import torch
 
-from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import (
     PATE,
     IndKNN,
@@ -24,6 +23,7 @@ from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.testing import LabelerCheckError, check_labeler
 from tests.setup.grouped import grouped
+from tests.setup.nearest_teachers import NearestTeachers
 from tests.testing import broken_answers
 from tests.testing.broken_persons import (
     EachRecordAdds,

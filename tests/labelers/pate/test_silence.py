@@ -10,11 +10,11 @@ import warnings
 import pytest
 import torch
 
-from benchmarks.faulty import NearestTeachers
 from pl_privknn.labelers import PATE
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.redaction import SHOW, silenced, terminal
+from tests.setup.nearest_teachers import NearestTeachers
 
 CANARY = "record-4711"
 
