@@ -99,7 +99,7 @@ def export_run(
         _write(model, path)
     shutil.copyfile(run / "summary.json", output / "summary.json")
     if audit is not None and card is not None:
-        write_card(card, output, Path(audit["ledger"]))
+        write_card(card, output)
     return path
 
 

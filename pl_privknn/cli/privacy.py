@@ -34,20 +34,12 @@ def add_epsilon(commands: Any) -> None:
     parser.add_argument("--num-classes", type=int, help="for a configuration without a data section")
     parser.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
     parser.add_argument(
-        "--bounds", action="store_true", help="also epsilon_lower, a lower bound on the ε of any accountant"
-    )
-    parser.add_argument(
         "--tradeoff",
         action="store_true",
         help="also the error rates of the strongest attack, and μ of Gaussian DP",
     )
     parser.add_argument(
         "--plot", metavar="FILE", help="plot the strongest attack's error rates; with --tradeoff"
-    )
-    parser.add_argument(
-        "--certificate",
-        metavar="OUT",
-        help="write a witness of ε that examples/check_certificate.py checks without this package",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_epsilon)
@@ -71,10 +63,6 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
         report = total(parts, parsed.delta, parsed.adjacency, exact, parsed.unit)
     charges = [charge for _, part in parts for charge in part.charges]
     stated = {"delta": report["delta"], "adjacency": report["adjacency"]}
-    if parsed.bounds:
-        from pl_privknn.privacy.accounting.lower_bound import epsilon_lower
-
-        report["epsilon_lower"] = epsilon_lower(charges, **stated)
     if parsed.tradeoff:
         from pl_privknn.privacy.accounting.accountant import trade_off
 
@@ -82,11 +70,6 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
         report |= found.to_dict()
         if parsed.plot is not None:
             found.plot(parsed.plot)
-    if parsed.certificate is not None:
-        from pl_privknn.privacy.accounting.certificate import write_certificate
-
-        document = write_certificate(parsed.certificate, charges, **stated, report=report)
-        report["epsilon_certificate"] = document["epsilon"]
     print_report(report, parsed.json)
     return 0
 

@@ -25,10 +25,9 @@ from pl_privknn.comparison.plot import (
     plain_axes,
     themed_svg,
 )
-from pl_privknn.privacy.accounting.certificate import certify
 from pl_privknn.privacy.audit import reading
 from pl_privknn.privacy.files import write_durably, write_json
-from pl_privknn.privacy.verification import audit_ledger, releases_of
+from pl_privknn.privacy.verification import audit_ledger
 from pl_privknn.report.card import card_of
 from pl_privknn.report.facts import audited, comparison_facts, is_run, ledger_facts, percent, run_facts
 
@@ -50,8 +49,7 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         exact: also compute the exact worst case (seconds).
 
     Returns:
-        The HTML file. ``privacy_card.md``, ``privacy_card.json`` and ``certificate.json`` are in its folder, but
-        not for a comparison.
+        The HTML file. ``privacy_card.md`` and ``privacy_card.json`` are in its folder, but not for a comparison.
 
     Raises:
         ValueError: where ``path`` is none of these, or a file in it is damaged.
@@ -81,28 +79,19 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         output.parent.mkdir(parents=True, exist_ok=True)
         write_durably(output, render(facts, results))
         if facts.get("promise") is not None:
-            write_card(card_of(facts), output.parent, path if audit is None else Path(audit["ledger"]))
+            write_card(card_of(facts), output.parent)
     return output
 
 
-def write_card(card: dict[str, Any], output: Path, ledger: Path) -> None:
-    """Write a privacy card into a folder, for programs and for people, with its certificate.
+def write_card(card: dict[str, Any], output: Path) -> None:
+    """Write a privacy card into a folder, for programs and for people.
 
     Args:
         card: see :func:`privacy_card`.
         output: the folder.
-        ledger: whose planned releases the certificate is about.
     """
-    charges = list(releases_of(ledger).charges)
-    try:
-        found = certify(charges, delta=card["delta"], adjacency=card["adjacency"], report=card)
-        write_durably(output / "certificate.json", json.dumps(found) + "\n")
-        certificate = f"certificate.json proves ε = {at_most(found['epsilon'])}"
-    except (ValueError, ArithmeticError) as error:  # the latter of hardly any noise
-        (output / "certificate.json").unlink(missing_ok=True)
-        certificate = f"none: {error}"
     write_json(output / f"{_CARD}.json", card)
-    write_durably(output / f"{_CARD}.md", card_markdown({**card, "certificate": certificate}))
+    write_durably(output / f"{_CARD}.md", card_markdown(card))
 
 
 def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:

@@ -63,21 +63,6 @@ class LossMeasure:
             self.cell_upper[::-1],
         )
 
-    def floored(self, discretization: float) -> tuple[int, Floats, float]:
-        """Losses rounded down, as :meth:`on_grid` returns them: nowhere more than the pair's own profile.
-
-        Raises:
-            GridTooFine: if they are too far apart for the grid.
-        """
-        finite = np.isfinite(self.losses)
-        indices = np.floor(self.losses[finite] / discretization).astype(np.int64)
-        low, high = int(indices.min()), int(indices.max())
-        if high - low >= MAX_POINTS:
-            raise GridTooFine(high - low + 1)
-        masses = np.bincount(indices - low, self.upper[finite]).astype(np.float64)
-        infinite = float(np.sum(self.upper[np.isposinf(self.losses)]))
-        return low, masses, infinite
-
     def on_grid(self, discretization: float) -> tuple[int, Floats, float]:
         """Connect-the-dots: ``(index of the first grid point, upper masses, infinite-loss mass)``."""
         finite = np.isfinite(self.losses)
@@ -109,18 +94,14 @@ class LossMeasure:
 
 
 def to_distribution(
-    remove: LossMeasure, add: LossMeasure | None, discretization: float, pessimistic: bool = True
+    remove: LossMeasure, add: LossMeasure | None, discretization: float
 ) -> PrivacyLossDistribution:
-    """dp-accounting's object for a pair of directions; ``add=None`` where both are the same.
-
-    With ``pessimistic=False`` a bound from below, for measures of atoms alone.
-    """
+    """dp-accounting's object for a pair of directions; ``add=None`` where both are the same."""
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
     def pmf(measure: LossMeasure) -> pld_pmf.DensePLDPmf:
-        points = measure.on_grid if pessimistic else measure.floored
-        low, masses, infinity = points(discretization)
-        return pld_pmf.DensePLDPmf(discretization, low, masses, infinity, pessimistic)
+        low, masses, infinity = measure.on_grid(discretization)
+        return pld_pmf.DensePLDPmf(discretization, low, masses, infinity, True)
 
     return privacy_loss_distribution.PrivacyLossDistribution(pmf(remove), None if add is None else pmf(add))
 

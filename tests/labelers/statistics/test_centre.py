@@ -12,7 +12,7 @@ from pl_privknn.auditing import attack_labeler, small_target
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.centre import ERROR_RATE, centre_of
 from pl_privknn.labelers.statistics import CENTRE, ReleaseLostError, write_release
-from pl_privknn.privacy import Budget, account, certify, epsilon_for_delta
+from pl_privknn.privacy import Budget, account, epsilon_for_delta
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger, check_labeler
@@ -104,9 +104,6 @@ def test_the_plan_is_one_gaussian_of_the_whole_budget(share, adjacency):
     # The centre has its share of μ.
     total = math.sqrt(sum(event.noise_multiplier**-2 for event in events))
     assert 1 / teacher.centre_noise / total == pytest.approx(share)
-    assert certify(plan, delta=1e-6, adjacency=adjacency)["epsilon"] == pytest.approx(
-        report.epsilon, rel=1e-3
-    )
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])

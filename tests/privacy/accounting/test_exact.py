@@ -18,7 +18,6 @@ from pl_privknn.privacy.accounting.exact import (
     spread,
     worst_profiles,
 )
-from pl_privknn.privacy.accounting.lower_bound import epsilon_lower
 from pl_privknn.privacy.mechanisms import (
     Charge,
     ExponentialArgmax,
@@ -28,6 +27,7 @@ from pl_privknn.privacy.mechanisms import (
     NoisyScreening,
 )
 from pl_privknn.privacy.mechanisms.base import envelope
+from tests.privacy.accounting.lower_bound_setup import epsilon_lower
 from tests.setup.refusals import refusals
 
 DELTA = 1e-5
@@ -279,6 +279,24 @@ def test_papers_parameters(case):
     lower = epsilon_lower(charges, delta=DELTA)
     assert lower <= found <= 1.002 * lower
     assert found < account(charges, delta=DELTA, exact=False).epsilon
+
+
+@pytest.mark.long("add", "swap")
+@pytest.mark.parametrize(
+    ("mechanism", "count", "width"),
+    [
+        (ExponentialArgmax(scale=19.4924, votes="add", sampling_rate=0.15), 300, 1.004),
+        (ExponentialArgmax(scale=19.4924, votes="swap", sampling_rate=0.15), 300, 1.004),
+        (NoisyScreening(300, 210, 85, 10, 0.2), 1_000_000, 1.01),
+    ],
+    ids=["add", "swap", "a million screenings"],
+)
+def test_the_exact_figure_lies_between_an_adversary_and_a_coarser_grid(mechanism, count, width):
+    charges, work = [Charge(mechanism, count)], {"work": 1e9} if count > 300 else {}
+    fine, coarse = (exact_epsilon(charges, delta=DELTA, coarsen=grid, **work) for grid in (1.0, 2.0))
+    assert (
+        epsilon_lower(charges, delta=DELTA) <= fine <= coarse <= width * epsilon_lower(charges, delta=DELTA)
+    )
 
 
 # Pairs that are left out change nothing, and where values are smooth nearly all are left out.
