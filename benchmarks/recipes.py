@@ -8,7 +8,7 @@ the same features, learned from the same public images. ``--only`` takes data se
 and, kept apart from the choice of rules, mnist (in --root), uneven (of it), cells (``elpv-dataset``). Of domain pairs
 public images are of another kind than private and test ones: elsewhere (MNIST, public digits), elsewhere_digits
 (digits, public MNIST), and fashion, changed: light (0.3 + 0.4 x), small (20 of 28 pixels), background (no pixel below
-a ramp from 0 to 0.6). ``--recommended`` measures the recommended run alone, and keeps what was stored by hand.
+a ramp from 0 to 0.6). Rows that are not measured now are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import itertools
@@ -26,7 +27,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
@@ -47,7 +48,8 @@ from pl_privknn.datamodules import (
 )
 from pl_privknn.features import JoinedFeatures
 from pl_privknn.features.public import has_pretrained
-from pl_privknn.labelers import NoisySGDTeacher, SufficientStatistics
+from pl_privknn.labelers import Labeler, NoisySGDTeacher, SufficientStatistics
+from pl_privknn.labelers.base import Release
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.recommendation import Recommendation
@@ -79,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
     parser.add_argument("--records", type=int, nargs="+", help="these numbers of private records alone")
-    parser.add_argument("--recommended", action="store_true", help="the recommended run alone")
     parser.add_argument("--threads", type=int, default=1)
 
 
@@ -89,34 +90,24 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
     for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.accelerators.cuda"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in options.only:
-        data, stored = SETS[name](options.root), entries("recipes").get(name, {})
-        settings: dict[str, Any] = {"seeds": options.seeds, "threads": options.threads}
-        found = {(row["records"], row["target"]): row for row in stored.get("results", {}).get("rows", [])}
+        data, stored = SETS[name].load(options.root), entries("recipes").get(name, {})
         asked = list(itertools.product(options.records or data.counts, options.epsilons))
-        before = stored.get("settings", {})
-        settings["measured"] = sorted({*map(tuple, before.get("measured", [])), *asked})
-        if stored:  # what is not measured now keeps the name of what made it
-            made_by = {"commit": stored["commit"], "seeds": stored["seeds"], **before}
-            settings["kept"] = before.get("kept", made_by)
+        found = {(row["records"], row["target"]): row for row in stored.get("results", {}).get("rows", [])}
+        measured = {*map(tuple, stored.get("settings", {}).get("measured", [])), *asked}
         with _remembering():
-            features = [] if options.recommended else _features(data)
+            features = _features(data)
             for count, epsilon in asked:
-                by_hand = found.get((count, epsilon), {}).get("seeds", [])
-                row: dict[str, Any] = {"records": count, "target": epsilon, "seeds": []}
-                for place, seed in enumerate(options.seeds):
-                    known = by_hand[place] if place < len(by_hand) else {}
-                    made = {} if options.recommended else _by_hand(data, features, count, epsilon, seed)
-                    run = _run(data, _private(data, count, seed), epsilon, seed)
-                    row["seeds"].append({**known, **made, "recommended": run})
-                    print(name, count, epsilon, row["seeds"][-1], flush=True)
-                found[count, epsilon] = row
+                seeds = []
+                for seed in options.seeds:
+                    private = _private(data, count, seed)
+                    by_hand = _by_hand(data, features, private, epsilon, seed)
+                    seeds.append({**by_hand, "recommended": _run(data, private, epsilon, seed)})
+                    print(name, count, epsilon, seeds[-1], flush=True)
+                found[count, epsilon] = {"records": count, "target": epsilon, "seeds": seeds}
         rows = [found[key] for key in sorted(found)]
-        yield Measured(
-            {"classes": int(data.labels.max()) + 1, "public": data.public, "rows": rows},
-            options.seeds,
-            name,
-            settings,
-        )
+        figures = {"classes": int(data.labels.max()) + 1, "public": data.public, "rows": rows}
+        settings = {"seeds": options.seeds, "threads": options.threads, "measured": sorted(measured)}
+        yield Measured(figures, options.seeds, name, settings)
 
 
 @contextlib.contextmanager
@@ -155,63 +146,52 @@ def _private(data: Records, count: int, seed: int) -> Tensor:
     return first + torch.randperm(len(data.labels) - first, generator=generator)[:count]
 
 
-def _by_hand(data: Records, features: list[Tensor], count: int, epsilon: float, seed: int) -> dict[str, Any]:
-    """Accuracies of teachers tuned by hand, of one draw of private records."""
-    first, private = data.public + data.test, _private(data, count, seed)
-    public, test = torch.arange(data.public), torch.arange(data.public, first)
-    classes = int(data.labels.max()) + 1
-    sizes = Sizes(count, epsilon, DELTA, classes, data.public)
-    truth, tuned = data.labels[test], {}
-
-    def right(probabilities: Tensor) -> float:
-        return float((probabilities.argmax(1) == truth).double().mean())
-
+def _by_hand(
+    data: Records, features: list[Tensor], private: Tensor, epsilon: float, seed: int
+) -> dict[str, float]:
+    """Best accuracies of teachers tuned by hand, of one draw of private records."""
+    public, test = slice(0, data.public), slice(data.public, data.public + data.test)
+    classes, labels = int(data.labels.max()) + 1, data.labels[private]
+    sizes = Sizes(len(private), epsilon, DELTA, classes, data.public)
+    budget, source = Budget(epsilon=epsilon, delta=DELTA), SeededNoise(seed)
+    once, tuned = torch.nn.functional.one_hot(labels, classes).float(), {}
     most = min(features[0].shape[1], data.public)
+
     for table, width in itertools.product(features, [width for width in _WIDTHS if width <= most]):
         x = narrowed(table, width)
+
+        def keep(name: str, model: Callable[[Tensor], Tensor], seen: Tensor = x[test]) -> None:
+            right = float((model(seen).argmax(1) == data.labels[test]).double().mean())
+            tuned[name] = round(max(right, tuned.get(name, 0.0)), 4)
+
         # Reverse kNN: as many clusters as public constants allow are chosen by hand; a kernel gains nothing.
         for clusters in _CLUSTERS if table is features[0] else ():
             few = _WithClusters(**dataclasses.asdict(sizes), wanted=min(clusters, data.public // 2))
-            soft, _ = answers(
-                Setting("ReverseKNN", width), few, x[public], x[private], data.labels[private], seed
-            )
-            _keep(tuned, "ReverseKNN", right(probe(x[public], soft)(x[test])))
-        _, own = answers(
-            Setting("PreconditionedGradients", width),
-            sizes,
-            x[public],
-            x[private],
-            data.labels[private],
-            seed,
-        )
+            soft, _ = answers(Setting("ReverseKNN", width), few, x[public], x[private], labels, seed)
+            keep("ReverseKNN", probe(x[public], soft))
+        name = "PreconditionedGradients"
+        _, own = answers(Setting(name, width), sizes, x[public], x[private], labels, seed)
         assert own is not None
-        _keep(tuned, "PreconditionedGradients", right(own(x[test])))
-        sums = SufficientStatistics(
-            budget=Budget(epsilon=epsilon, delta=DELTA), private_records=count, noise_source=SeededNoise(seed)
-        )
+        keep(name, own)
+        sums = SufficientStatistics(budget=budget, private_records=len(private), noise_source=source)
         sums.fit_public(x[public])
-        sums.fit(x[private], data.labels[private], classes)
-        sums.label(x[public], FreeLedger())
+        _answered(sums, x[private], labels, classes, x[public])
         state = sums.head_state()
         assert state is not None
-        _keep(tuned, "SufficientStatistics", right(sums.head(state)(x[test])))
+        keep("SufficientStatistics", sums.head(state))
         if width < _WIDTHS[-1]:
-            teacher = NoisySGDTeacher(
-                1.0,
-                count,
-                60,
-                epsilon,
-                budget=Budget(delta=DELTA),
-                noise_source=SeededNoise(seed),
-                model={"components": None, "soft": True},
-            )
-            teacher.fit(x[private], data.labels[private], classes)
-            soft = teacher.label(x[public], FreeLedger()).soft
+            settings: dict[str, Any] = {"noise_source": source, "model": {"components": None, "soft": True}}
+            teacher = NoisySGDTeacher(1.0, len(private), 60, budget, **settings)
+            soft = _answered(teacher, x[private], labels, classes, x[public]).soft
             assert soft is not None
-            _keep(tuned, "NoisySGDTeacher", right(probe(x[public], soft)(x[test])))
-        once = torch.nn.functional.one_hot(data.labels[private], classes).float()
-        _keep(tuned, "none", right(probe(x[private], once, 1e-5)(x[test])))
+            keep("NoisySGDTeacher", probe(x[public], soft))
+        keep("none", probe(x[private], once, 1e-5))
     return tuned
+
+
+def _answered(teacher: Labeler, features: Tensor, labels: Tensor, classes: int, queries: Tensor) -> Release:
+    teacher.fit(features, labels, classes)
+    return teacher.label(queries, FreeLedger())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,18 +203,10 @@ class _WithClusters(Sizes):
         return self.wanted
 
 
-def _keep(tuned: dict[str, float], name: str, accuracy: float) -> None:
-    tuned[name] = round(max(accuracy, tuned.get(name, 0.0)), 4)
-
-
 def _run(data: Records, private: Tensor, epsilon: float, seed: int) -> dict[str, Any]:
     """Accuracy of the recommended run by ``trainer.fit``, with the operating system's noise."""
     first = data.public + data.test
-    parts = {
-        "private": private,
-        "public": torch.arange(data.public),
-        "test": torch.arange(data.public, first),
-    }
+    parts = {"private": private, "public": slice(0, data.public), "test": slice(data.public, first)}
     arrays: dict[str, Any] = {}
     for part, rows in parts.items():
         values = data.images[rows]
@@ -288,7 +260,7 @@ def _digits(root: str) -> Records:
     return _shuffled(torch.cat([part.images() for part in parts]), torch.cat(labels), 400, 397, (300, 1000))
 
 
-def _numbered(kind: type[MNISTDataModule], root: str, counts: tuple[int, ...]) -> Records:
+def _numbered(root: str, counts: tuple[int, ...], kind: type[MNISTDataModule] = MNISTDataModule) -> Records:
     """Public and test images of the test file, private ones of the training file."""
     data = kind(root=root)
     private, test = data.load_private(), data.load_test()
@@ -298,21 +270,12 @@ def _numbered(kind: type[MNISTDataModule], root: str, counts: tuple[int, ...]) -
     return Records(images, torch.cat([test.labels[others], private.labels[rows]]), 1000, 2500, counts)
 
 
-def _fashion(root: str) -> Records:
-    return _numbered(FashionMNISTDataModule, root, (300, 1000, 3000, 10_000))
-
-
-def _all_of_fashion(root: str) -> Records:
-    return _numbered(FashionMNISTDataModule, root, (60_000,))
-
-
-def _mnist(root: str) -> Records:
-    return _numbered(MNISTDataModule, root, (300, 1000, 8000))
+_fashion = functools.partial(_numbered, kind=FashionMNISTDataModule)
 
 
 def _uneven(root: str) -> Records:
     """MNIST with uneven classes, public ones too: each digit is two thirds as frequent as the previous one."""
-    data = _numbered(MNISTDataModule, root, (1000, 3000))
+    data = _numbered(root, (1000, 3000))
     kept = torch.rand(len(data.labels), generator=torch.Generator().manual_seed(0)) < (2 / 3) ** data.labels
     public, test = int(kept[:1000].sum()), int(kept[1000:3500].sum())
     return Records(data.images[kept], data.labels[kept], public, test, data.counts)
@@ -320,30 +283,25 @@ def _uneven(root: str) -> Records:
 
 def _elsewhere(root: str) -> Records:
     """MNIST with public images of another source: scikit-learn's digits of 8 x 8 pixels."""
-    data, others = _numbered(MNISTDataModule, root, (1000, 3000)), _digits(root)
+    data, others = _numbered(root, (1000, 3000)), _digits(root)
     public = torch.nn.functional.interpolate(others.images[:1000], (28, 28), mode="bilinear")
-    images = torch.cat([public, data.images[1000:]])
-    return dataclasses.replace(
-        data, images=images, labels=torch.cat([others.labels[:1000], data.labels[1000:]])
-    )
+    images, labels = [public, data.images[1000:]], [others.labels[:1000], data.labels[1000:]]
+    return dataclasses.replace(data, images=torch.cat(images), labels=torch.cat(labels))
 
 
 def _elsewhere_digits(root: str) -> Records:
     """The other way round: private and test images of scikit-learn's digits, public ones of MNIST."""
-    data, others = _digits(root), _numbered(MNISTDataModule, root, (1000,))
+    data, others = _digits(root), _numbered(root, (1000,))
     own = torch.nn.functional.interpolate(data.images, (28, 28), mode="bilinear")
-    images, labels = (
-        torch.cat([others.images[:1000], own]),
-        torch.cat([others.labels[:1000], data.labels]),
-    )
-    return Records(images, labels, 1000, 397, (300, 1000))
+    images, labels = [others.images[:1000], own], [others.labels[:1000], data.labels]
+    return Records(torch.cat(images), torch.cat(labels), 1000, 397, (300, 1000))
 
 
 def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[str], Records]:
     """Fashion-MNIST, private and test images changed, public ones not."""
 
     def made(root: str) -> Records:
-        data = _numbered(FashionMNISTDataModule, root, (1000, 3000))
+        data = _fashion(root, (1000, 3000))
         images = torch.cat([data.images[: data.public], change(data.images[data.public :])])
         return dataclasses.replace(data, images=images)
 
@@ -386,50 +344,40 @@ def _news(root: str) -> Records:
     return dataclasses.replace(_shuffled(vectors, labels, 400, 425, (300, 1400)), kind="embeddings")
 
 
+class DataSet(NamedTuple):
+    """Data set with its title, what loads it, and whether public images are of another kind than private ones."""
+
+    title: str
+    load: Callable[[str], Records]
+    pair: bool = False
+
+
+def _on_a_background(images: Tensor) -> Tensor:
+    return images.maximum(torch.linspace(0, 0.6, 28).expand_as(images))
+
+
 SETS = {
-    "digits": _digits,
-    "fashion": _fashion,
-    "shirts": _shirts,
-    "news": _news,
-    "all_of_fashion": _all_of_fashion,
-    "mnist": _mnist,
-    "uneven": _uneven,
-    "cells": _cells,
-    "elsewhere": _elsewhere,
-    "elsewhere_digits": _elsewhere_digits,
-    "light": _changed(lambda images: 0.3 + 0.4 * images),
-    "small": _changed(_smaller),
-    "background": _changed(lambda images: images.maximum(torch.linspace(0, 0.6, 28).expand_as(images))),
+    "digits": DataSet("digits", _digits),
+    "fashion": DataSet("Fashion-MNIST", functools.partial(_fashion, counts=(300, 1000, 3000, 10_000))),
+    "shirts": DataSet("two kinds of shirts", _shirts),
+    "news": DataSet("BBC news", _news),
+    "all_of_fashion": DataSet("Fashion-MNIST", functools.partial(_fashion, counts=(60_000,))),
+    "mnist": DataSet("MNIST *", functools.partial(_numbered, counts=(300, 1000, 8000))),
+    "uneven": DataSet("MNIST, uneven classes *", _uneven),
+    "cells": DataSet("photographs of solar cells *", _cells),
+    "elsewhere": DataSet("MNIST, public digits of scikit-learn", _elsewhere, pair=True),
+    "elsewhere_digits": DataSet("digits, public images of MNIST", _elsewhere_digits, pair=True),
+    "light": DataSet("Fashion-MNIST, other light", _changed(lambda images: 0.3 + 0.4 * images), pair=True),
+    "small": DataSet("Fashion-MNIST, smaller", _changed(_smaller), pair=True),
+    "background": DataSet("Fashion-MNIST, other background", _changed(_on_a_background), pair=True),
 }
 
 
 # ------------------------------------------------------------------------------- what the page shows
 
-_TITLES = {
-    "recommended": "recommended",
-    "ReverseKNN": "reverse kNN",
-    "PreconditionedGradients": "released gradients",
-    "SufficientStatistics": "class sums",
-    "NoisySGDTeacher": "noisy SGD",
-    "none": "no privacy",
-}
-# Data sets whose public images are of another kind than private ones.
-_PAIRS = ("elsewhere", "elsewhere_digits", "light", "small", "background")
-_NAMES = {
-    "digits": "digits",
-    "fashion": "Fashion-MNIST",
-    "shirts": "two kinds of shirts",
-    "news": "BBC news",
-    "all_of_fashion": "Fashion-MNIST",
-    "mnist": "MNIST *",
-    "uneven": "MNIST, uneven classes *",
-    "cells": "photographs of solar cells *",
-    "elsewhere": "MNIST, public digits of scikit-learn",
-    "elsewhere_digits": "digits, public images of MNIST",
-    "light": "Fashion-MNIST, other light",
-    "small": "Fashion-MNIST, smaller",
-    "background": "Fashion-MNIST, other background",
-}
+_METHODS = (
+    "recommended", "ReverseKNN", "PreconditionedGradients", "SufficientStatistics", "NoisySGDTeacher", "none",
+)  # fmt: skip
 
 
 def rows() -> list[tuple[str, int, float, dict[str, float]]]:
@@ -437,13 +385,9 @@ def rows() -> list[tuple[str, int, float, dict[str, float]]]:
     found: dict[tuple[str, int, float], dict[str, float]] = {}
     for part, entry in sorted(entries("recipes").items(), key=lambda item: list(SETS).index(item[0])):
         for row in entry["results"]["rows"]:
-            means = {}
-            for name in _TITLES:
-                values = [one[name] for one in row["seeds"] if name in one]
-                if values:
-                    means[name] = statistics.mean(
-                        value["accuracy"] if name == "recommended" else value for value in values
-                    )
+            plain = [{**one, "recommended": one["recommended"]["accuracy"]} for one in row["seeds"]]
+            values = {name: [one[name] for one in plain if name in one] for name in _METHODS}
+            means = {name: statistics.mean(known) for name, known in values.items() if known}
             found[part, row["records"], row["target"]] = means
     return [(*case, means) for case, means in found.items()]
 
@@ -468,11 +412,11 @@ def table() -> str:
             accuracies.append("" if means is None else f"{means['recommended']:.3f}{mark}")
             missed = None if means is None else regret(means)
             lost.append("" if missed is None else f"{100 * missed:+.1f}")
-        lines.append([_NAMES[name], f"{count:,}", *accuracies, *lost])
+        lines.append([SETS[name].title, f"{count:,}", *accuracies, *lost])
     header = ["data", "private records", *(f"ε = {epsilon:g}" for epsilon in epsilons)]
     header += [f"regret, {epsilon:g}" for epsilon in epsilons]
     known = {key: missed for key, means in cells.items() if (missed := regret(means)) is not None}
-    same = [missed for (name, *_), missed in known.items() if name not in _PAIRS]
+    same = [missed for (name, *_), missed in known.items() if not SETS[name].pair]
     summary = (
         f"Mean regret {100 * statistics.mean(known.values()):.1f} points over {len(known)} cells, "
         f"{100 * statistics.mean(same):.1f} over the {len(same)} with public images of the private ones' kind "
@@ -488,14 +432,14 @@ def figure() -> Any:
 
     drawn, axis = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
     classes = {part: entry["results"]["classes"] for part, entry in entries("recipes").items()}
-    for (name, title), marker in zip(_NAMES.items(), "os^Ds*vPX<>ph", strict=True):
+    for (name, data), marker in zip(SETS.items(), "os^Ds*vPX<>ph", strict=True):
         cases = [
             (count * epsilon / classes[part], missed)
             for part, count, epsilon, means in rows()
             if part == name and (missed := regret(means)) is not None
         ]
         if cases:
-            axis.plot(*zip(*sorted(cases), strict=True), marker=marker, linestyle="none", label=title)
+            axis.plot(*zip(*sorted(cases), strict=True), marker=marker, linestyle="none", label=data.title)
     axis.axhline(0, color="0.6", linewidth=0.8)
     axis.axvline(CROSSING, color="0.6", linestyle=":")
     axis.set_xscale("log")

@@ -149,8 +149,8 @@ def levels_of(value, level=None):
 
 #: Benchmarks with noise of the operating system's generator; all others draw it from seeds.
 OF_THE_SYSTEM = (
-    "private_training", "second_rounds", "compare_fashion_mnist", "compare_fashion_mnist_attributes",
-    "compare_bbc_news", "persons", "recipes",
+    "private_training", "compare_fashion_mnist", "compare_fashion_mnist_attributes",
+    "compare_bbc_news", "recipes",
 )  # fmt: skip
 
 #: Arithmetic on plans: no run, no noise, no guarantee.
