@@ -54,8 +54,8 @@ def test_random_plans_spend_all_but_a_thousandth_of_their_target():
 
 
 @pytest.mark.long
-def test_five_hundred_random_plans_spend_all_but_a_thousandth_of_their_target():
-    assert missed(range(500)) == {}
+def test_sixty_random_plans_spend_all_but_a_thousandth_of_their_target():
+    assert missed(range(60)) == {}
 
 
 def test_pure_plans_are_those_of_the_sum():
