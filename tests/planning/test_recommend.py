@@ -52,6 +52,7 @@ def table(tmp_path, monkeypatch):
     return parts
 
 
+@pytest.mark.long("images")
 @pytest.mark.parametrize("kind", ["embeddings", "images"])
 def test_a_validation_set_stands_in_for_private_records(kind, tmp_path):
     parts = embeddings({"private": 40, "public": 120, "test": 40, "val": 100}, width=64)
@@ -517,6 +518,7 @@ def one_pair(place, draw):
     return place, []
 
 
+@pytest.mark.long("one_folder")
 @pytest.mark.parametrize("made", [one_table, one_folder, one_pair])
 def test_one_labelled_part_gives_a_model_and_its_paid_accuracy(made, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
