@@ -6,18 +6,17 @@ mapping may replace them (:func:`as_group`).
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import difflib
 import functools
-import importlib
+import importlib.util
 import inspect
 import json
 import numbers
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 MAX_JSON_BYTES = 1 << 24
 #: Largest YAML file: parsing is a hundred times slower than that of JSON.
 MAX_YAML_BYTES = 1 << 18
-#: Largest number of values of a YAML document with aliases expanded; files of this size have fewer without aliases.
-MAX_VALUES = 1 << 18
 #: Subpackages whose classes YAML may name, bare or by their path.
 ROOMS = (
     "callbacks.selection", "datamodules", "features", "labelers", "privacy.mechanisms", "privacy.noise",
@@ -59,19 +56,6 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":float", ":timestamp"))]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._flat: set[int] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Reject duplicate keys, of which YAML would take the last; then merge ``<<``."""
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if id(node) not in self._flat and (twice := next((n for n in names if names.count(n) > 1), None)):
-            line = node.start_mark.line + 1
-            raise ConfigurationError(f"line {line}: {shown(twice)} occurs twice in one mapping; remove one")
-        self._flat.add(id(node))  # it contains merged keys from here on
-        super().flatten_mapping(node)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -106,7 +90,7 @@ def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None
             raise ConfigurationError(f"more than {MAX_JSON_BYTES >> 20} MiB; split it into several files")
         text = data.decode("utf-8-sig")
         try:
-            return json.loads(text, object_pairs_hook=_object)
+            return json.loads(text)
         except json.JSONDecodeError as error:
             not_json = f"neither JSON ({error}) nor"
         if len(data) > MAX_YAML_BYTES:
@@ -133,8 +117,8 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
         definitions: replacements for values of the section, by name.
 
     Raises:
-        ConfigurationError: for anything but one document, for tags, duplicate keys, too many levels or more than
-            :data:`MAX_VALUES` values, and for a replaced definition that does not exist.
+        ConfigurationError: for anything but one document, for tags and too many levels, and for a replaced definition
+            that does not exist.
 
     Example:
         >>> from pl_privknn.config import read_yaml
@@ -147,30 +131,17 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
         for name, value in (definitions or {}).items():
             place, new = _node(root, "definitions", name), _Loader(write_yaml(value)).get_single_node()
             place.__class__, place.__dict__ = type(new), vars(new)  # for every alias of it
-        document = _written_out(None if root is None else loader.construct_document(root), [0])
+        content = None if root is None else loader.construct_document(root)
+        document = json.loads(json.dumps(content))  # plain data, in which aliases share no list or mapping
     except ConfigurationError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: numbers with thousands of digits
+    except (yaml.YAMLError, TypeError, ValueError) as error:  # ValueError: numbers with thousands of digits
         raise ConfigurationError(f"not readable as YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigurationError(_TOO_DEEP) from None
     if isinstance(document, dict):
         document.pop("definitions", None)
     return document
-
-
-def _written_out(value: Any, count: list[int]) -> Any:
-    """Copy without shared lists or mappings; rejects more than :data:`MAX_VALUES` values."""
-    count[0] += 1
-    if count[0] > MAX_VALUES:
-        raise ConfigurationError(f"aliases expand to more than {MAX_VALUES} values; use fewer")
-    if isinstance(value, list):
-        return [_written_out(item, count) for item in value]
-    if isinstance(value, dict):
-        return {key: _written_out(item, count) for key, item in value.items()}
-    if not isinstance(value, str | int | float | None):
-        raise ConfigurationError(f"a {type(value).__name__} is not plain data; remove YAML tags")
-    return value
 
 
 def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> str:
@@ -189,15 +160,6 @@ def _node(root: yaml.Node | None, *path: str) -> yaml.Node:
     if node is None:
         raise ConfigurationError(f"{'.'.join(path)} is not in the file; name an existing definition")
     return node
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigurationError(f"{shown(twice)} occurs twice in one object; remove one")
-    return found
 
 
 # ---------------------------------------------------------------------- dotted paths
@@ -470,7 +432,8 @@ def known_classes() -> dict[str, type]:
         for name in dir(module):  # some subpackages load their names lazily
             found = getattr(module, name)
             if isinstance(found, type) and _in_rooms(found.__module__) and not name.startswith("_"):
-                paths = (name, f"{module.__name__}.{name}", f"pl_privknn.{name}")
+                rooms = (module.__name__, module.__name__.rpartition(".")[0], "pl_privknn")
+                paths = (name, *(f"{place}.{name}" for place in rooms))
                 for path in (*paths, f"{found.__module__}.{found.__qualname__}"):
                     known.setdefault(path, found)
     return known
@@ -496,7 +459,7 @@ def instantiate(
     Args:
         sections: arguments of each class.
         classes: the classes, under the names of their sections.
-        own_classes: allow only nested classes of this package, and import nothing else.
+        own_classes: refuse what :func:`check_own_classes` refuses.
 
     Raises:
         ConfigurationError: for a section that does not fit its class.
@@ -506,10 +469,11 @@ def instantiate(
     for name in classes:
         if not isinstance(sections.get(name), Mapping):
             raise ConfigurationError(f"{name}={shown(sections.get(name))} must be a section of arguments")
+    if own_classes:
+        check_own_classes({name: sections[name] for name in classes})
     parser = _parser_of(tuple(classes.items()))
     try:
-        with own_classes_only() if own_classes else contextlib.nullcontext():
-            return parse_objects(parser, {name: dict(sections[name]) for name in classes})
+        return parse_objects(parser, {name: dict(sections[name]) for name in classes})
     except (ArgumentError, ArithmeticError, ValueError, TypeError, KeyError) as error:
         names = [f"{name}.{inner}" for name, made in classes.items() for inner in argument_names(made)]
         raise ConfigurationError(one_line(error, names)) from error
@@ -521,29 +485,50 @@ def parse_objects(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace
     return made
 
 
-@contextlib.contextmanager
-def own_classes_only() -> Iterator[None]:
-    """Context in which parsers import only classes of this package, for any value.
+def check_own_classes(section: Any, place: str = "") -> None:
+    """Refuse a section that names code outside this package's classes, before any of it is imported.
 
-    ``privknn fit`` runs the code that a configuration names; commands that compute its cost do not.
+    ``privknn fit`` runs the code that a configuration names; commands that compute its cost do not. A parser may
+    import any text that is a dotted path, also within a text that is YAML itself.
+
+    Args:
+        section: plain data.
+        place: dotted path of the section, for messages.
+
+    Raises:
+        ConfigurationError: at such a text.
     """
-    from jsonargparse import _common, set_parsing_settings
+    if isinstance(section, Mapping | list):
+        for name, value in section.items() if isinstance(section, Mapping) else enumerate(section):
+            check_own_classes(value, f"{place}.{name}".lstrip("."))
+    elif isinstance(section, str):
+        if _names_code(section) and not _is_own_class(section):
+            raise ConfigurationError(
+                f"{place}: importing {shown(section)} is not allowed; a file's cost is stated without running other "
+                "code, so run privknn fit and audit its ledger, or write the name of a file as ./NAME"
+            )
+        try:
+            inner = read_yaml(section)
+        except ConfigurationError:
+            return
+        if inner != section:
+            check_own_classes(inner, place)
 
-    import pl_privknn
 
-    before = dict(_common.parsing_settings)
-    names = [name for name in known_classes() if name.startswith("pl_privknn.")]
-    names += [f"pl_privknn.{name}" for name in pl_privknn.__all__]  # parsers shorten paths to these
-    # Also subpackages without classes for YAML.
-    rooms = [
-        f"pl_privknn.{room}"
-        for room in (*ROOMS, "callbacks", "neighbors", "networks", "privacy.holdout", "privacy.settings")
-    ]
-    set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*names, *rooms])
-    try:
-        yield
-    finally:
-        _common.parsing_settings.update(before)
+def _names_code(text: str) -> bool:
+    """Whether a text is a dotted path whose first part can be imported."""
+    names = text.split(".")
+    if len(names) < 2 or not all(map(str.isidentifier, names)):
+        return False
+    return names[0] in sys.modules or importlib.util.find_spec(names[0]) is not None
+
+
+def _is_own_class(path: str) -> bool:
+    """Whether an import path is that of a class of this package which YAML may name."""
+    found = known_classes().get(path)
+    if found is None and _in_rooms(path):
+        found = class_named(path)
+    return found is not None and _in_rooms(found.__module__)
 
 
 @functools.lru_cache(maxsize=16)
@@ -605,8 +590,6 @@ def _remedy(error: BaseException, text: str, names: Collection[str]) -> str:
     """Remedy for an error of jsonargparse, whose text states the fault."""
     if isinstance(error, ModuleNotFoundError):
         return f"; put {error.name}.py into the configuration's folder, or install its package"
-    if "is not allowed" in text:
-        return "; a file's cost is stated without running other code, so run privknn fit and audit its ledger"
     if "Expected an instantiatable class" in text or "Not a valid subclass" in text:
         return "; a class is named by class_path, and its arguments go into init_args: {NAME: VALUE}"
     for before in ("import path string:", "ption '", "nrecognized arguments:"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,13 +13,13 @@ from pl_privknn._lightning import LightningModule
 from pl_privknn._parsing import Parser
 from pl_privknn.config import (
     ConfigurationError,
+    check_own_classes,
     class_named,
     get,
     instantiate,
     known_classes,
     merged,
     one_line,
-    own_classes_only,
     parse_objects,
 )
 from pl_privknn.training.noisy_sgd import NoisySGD
@@ -70,8 +69,12 @@ def made_data(section: Any, own_classes: bool = False) -> Any:
     parser = Parser(exit_on_error=False)
     parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
     try:
-        with own_classes_only() if own_classes else contextlib.nullcontext():
-            return parse_objects(parser, {"data": plan_section(section) if own_classes else section}).data
+        if own_classes:
+            section = plan_section(section)
+            check_own_classes(section, "data")
+        return parse_objects(parser, {"data": section}).data
+    except ConfigurationError:
+        raise
     except (ArgumentError, ArithmeticError, TypeError, ValueError, KeyError) as error:
         raise ConfigurationError(f"data: {one_line(error)}") from error
 

