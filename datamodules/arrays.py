@@ -11,25 +11,29 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pl_privknn._checks import shape_text
-from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
+from pl_privknn.datamodules.base import (
+    CLASSES_ARE_PUBLIC,
+    OwnDataModule,
+    PrivatePublicDataModule,
+    check_unlike,
+)
 from pl_privknn.datamodules.datasets import (
     ImageShape,
     ImageStore,
     ItemImages,
     LabeledImages,
-    PublicDataset,
     TensorImages,
     same_images,
 )
 from pl_privknn.datamodules.tables import (
+    Array,
     ArrayOrPath,
-    Table,
     blocks,
     dimension_of,
     in_shards,
     labels_of,
-    numbers_of,
     own_shard,
+    owners_of,
     rows_of,
     shard_file,
 )
@@ -38,12 +42,11 @@ from pl_privknn.privacy.redaction import redacted
 _PARTS = ("private", "public", "test", "val")
 _COLOURS = (1, 3)
 _MOST_FOUND = 1000  # classes that may be found in private labels
-_NOT_FINITE = "NaN or infinite values"
 # Without a parameter: jsonargparse makes no subclass of Dataset[Any].
 Records = Dataset | Sequence[Any]
 
 
-class _TablesDataModule(PrivatePublicDataModule):
+class _TablesDataModule(OwnDataModule):
     """Base class of data modules of a user's tables: check and loading of the parts."""
 
     kind: ClassVar[str]
@@ -59,50 +62,19 @@ class _TablesDataModule(PrivatePublicDataModule):
         count = len(kwargs["class_names"]) if num_classes is None else num_classes
         super().__init__(image_shape=image_shape, num_classes=count, **kwargs)
 
-    def load_private(self) -> LabeledImages:
-        """The private records, their labels and their persons."""
-        found, rows, count = redacted(self._labeled, "private")
-        if self._has("private_groups"):
-            groups = self._numbers("private_groups")
-            if len(groups) != count:
-                raise ValueError("private_groups: expected int64, one number for each private record")
-            self.private_groups = groups[rows] if groups.is_floating_point() else groups[rows].long()
-        return found
+    def _has(self, part: str) -> bool:
+        return f"{part}_{self.kind}" in self._sources
 
-    def load_public(self) -> PublicDataset:
-        """The public records and ``public_truth``."""
-        store, finite = self._store(f"public_{self.kind}")
-        truth = self._labels("public_truth") if self._has("public_truth") else None
-        rows = self._usable("public", {_NOT_FINITE: ~finite})
-        return PublicDataset(store, self.num_classes, truth, self.task).chosen(rows)
+    def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
+        store, finite = self._store(f"{part}_{self.kind}")
+        labels = "public_truth" if part == "public" else f"{part}_labels"
+        found = self._labels(labels) if labels in self._sources else None
+        return store, found, {"NaN or infinite values": ~finite}
 
-    def load_test(self) -> LabeledImages:
-        """The test records and their labels, or an empty set."""
-        if self._has(f"test_{self.kind}"):
-            return self._labeled("test")[0]
-        return LabeledImages.none(self.image_shape, self.num_classes, self.task)
-
-    def load_validation(self) -> LabeledImages | None:
-        """The validation records, if given."""
-        return self._labeled("val")[0] if self._has(f"val_{self.kind}") else None
-
-    def _has(self, name: str) -> bool:
-        return self._sources.get(name) is not None
-
-    def _labeled(self, part: str) -> tuple[LabeledImages, Tensor, int]:
-        """A part, the positions of its records in their table, and the length of that."""
-        name = f"{part}_labels"
-        (store, finite), labels = self._store(f"{part}_{self.kind}"), self._labels(name)
-        faults = {_NOT_FINITE: ~finite}
-        if labels.ndim == 1 and self.task == "multiclass" and len(labels) == len(store):
-            faults["no label"] = labels == -1
-            labels = labels.where(labels != -1, 0)
-        rows = self._usable(part, faults)
-        whole = LabeledImages(store, labels, self.num_classes, name, self.task)
-        return whole.chosen(rows), rows, len(whole)
-
-    def _numbers(self, name: str) -> Tensor:
-        return numbers_of(name, self._sources[name])
+    def _numbers(self, faults: dict[str, Tensor]) -> dict[str, Tensor]:
+        if "private_groups" not in self._sources:
+            return {}
+        return {"private_groups": owners_of(self._sources["private_groups"])}
 
     def _labels(self, name: str) -> Tensor:
         labels = labels_of(name, self._sources[name], self.num_classes if self.task == "multilabel" else None)
@@ -117,7 +89,7 @@ class _TablesDataModule(PrivatePublicDataModule):
 
     def _classes(self, count: int | None, width: int | None) -> tuple[int, list[str] | None]:
         """Number of classes as given, and names of text labels; from the private labels where no others are known."""
-        known = [name for name in ("test_labels", "val_labels", "public_truth") if self._has(name)]
+        known = [name for name in ("test_labels", "val_labels", "public_truth") if name in self._sources]
         if not known and count is None and not in_shards(self._sources["private_labels"]):
             self.conditions = (CLASSES_ARE_PUBLIC,)
         words, most = set[str](), 0
@@ -143,17 +115,18 @@ class _TablesDataModule(PrivatePublicDataModule):
                 "public_labels: labels of public records are public_truth=, for evaluation only; with "
                 "train_on_truth=True a student trains on them"
             )
-        sources = {name: value for name, value in arguments.items() if name.partition("_")[0] in _PARTS}
-        without, missing = arguments["kwargs"].get("public") == "none", sources[f"public_{cls.kind}"] is None
-        if missing and not without:
+        sources = {
+            name: value
+            for name, value in arguments.items()
+            if name.partition("_")[0] in _PARTS and value is not None
+        }
+        if (f"public_{cls.kind}" in sources) == (arguments["kwargs"].get("public") == "none"):
             raise ValueError(
-                f"public_{cls.kind}=None: a student needs public records; pass an array or its file, or "
-                'public="none" where there are none'
+                f'public_{cls.kind}, public="none": expected one of the two; pass public records, '
+                'or public="none" where there are none'
             )
-        if without and not missing:
-            raise ValueError(f'public="none", and public_{cls.kind} are given; leave one of them out')
         for part in ("test", "val"):
-            if (sources.get(f"{part}_{cls.kind}") is None) != (sources.get(f"{part}_labels") is None):
+            if (f"{part}_{cls.kind}" in sources) != (f"{part}_labels" in sources):
                 raise ValueError(f"{part}_{cls.kind} and {part}_labels go together; pass both or neither")
         return sources
 
@@ -215,15 +188,15 @@ class ArraysDataModule(_TablesDataModule):
         sources = self._sources_among(locals())
         self.channels_last = channels_last
         shapes = {
-            name: image_shape(name, Table(name, source).shape(), channels_last)
+            name: image_shape(name, Array(name, source).shape(), channels_last)
             for name, source in sources.items()
-            if source is not None and name.endswith("images")
+            if name.endswith("images")
         }
         shape = _one_shape(shapes, "images of shape {} (channels, height, width)", "bring all to one size")
         super().__init__(sources, shape, num_classes=num_classes, **kwargs)
 
     def _store(self, name: str) -> tuple[ImageStore, Tensor]:
-        array = (table := Table(name, self._sources[name])).numbers()
+        array = (table := Array(name, self._sources[name])).numbers()
         if array.dtype != torch.uint8 and not array.is_floating_point():
             raise ValueError(
                 f"{name}: dtype {array.dtype}; expected uint8 with values 0 … 255 (.astype('uint8')) or float "
@@ -253,9 +226,8 @@ class EmbeddingsDataModule(_TablesDataModule):
 
     Files are ``.npy``, ``.npz`` or ``.parquet``; a folder holds ``.npy`` or ``.parquet`` files, one after another by
     their names. Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named
-    as in ``data.npz:x``. Of ``.parquet`` files (``pip install 'pl-privknn[parquet]'``) the column with the argument's
-    name is taken, or the one named as in ``data.parquet:embedding`` or ``folder:embedding``; embeddings are a column
-    of lists of equal length.
+    as in ``data.npz:x``. Of ``.parquet`` files the column with the argument's name is taken, or the one named as in
+    ``data.parquet:embedding`` or ``folder:embedding``; embeddings are a column of lists of equal length.
 
     Embeddings are not loaded: ``.npy`` files are mapped, and what was read of them does not stay in memory; Parquet
     is read row group by row group, of which 256 MB are kept. Values are looked through once, at ``setup``. Labels are
@@ -286,7 +258,6 @@ class EmbeddingsDataModule(_TablesDataModule):
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ImportError: for a ``.parquet`` file without pyarrow.
         ValueError: if shapes, dtypes or values don't fit. Shapes are checked at once, values at ``setup``.
     """
 
@@ -309,15 +280,15 @@ class EmbeddingsDataModule(_TablesDataModule):
     ) -> None:
         sources = self._sources_among(locals())
         self.private_in_shards = in_shards(private_embeddings)
-        for source in (private_labels, *([] if private_groups is None else [private_groups])):
-            if in_shards(source) != self.private_in_shards:
+        for name in ("private_labels", "private_groups"):
+            if name in sources and in_shards(sources[name]) != self.private_in_shards:
                 raise ValueError(
                     "private_embeddings, private_labels and private_groups go together; name all with {rank}, or none"
                 )
         dimensions = {
             name: dimension_of(name, shard_file(name, source) if in_shards(source) else source)
             for name, source in sources.items()
-            if source is not None and name.endswith("embeddings")
+            if name.endswith("embeddings")
         }
         dimension = _one_shape(dimensions, "{} numbers a record", "embed all parts by the same model")
         super().__init__(sources, (dimension, 1, 1), num_classes=num_classes, **kwargs)
@@ -327,7 +298,7 @@ class EmbeddingsDataModule(_TablesDataModule):
         if not self.private_in_shards:
             return super().load_private()
         rank, size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        for name in filter(self._has, ("private_embeddings", "private_labels", "private_groups")):
+        for name in [name for name in self._sources if name.startswith("private")]:
             unlike = name == "private_embeddings"
             self._sources[name] = own_shard(name, self._sources[name], rank, size, unlike)
         found = super().load_private()
@@ -427,8 +398,7 @@ class DatasetsDataModule(PrivatePublicDataModule):
     def load_private(self) -> Any:
         """The private records, their labels and their persons."""
         if self._groups is not None:
-            groups = redacted(numbers_of, "private_groups", self._groups)
-            self.private_groups = groups if groups.is_floating_point() else groups.long()
+            self.private_groups = redacted(owners_of, self._groups)
         return self._stores["private"]
 
     def load_public(self) -> Any:

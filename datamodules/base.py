@@ -24,6 +24,7 @@ from pl_privknn.datamodules.datasets import (
     TensorImages,
     as_part,
     common_images,
+    first_of_each,
     known_rows,
     same_images,
 )
@@ -467,6 +468,76 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     def _loader_options(self) -> dict[str, Any]:
         pin_memory = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return {"num_workers": self.num_workers, "pin_memory": pin_memory, "collate_fn": take_batch}
+
+
+class OwnDataModule(PrivatePublicDataModule):
+    """Base class of data modules of a user's own records, of which those that can't be used are left out.
+
+    A subclass says which parts it has and reads them; ``unusable`` says what is done with records that have a fault.
+    """
+
+    #: What a record without a label is called.
+    unlabeled: ClassVar[str] = "no label"
+    #: Whether private records that are equal in all that is read of them are one record.
+    copies_are_one: ClassVar[bool] = False
+
+    def _has(self, part: str) -> bool:
+        """Whether there is a part: ``"private"``, ``"public"``, ``"test"``, ``"val"`` or ``"predict"``."""
+        raise NotImplementedError
+
+    def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
+        """Records of a part, their labels (-1: not known), and what is wrong with which, see :meth:`_usable`."""
+        raise NotImplementedError
+
+    def _numbers(self, faults: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``private_groups`` and ``private_ids`` of all private records; may add faults."""
+        return {}
+
+    def load_private(self) -> LabeledImages:
+        """The private records and their labels, persons and ids."""
+        return redacted(self._labeled, "private")
+
+    def load_public(self) -> PublicDataset:
+        """The public records, with their labels where there are any."""
+        store, truth, faults = self._records("public")
+        return PublicDataset(store, self.num_classes, truth, self.task).chosen(self._usable("public", faults))
+
+    def load_test(self) -> LabeledImages:
+        """The test records and their labels, or an empty set."""
+        if not self._has("test"):
+            return LabeledImages.none(self.image_shape, self.num_classes, self.task)
+        return self._labeled("test")
+
+    def load_validation(self) -> LabeledImages | None:
+        """The validation records, if there are any."""
+        return self._labeled("val") if self._has("val") else None
+
+    def load_predict(self) -> ImageStore | None:
+        """The records to predict, if there are any; none may be left out."""
+        if not self._has("predict"):
+            return None
+        store, _, faults = self._records("predict")
+        self._usable("predict", faults)
+        return store
+
+    def _labeled(self, part: str) -> LabeledImages:
+        store, labels, faults = self._records(part)
+        assert labels is not None
+        if labels.shape == (len(store),):
+            faults[self.unlabeled] = labels == -1
+            labels = labels.where(labels != -1, 0)
+        numbers = self._numbers(faults) if part == "private" else {}
+        rows = self._usable(part, faults)
+        whole = LabeledImages(store, labels, self.num_classes, f"{part}_labels", self.task)
+        for name, of in numbers.items():
+            if len(of) != len(store):
+                raise ValueError(f"{name}: expected int64, one number for each private record")
+        if part == "private" and self.copies_are_one:
+            keys = (of[rows].tolist() for of in (labels, *numbers.values()))
+            rows = rows[first_of_each(zip(store.digests(rows), *keys, strict=True))]
+        for name, of in numbers.items():
+            setattr(self, name, of[rows])
+        return whole.chosen(rows)
 
 
 def check_unlike(names: Iterable[str], argument: str, public: bool = True) -> list[str]:

@@ -18,17 +18,13 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
 from pl_privknn.datamodules.datasets import (
     ImageShape,
     ImageStore,
-    LabeledImages,
-    PublicDataset,
     digest_of,
-    first_of_each,
     pixels_of,
 )
-from pl_privknn.privacy.redaction import redacted
 
 _PARTS = ("private", "public", "test", "val", "predict")
 _LAYOUT = (
@@ -182,7 +178,7 @@ def image_shape_of(image_size: int | tuple[int, int], channels: int = 3) -> Imag
     return (channels, check_int("image_size", height), check_int("image_size", width))
 
 
-class ImageFolderDataModule(PrivatePublicDataModule):
+class ImageFolderDataModule(OwnDataModule):
     """Private, public and test images in folders of files.
 
     Under ``root``: ``private/<class>/`` holds the sensitive images by class, ``public/`` public ones (files
@@ -235,6 +231,8 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         (('cat', 'dog'), (3, 32, 32), 1)
     """
 
+    unlabeled: ClassVar[str] = "no class folder"
+    copies_are_one: ClassVar[bool] = True
     leaves_out: ClassVar[str] = "in files that cannot be decoded, or outside class folders,"
 
     def __init__(
@@ -282,34 +280,13 @@ class ImageFolderDataModule(PrivatePublicDataModule):
                     "rename them, or pass class_names"
                 )
 
-    def load_private(self) -> LabeledImages:
-        """``private/<class>/``."""
-        return redacted(self._labeled, "private")
+    def _has(self, part: str) -> bool:
+        return part in self.places
 
-    def load_public(self) -> PublicDataset:
-        """``public/`` with and without class folders."""
-        store, labels = self._files("public")
-        truth = labels if bool((labels >= 0).any()) else None
-        rows = self._usable("public", {"an unreadable file": ~store.readable()})
-        return PublicDataset(store, self.num_classes, truth).chosen(rows)
-
-    def load_test(self) -> LabeledImages:
-        """``test/<class>/``, empty where there is no such folder."""
-        if "test" not in self.places:
-            return LabeledImages.none(self.image_shape, self.num_classes)
-        return self._labeled("test")
-
-    def load_validation(self) -> LabeledImages | None:
-        """``val/<class>/``, if there is such a folder."""
-        return self._labeled("val") if "val" in self.places else None
-
-    def load_predict(self) -> ImageStore | None:
-        """``predict/``, if there is such a folder."""
-        if "predict" not in self.places:
-            return None
-        store = self._files("predict")[0]
-        self._usable("predict", {"an unreadable file": ~store.readable()})
-        return store
+    def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
+        store, labels = self._files(part)
+        known = labels if part != "public" or bool((labels >= 0).any()) else None
+        return store, known, {"an unreadable file": ~store.readable()}
 
     def _known_folders(self) -> set[str]:
         """Class folders of the parts that are not private."""
@@ -321,14 +298,6 @@ class ImageFolderDataModule(PrivatePublicDataModule):
         if len(names) < 2:
             raise ValueError(f"{self.root} has {len(names)} class folders, expected 2 or more; {_LAYOUT}")
         return check_unlike(names, "class_names", bool(known))
-
-    def _labeled(self, part: str) -> LabeledImages:
-        store, labels = self._files(part)
-        faults = {"no class folder": labels < 0, "an unreadable file": ~store.readable()}
-        rows = self._usable(part, faults)
-        if part == "private":  # a copy of a record is not another record
-            rows = rows[first_of_each(zip(store.digests(rows), labels[rows].tolist(), strict=True))]
-        return LabeledImages(store, labels.clamp(min=0), self.num_classes).chosen(rows)
 
     def _files(self, part: str) -> tuple[FileImages, Tensor]:
         """The images of a part and their class indices, -1 for files outside class folders."""

@@ -1,17 +1,21 @@
-"""Arrays, files of numbers and folders of files, mapped from disk where their format allows it."""
+"""One reader of tables: arrays and files of numbers, and columns of texts, words and vectors.
+
+No message quotes what a file holds: :func:`reading` converts errors of numpy, pyarrow and json into one line.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
-import hashlib
-import importlib
+import csv
+import filecmp
+import json
 import math
 import mmap
 import os
 import re
-import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +28,331 @@ from pl_privknn.datamodules.datasets import ImageStore, JoinedImages, TensorImag
 
 #: An array, or the path of a file of numbers, with ``:member`` or ``:column`` behind it.
 ArrayOrPath = str | Path | np.ndarray | Tensor
+#: Endings of files of one array, or with a column that is taken as one.
+ARRAYS = (".npy", ".npz", ".parquet")
+#: Endings of files with columns.
+TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".arrow", ".feather")
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-_KINDS = (".npy", ".npz", ".parquet", ".faiss")
+_NUMBERS_ALONE = "plain numbers only"
+_SEPARATORS = ",;\t|"
+_PARSED_AT_ONCE = 2**31 - 1  # bytes of a CSV file, and so of its longest cell
+_END = "\x1e"  # cells of a row behind the last one, which an open quote swallows
+_FIRST_ROWS = 1024
+_TEXTS_AT_A_TIME = 1024
 # Row groups that were read last stay in memory, up to so many bytes: small tables are read once.
 _KEPT_BYTES = 1 << 28
 # Looked through for values that are not finite: 16 MB at a time.
 _VALUES_AT_A_TIME = 1 << 22
-_LOOKED_AT = 1 << 20  # bytes at each end of a shard
 
 
-class NoMemberError(ValueError):
-    """Raised where a file does not hold the named member."""
+class _FaultError(ValueError):
+    """Raised for a fault of a file that is named without content of the file."""
 
 
-class Table:
+@contextlib.contextmanager
+def reading(
+    named: str, remedy: str = "text in UTF-8, or name another encoding by encoding="
+) -> Iterator[None]:
+    """Convert errors of reading a file or an object into one line, without a library's text.
+
+    Args:
+        named: what messages call it.
+        remedy: how to write it again.
+    """
+    try:
+        yield
+    except _FaultError as error:
+        raise ValueError(f"{named} can't be read: {error}") from None
+    # Of a damaged header numpy raises whatever its tokenizer does; texts of pyarrow and json quote a row.
+    except Exception as error:
+        raise ValueError(
+            f"{named} can't be read ({type(error).__name__}); write it again, {remedy}"
+        ) from None
+
+
+def check_file(named: str, path: Path, endings: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a file with another ending, ``FileNotFoundError`` where there is none."""
+    if path.suffix.lower() not in endings:
+        raise ValueError(f"{named}: expected a {', '.join(endings[:-1])} or {endings[-1]} file")
+    if not path.is_file():
+        raise FileNotFoundError(f"{named}: no such file (working directory: {Path.cwd()})")
+
+
+# ---------------------------------------------------------------------------- columns
+
+
+class Columns:
+    """The columns of a file, or of an object in memory, under the name of its argument.
+
+    Args:
+        name: of the argument; where it begins with ``private``, messages name no row and no other column.
+        source: a path, a ``datasets.Dataset``, an object that gives an Arrow stream, a mapping of columns, an older
+            data frame, or a list (a torch data set) of mappings, or of tuples of the wanted columns.
+        wanted: columns that are looked for: a CSV file's separator is found by them, others may be passed over.
+        encoding: of text files; None finds UTF-8 and UTF-16.
+
+    Attributes:
+        named: what messages call it.
+        names: of its columns.
+        groups: numbers of rows in the row groups of a Parquet file, which is read by column and row group.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for anything else, or a damaged file.
+    """
+
+    def __init__(
+        self, name: str, source: Any, wanted: Sequence[str] = (), encoding: str | None = None
+    ) -> None:
+        self.named, self._public, self._wanted = name, not name.startswith("private"), wanted
+        self.groups: list[int] = []
+        self._parquet: Path | None = None
+        if isinstance(source, str | Path):
+            self.named = f"{name}={str(source)!r}"
+            check_file(self.named, Path(source), TABLES)
+        with reading(self.named):
+            self._table = self._opened(source, encoding)
+            self.names: list[str] = list(self._table.schema.names)  # which may be no text
+
+    def _opened(self, source: Any, encoding: str | None) -> Any:
+        """The table; of a Parquet file its schema alone."""
+        if not isinstance(source, str | Path):
+            return _table_of(source, self._wanted)
+        path = Path(source)
+        match path.suffix.lower():
+            case ".parquet":
+                self._parquet = path
+                file = self._file()
+                self.groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+                return file.schema_arrow.empty_table()
+            case ".arrow" | ".feather":
+                return _arrow(path)
+            case ".csv" | ".tsv":
+                return self._csv(_decoded(path, encoding))
+            case _:
+                return self._json(_decoded(path, encoding))
+
+    def _file(self) -> Any:
+        """The Parquet file, opened anew: worker processes share no handle."""
+        import pyarrow.parquet
+
+        return pyarrow.parquet.ParquetFile(self._parquet, memory_map=True)
+
+    def check(self, name: str, how: str) -> None:
+        """Refuse a column that is not there exactly once; ``how`` says how to name another."""
+        if self.names.count(name) != 1:
+            held = "more than one" if name in self.names else "no"
+            # Without a header the first record is in its place.
+            known = f"; it has {', '.join(self.names)}" if self._public else ""
+            raise ValueError(f"{self.named} has {held} column {name!r}{known}: name the right one {how}")
+
+    def kind(self, name: str) -> str:
+        """Type of a column in Arrow's words, such as ``"large_string"`` or ``"list<item: float>"``."""
+        return str(self._table.schema.field(name).type)
+
+    def is_vectors(self, name: str) -> bool:
+        """Whether a column holds lists."""
+        return self.kind(name).partition("<")[0].endswith("list")
+
+    def read(self, name: str, group: int | None = None) -> Any:
+        """A column, a chunked array of pyarrow; of a Parquet file perhaps one row group."""
+        with reading(self.named):
+            if self._parquet is None:
+                column = self._table.column(name)
+            else:
+                groups = [*range(len(self.groups))] if group is None else [group]
+                column = self._file().read_row_groups(groups, [name]).column(name)
+                if len(column) != sum(self.groups[number] for number in groups):
+                    raise EOFError
+            column.validate(full=True)  # offsets of a damaged file lead anywhere in memory
+            return column
+
+    def words(self, name: str) -> list[str]:
+        """Labels, names or categories as text, see :func:`word_of`."""
+        column = self.read(name)
+        with reading(self.named):
+            return list(map(word_of, column.to_pylist()))
+
+    def texts(self, name: str) -> Iterator[list[str]]:
+        """Texts, some at a time; empty where there is none."""
+        if not any(kind in self.kind(name) for kind in ("string", "binary")):
+            raise self.misfit(name, "texts")
+        column = self.read(name)
+        with reading(self.named):
+            column = column.cast("large_string")
+        for start in range(0, len(column), _TEXTS_AT_A_TIME):
+            yield [text or "" for text in column[start : start + _TEXTS_AT_A_TIME].to_pylist()]
+
+    def width(self, name: str) -> int:
+        """Length of the first list of a column."""
+        with reading(self.named):
+            if self._parquet is None:
+                first = self._table.column(name)
+            else:
+                first = next(self._file().iter_batches(_FIRST_ROWS, columns=[name]), self._table).column(name)
+            first = first.drop_null()[:1]
+        if not len(first):
+            raise ValueError(f"{self.named}: it is empty, or there is nothing in the first rows of {name!r}")
+        return self._lists(name, first).shape[1]
+
+    def vectors(self, name: str, group: int | None = None) -> Tensor:
+        """Lists of floats, float32 ``(n, d)``, NaN where there is none; perhaps of one row group."""
+        return self._lists(name, self.read(name, group))
+
+    def _lists(self, name: str, column: Any) -> Tensor:
+        import pyarrow.compute
+
+        lengths = set[int]()
+        if self.is_vectors(name) and pyarrow.types.is_floating(column.type.value_type):
+            lengths = {*pyarrow.compute.list_value_length(column).unique().to_pylist()} - {None}
+        if len(lengths) != 1 or lengths == {0}:
+            raise self.misfit(name, "a list of equally many floats in each row")
+        rows, start = np.full((len(column), lengths.pop()), np.nan, dtype=np.float32), 0
+        for chunk in getattr(column, "chunks", [column]):
+            known = chunk.is_valid().to_numpy(zero_copy_only=False)
+            flat = chunk.drop_null().flatten().to_numpy(zero_copy_only=False)
+            rows[start : start + len(chunk)][known] = flat.reshape(-1, rows.shape[1])
+            start += len(chunk)
+        return torch.from_numpy(rows)
+
+    def misfit(self, name: str, wanted: str) -> ValueError:
+        """Error of a column that holds something else."""
+        held = f" holds {self.kind(name)}" if self._public else ""
+        return ValueError(f"{self.named}: the column {name!r}{held}; expected {wanted}")
+
+    def _csv(self, text: str) -> Any:
+        """Cells as text; the separator is the one of most wanted columns in the header, or else of most columns."""
+        import pyarrow.compute
+        import pyarrow.csv
+
+        line = re.match(r"[\r\n]*([^\r\n]*)", text)[1]  # type: ignore[index]
+        headers = {
+            one: [name.strip() for name in next(csv.reader([line], delimiter=one, skipinitialspace=True))]
+            for one in _SEPARATORS
+        }
+        wanted = {*self._wanted}
+        separator = max(headers, key=lambda one: (len(wanted & {*headers[one]}), len(headers[one])))
+        names = headers[separator]
+        places = [str(place) for place in range(len(names))]
+        if spaced := f"{separator} " in line:  # quotes behind spaces would be taken as they are
+            text = re.sub(rf'{re.escape(separator)} +"(?!")', f'{separator}"', text)
+        data = f"{text}\n{separator.join([_END] * len(names))}\n".encode()
+        del text  # as long as the file
+        faults: list[int] = []
+
+        def note(row: Any) -> str:
+            faults.append(row.number)
+            return "skip"
+
+        block = min(len(data), _PARSED_AT_ONCE)
+        table = pyarrow.csv.read_csv(
+            pyarrow.BufferReader(data),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=block, column_names=places),
+            pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=note),
+            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(places, pyarrow.large_string())),
+        )
+        if table[-1][-1].as_py() != _END:
+            faults.append(len(table))
+        if faults:
+            raise self._fault(
+                "row", faults[0], "has more or fewer cells than the header, or a quote without end"
+            )
+        cells = table[1:-1].columns
+        if spaced:
+            cells = [pyarrow.compute.utf8_ltrim(column, " ") for column in cells]
+        return pyarrow.table(cells, names)
+
+    def _json(self, text: str) -> Any:
+        """An object in each line, or one list of them."""
+        rows = json.loads(text) if text.lstrip()[:1] == "[" else []
+        for number, line in enumerate(text.split("\n") if not rows else [], 1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except ValueError:
+                raise self._fault("line", number, "is no JSON") from None
+        if not rows:
+            raise EOFError
+        if not all(isinstance(row, dict) for row in rows):
+            raise TypeError
+        return _of_rows(rows, self._wanted)
+
+    def _fault(self, what: str, number: int, fault: str) -> _FaultError:
+        where = f"{what} {number}" if self._public else f"some {what}"
+        return _FaultError(f"{where} {fault}; correct it")
+
+
+def _table_of(source: Any, wanted: Sequence[str]) -> Any:
+    """A table of Arrow from an object in memory."""
+    if hasattr(source, "with_format"):  # datasets.Dataset
+        return source.with_format("arrow")[:]
+    if hasattr(source, "__arrow_c_stream__"):  # tables of pyarrow, and data frames
+        import pyarrow
+
+        with contextlib.suppress(Exception):  # columns of several types, which are read as text below
+            return pyarrow.table(source)
+    if hasattr(source, "columns") or isinstance(source, Mapping):  # old data frames
+        names = list(source if isinstance(source, Mapping) else source.columns)
+        return _as_table({name: list(source[name]) for name in names if name in wanted})
+    items = [source[place] for place in range(len(source))]
+    if not all(isinstance(item, Mapping) for item in items):
+        items = [dict(zip(wanted, item, strict=False)) for item in items]
+    return _of_rows(items, wanted)
+
+
+def _of_rows(rows: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> Any:
+    names = {name for row in rows for name in row}
+    return _as_table({name: [row.get(name) for row in rows] for name in sorted(names & {*wanted} or names)})
+
+
+def _as_table(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """Columns of vectors, or of what is taken as text."""
+    import pyarrow
+
+    made = []
+    for values in columns.values():
+        if any(isinstance(value, list | tuple | np.ndarray) for value in values):
+            made.append(pyarrow.array(values, pyarrow.list_(pyarrow.float32())))
+        else:  # half a surrogate is no text
+            words = [word_of(value).encode("utf-8", "replace").decode() for value in values]
+            made.append(pyarrow.array(words, pyarrow.large_string()))
+    return pyarrow.table(made, names=list(columns))
+
+
+def _arrow(path: Path) -> Any:
+    """A file, or a stream, as ``datasets`` writes it."""
+    import pyarrow
+
+    try:
+        return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+    except pyarrow.ArrowInvalid:
+        return pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
+
+
+def _decoded(path: Path, encoding: str | None) -> str:
+    """Text of a file, by its first bytes UTF-16 or UTF-8, with or without a mark."""
+    data = path.read_bytes()
+    found = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}.get(data[:2])
+    found = found or {b"\0": "utf-16-be"}.get(data[:1]) or {b"\0": "utf-16-le"}.get(data[1:2])
+    return str(data, encoding or found or "utf-8-sig")
+
+
+# ---------------------------------------------------------------------------- arrays
+
+
+class Array:
     """An array, or a file of one, under the name of its argument.
 
     Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named as in
     ``data.npz:x``; of a ``.parquet`` file the column with that name, or the one named as in ``data.parquet:x``.
-    A ``.faiss`` file holds a flat index, whose vectors are taken in its order.
 
     Args:
         name: of the argument.
         source: the array or its path.
+
+    Attributes:
+        named: what messages call it.
+        mapping: of a ``.npy`` file whose :meth:`values` were asked for, where its pages can be given back.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -55,28 +360,17 @@ class Table:
     """
 
     def __init__(self, name: str, source: ArrayOrPath | Sequence[int]) -> None:
-        self.named, self.member, self._array = name, name, source
-        self.path: Path | None = None
-        #: The mapping of a file whose :meth:`values` were asked for, where its pages can be given back.
+        self.named, self._member, self._array = name, name, source
+        self._path: Path | None = None
+        self._columns: Columns | None = None
         self.mapping: mmap.mmap | None = None
-        if not isinstance(source, str | Path):
-            return
-        self.named = f"{name}={str(source)!r}"
-        file, member = split_member(source)
-        self.path, self.member = Path(file), member or name
-        if self.path.suffix.lower() not in _KINDS:
-            raise ValueError(f"{self.named}: expected a .npy, .npz, .parquet or .faiss file")
-        if not self.path.is_file():
-            raise FileNotFoundError(f"{self.named}: no such file (working directory: {Path.cwd()})")
-        if self._is_parquet and self.member not in (known := self.parquet(lambda f: f.schema_arrow.names)):
-            raise ValueError(
-                f"{self.named}: it holds {', '.join(known)} and no column {self.member!r}; name one as in "
-                "data.parquet:embedding"
-            )
-
-    @property
-    def _is_parquet(self) -> bool:
-        return self.path is not None and self.path.suffix.lower() == ".parquet"
+        if isinstance(source, str | Path):
+            file, member = split_member(source)
+            self.named, self._path, self._member = f"{name}={str(source)!r}", Path(file), member or name
+            check_file(self.named, self._path, ARRAYS)
+            if self._path.suffix.lower() == ".parquet":
+                self._columns = Columns(name, self._path)
+                self._columns.check(self._member, "as in data.parquet:embedding")
 
     def shape(self) -> tuple[int, ...]:
         """Shape of the array; of a file no more is read than that takes.
@@ -84,83 +378,58 @@ class Table:
         Raises:
             ValueError: if the file is damaged or lacks the member.
         """
-        if self.path is None:
+        if self._path is None:
             return tuple(np.shape(self._array))  # type: ignore[arg-type]
-        if self._is_parquet:
-            first = self.parquet(lambda file: next(file.iter_batches(1, columns=[self.member]), None))
-            if first is None:
-                raise ValueError(f"{self.named}: it is empty")
-            rows = self.parquet(lambda file: file.metadata.num_rows)
-            return (rows, self._lists(first.column(0)).shape[1])
-        if self.path.suffix.lower() == ".faiss":
-            return tuple(self.numbers().shape)
-        with self._reading():
-            if self.path.suffix.lower() == ".npy":
-                return tuple(np.load(self.path, mmap_mode="r", allow_pickle=False).shape)
-            with zipfile.ZipFile(self.path) as archive:
-                member = self._chosen([name.removesuffix(".npy") for name in archive.namelist()])
-                with archive.open(f"{member}.npy") as file:
-                    old = np.lib.format.read_magic(file) == (1, 0)
-                    header = (
-                        np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-                    )
-                    return tuple(header(file)[0])
-
-    def numbers(self) -> Tensor:
-        """The numbers; ``.npy`` files stay on disk and are paged in when they are looked at.
-
-        Raises:
-            ValueError: if the file is damaged or lacks the member, or for anything but numbers.
-        """
-        return self._tensor(self.values())
+        if self._columns is not None:
+            return (sum(self._columns.groups), self._columns.width(self._member))
+        with reading(self.named, _NUMBERS_ALONE):
+            if self._path.suffix.lower() == ".npy":
+                return tuple(np.load(self._path, mmap_mode="r").shape)
+            with (
+                np.load(self._path) as archive,
+                archive.zip.open(f"{self._chosen(archive.files)}.npy") as file,
+            ):
+                old = np.lib.format.read_magic(file) == (1, 0)
+                header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+                return tuple(header(file)[0])
 
     def values(self) -> Any:
         """An array or tensor as it is stored: numbers, texts (labels may be), or anything else.
 
+        ``.npy`` files stay on disk and are paged in when they are looked at.
+
         Raises:
             ValueError: if the file is damaged or lacks the member.
         """
-        if self.path is None:
+        if self._path is None:
             return self._array
-        if self._is_parquet:
-            values = self.parquet(lambda file: file.read([self.member]))[self.member].combine_chunks()
-            if hasattr(values.type, "value_type") and not hasattr(values, "dictionary"):
-                raise ValueError(f"{self.named}: expected one value in each row of {self.member!r}")
-            return values.to_numpy(zero_copy_only=False)  # null is NaN, or None among texts
-        if self.path.suffix.lower() == ".faiss":
-            return self._flat_index()
-        with self._reading():
+        if self._columns is not None:
+            if self._columns.is_vectors(self._member):
+                raise ValueError(f"{self.named}: expected one value in each row of {self._member!r}")
+            return self._columns.read(self._member).to_numpy(zero_copy_only=False)  # null is NaN, or None
+        with reading(self.named, _NUMBERS_ALONE):
+            if self._path.suffix.lower() == ".npz":
+                with np.load(self._path) as members:
+                    return members[self._chosen(members.files)]
             # "c": copy on write. The file is never changed, and torch gets memory that it may write to.
-            mode = "c" if self.path.suffix.lower() == ".npy" else None
-            array: Any = np.load(self.path, mmap_mode=mode, allow_pickle=False)  # type: ignore[arg-type]
-            if self.path.suffix.lower() == ".npz":
-                with array as members:
-                    array = members[self._chosen(members.files)]
-            elif hasattr(mmap, "MADV_DONTNEED"):
-                self.mapping = array.base
-        return array
+            array = np.load(self._path, mmap_mode="c")
+            self.mapping = array.base if hasattr(mmap, "MADV_DONTNEED") else None
+            return array
 
-    def _flat_index(self) -> Any:
-        import faiss
-
-        try:
-            index = faiss.read_index(str(self.path))
-        except RuntimeError:
-            raise ValueError(f"{self.named} can't be read as a FAISS index; use faiss.write_index") from None
-        if not isinstance(index, faiss.IndexFlat):
-            raise ValueError(
-                f"{self.named}: {type(index).__name__} does not hold the vectors as they are; expected a flat index"
-            )
-        return index.reconstruct_n(0, index.ntotal)
-
-    def vectors(self) -> Tensor:
-        """Rows of floats, ``(n, d)``; of a Parquet file the lists of its column.
+    def numbers(self) -> Tensor:
+        """The numbers.
 
         Raises:
-            ValueError: for anything else.
+            ValueError: as :meth:`values`, or for anything but numbers.
         """
-        if self._is_parquet:
-            return self._lists(self.parquet(lambda file: file.read([self.member]))[self.member])
+        return self.as_numbers(self.values())
+
+    def vectors(self) -> Tensor:
+        """Rows of floats, ``(n, d)``.
+
+        Raises:
+            ValueError: as :meth:`numbers`, or for anything else.
+        """
         table = self.numbers()
         if table.ndim != 2 or not table.is_floating_point():
             raise ValueError(
@@ -172,48 +441,16 @@ class Table:
         """Rows of floats, each an image of d channels and one pixel, and bool ``(n,)``: whether all are finite.
 
         Raises:
-            ValueError: for anything else.
+            ValueError: as :meth:`vectors`.
         """
-        if self._is_parquet:
-            store: ImageStore = ParquetRows(self)
+        if self._columns is not None:
+            store: ImageStore = ParquetRows(self._columns, self._member)
         else:
             store = TensorImages(self.vectors()[:, :, None, None], self.mapping)
         return store, torch.cat([block.isfinite().all(1) for block in blocks(store)])
 
-    def group(self, number: int) -> Tensor:
-        """The lists of one row group of a Parquet column, float ``(m, d)``."""
-        return self._lists(self.parquet(lambda file: file.read_row_group(number, [self.member]))[self.member])
-
-    def parquet(self, read: Callable[[Any], Any]) -> Any:
-        """Read rows of the Parquet file, which is opened anew: worker processes share no handle."""
-        try:
-            parquet: Any = importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise ImportError(
-                f"{self.named}: Parquet files need pyarrow; pip install 'pl-privknn[parquet]', or write a .npy file"
-            ) from None
-        with self._reading():
-            return read(parquet.ParquetFile(self.path, memory_map=True))
-
-    def _lists(self, values: Any) -> Tensor:
-        values = values.combine_chunks() if hasattr(values, "combine_chunks") else values
-        if values.null_count:
-            raise ValueError(f"{self.named}: some rows of {self.member!r} are empty; leave those records out")
-        if not hasattr(values.type, "value_type"):
-            raise ValueError(f"{self.named}: {self.member!r} holds {values.type}; expected lists of floats")
-        lengths = {getattr(values.type, "list_size", None)} - {None} or set(
-            values.value_lengths().to_pylist()
-        )
-        if len(lengths) != 1 or lengths == {0}:
-            raise ValueError(
-                f"{self.named}: the lists of {self.member!r} differ in length; expected one length"
-            )
-        table = self._tensor(values.flatten().to_numpy(zero_copy_only=False))
-        if not table.is_floating_point():
-            raise ValueError(f"{self.named}: {self.member!r} holds {table.dtype}; expected lists of floats")
-        return table.view(len(values), -1)
-
-    def _tensor(self, values: Any) -> Tensor:
+    def as_numbers(self, values: Any) -> Tensor:
+        """What :meth:`values` gave as a tensor that torch can compute with; ``ValueError`` for no numbers."""
         if isinstance(values, Tensor):
             values = values.detach().cpu()
             return values.to(torch.int64) if values.dtype in _UNSIGNED else values
@@ -227,22 +464,11 @@ class Table:
         return torch.from_numpy(array)
 
     def _chosen(self, members: list[str]) -> str:
-        if self.member not in members and len(members) != 1:
-            raise NoMemberError(
-                f"it holds {', '.join(members) or 'nothing'} and no array called {self.member!r}"
+        if self._member not in members and len(members) != 1:
+            raise _FaultError(
+                f"it holds {', '.join(members) or 'nothing'} and no array called {self._member!r}"
             )
-        return self.member if self.member in members else members[0]
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of a damaged header numpy raises whatever its tokenizer does
-            # The texts of others may quote what is in the file.
-            reason = f": {error}" if isinstance(error, NoMemberError) else ""
-            raise ValueError(
-                f"{self.named} can't be read ({type(error).__name__}{reason}); write it again, plain numbers only"
-            ) from None
+        return self._member if self._member in members else members[0]
 
 
 class ParquetRows(JoinedImages):
@@ -252,15 +478,14 @@ class ParquetRows(JoinedImages):
     batch read most of it: write such a table as ``.npy``.
 
     Args:
-        table: the column.
+        table: the file.
+        name: of the column.
     """
 
-    def __init__(self, table: Table) -> None:
-        self._table, self.stores = table, []
-        self.shape = (table.shape()[1], 1, 1)
-        metadata = table.parquet(lambda file: file.metadata)
-        sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-        self._ends = torch.tensor(sizes, dtype=torch.int64).cumsum(0)
+    def __init__(self, table: Columns, name: str) -> None:
+        self._table, self._name, self.stores = table, name, []
+        self.shape = (table.width(name), 1, 1)
+        self._ends = torch.tensor(table.groups, dtype=torch.int64).cumsum(0)
         self._kept: OrderedDict[int, Tensor] = OrderedDict()
 
     def _read_part(self, number: int, rows: Tensor) -> Tensor:
@@ -268,11 +493,9 @@ class ParquetRows(JoinedImages):
 
     def _group(self, number: int) -> Tensor:
         if number not in self._kept:
-            group = self._table.group(number).to(torch.float32)
+            group = self._table.vectors(self._name, number)
             if group.shape[1] != self.shape[0]:
-                raise ValueError(
-                    f"{self._table.named}: the lists of {self._table.member!r} differ in length; expected one length"
-                )
+                raise self._table.misfit(self._name, "a list of equally many floats in each row")
             while self._kept and sum(g.nbytes for g in self._kept.values()) + group.nbytes > _KEPT_BYTES:
                 self._kept.popitem(last=False)
             self._kept[number] = group
@@ -289,25 +512,23 @@ def blocks(store: ImageStore) -> Iterator[Tensor]:
 def split_member(source: str | Path) -> tuple[str, str]:
     """Split a path from the member or column that is named after it (empty where there is none)."""
     file, colon, member = str(source).rpartition(":")
-    known = (
-        colon and not Path(source).is_dir() and (Path(file).suffix.lower() in _KINDS or Path(file).is_dir())
-    )
-    return (file, member) if known else (str(source), "")
+    known = Path(file).suffix.lower() in ARRAYS or Path(file).is_dir()
+    return (file, member) if colon and known and not Path(source).is_dir() else (str(source), "")
 
 
-def tables_of(name: str, source: Any) -> list[Table]:
+def tables_of(name: str, source: Any) -> list[Array]:
     """The files of a folder, by their names, or one table.
 
     Args:
         name: of the argument.
-        source: see :class:`Table`; or a folder of ``.npy`` or of ``.parquet`` files, with ``:column`` behind it.
+        source: see :class:`Array`; or a folder of ``.npy`` or of ``.parquet`` files, with ``:column`` behind it.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: for a folder without such files, or of both kinds.
     """
     if not isinstance(source, str | Path) or not os.path.isdir(split_member(source)[0]):
-        return [Table(name, source)]
+        return [Array(name, source)]
     folder, column = split_member(source)
     files = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in (".npy", ".parquet"))
     kinds = {path.suffix.lower() for path in files}
@@ -316,34 +537,32 @@ def tables_of(name: str, source: Any) -> list[Table]:
             f"{name}={str(source)!r}: expected a folder of .npy files, or one of .parquet files; it holds "
             f"{'both' if kinds else 'none'}"
         )
-    return [Table(name, f"{path}:{column}" if column and kinds == {".parquet"} else path) for path in files]
+    return [Array(name, f"{path}:{column}" if column and kinds == {".parquet"} else path) for path in files]
 
 
 def dimension_of(name: str, source: Any) -> int:
     """Length of a row, see :func:`tables_of`; ``ValueError`` where lengths differ."""
-    lengths = set()
-    for table in tables_of(name, source):
-        shape = table.shape()
-        if len(shape) != 2 or shape[1] < 1:
-            raise ValueError(f"{table.named}: shape {shape_text(shape)}; expected (n, d), one row a record")
-        lengths.add(shape[1])
-    if len(lengths) > 1:
+    tables = tables_of(name, source)
+    shapes = [table.shape() for table in tables]
+    if len(shapes[0]) != 2 or shapes[0][1] < 1 or len({shape[1:] for shape in shapes}) != 1:
         raise ValueError(
-            f"{name}={str(source)!r}: its files have rows of {', '.join(map(str, sorted(lengths)))} numbers; "
-            "expected one length"
+            f"{tables[0].named}: shape {shape_text(shapes[0])}; expected (n, d), one row a record, with one d in all "
+            "files"
         )
-    return lengths.pop()
+    return shapes[0][1]
 
 
 def rows_of(name: str, source: Any) -> tuple[ImageStore, Tensor]:
-    """Rows of floats and which of them are finite, see :meth:`Table.rows` and :func:`tables_of`."""
+    """Rows of floats and which of them are finite, see :meth:`Array.rows` and :func:`tables_of`."""
     stores, finite = zip(*(table.rows() for table in tables_of(name, source)), strict=True)
     return stores[0] if len(stores) == 1 else JoinedImages(stores), torch.cat(finite)
 
 
-def numbers_of(name: str, source: Any) -> Tensor:
-    """A number for each row, such as a person, or a row of them, in memory, see :func:`tables_of`."""
-    return _joined(name, source, [table.numbers() for table in tables_of(name, source)])
+def owners_of(source: Any) -> Tensor:
+    """``private_groups``: the person of each row, as int64 unless they are fractions, see :func:`tables_of`."""
+    tables = tables_of("private_groups", source)
+    numbers = _joined("private_groups", source, [table.numbers() for table in tables])
+    return numbers if numbers.is_floating_point() else numbers.long()
 
 
 def labels_of(name: str, source: Any, width: int | None = None) -> Tensor | list[str]:
@@ -364,7 +583,7 @@ def labels_of(name: str, source: Any, width: int | None = None) -> Tensor | list
     if all(isinstance(values, np.ndarray) and values.dtype.kind in "USO" for values in found):
         return [word_of(value) for values in found for value in values.reshape(len(values)).tolist()]
     labels = _joined(
-        name, source, [table._tensor(values) for table, values in zip(tables, found, strict=True)]
+        name, source, [table.as_numbers(values) for table, values in zip(tables, found, strict=True)]
     )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -438,18 +657,8 @@ def own_shard(name: str, source: str | Path, rank: int, size: int, unlike: bool 
             f"{name}={str(further)!r}: no process would read this shard; start as many processes as there are shards"
         )
     for other in files[:rank] + files[rank + 1 :] if unlike else ():
-        if other.is_file() and (os.path.samefile(own, other) or _ends(own) == _ends(other)):
+        if other.is_file() and filecmp.cmp(own, other, shallow=False):
             raise ValueError(
                 f"{name}={str(own)!r} is the same as {str(other)!r}; records must lie in one shard alone"
             )
     return shard_file(name, source, rank)
-
-
-def _ends(path: Path) -> tuple[int, bytes]:
-    """Size of a file, and a digest of its first and last bytes."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(_LOOKED_AT))
-        file.seek(max(0, size - _LOOKED_AT))
-        digest.update(file.read(_LOOKED_AT))
-    return size, digest.digest()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import csv
 import hashlib
-import importlib
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,32 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_installed, check_int
-from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, PrivatePublicDataModule, check_unlike
-from pl_privknn.datamodules.datasets import (
-    ImageStore,
-    LabeledImages,
-    PublicDataset,
-    TensorImages,
-    digest_of,
-    first_of_each,
-    rows_below,
-)
-from pl_privknn.datamodules.tables import word_of
+from pl_privknn._checks import check_int
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
+from pl_privknn.datamodules.datasets import ImageStore, LabeledImages, TensorImages, digest_of, rows_below
+from pl_privknn.datamodules.tables import TABLES, Columns, word_of
 from pl_privknn.features.text import TextExtractor, WordLlamaFeatures
 from pl_privknn.privacy.redaction import redacted
 
-#: Endings of files that hold a table of texts.
-TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".arrow", ".feather")
 PARTS = ("private", "public", "test", "val", "predict")
-_ROWS_AT_ONCE = 1024
-_LONGEST_CELL = 2**31 - 1
-_SEPARATORS = ",;\t|"
 _MOST_FOUND = 1000  # classes that may be found in a private column
 _SHOWN = 400  # characters of a public text on a report
 
 
-class TextDataModule(PrivatePublicDataModule):
+class TextDataModule(OwnDataModule):
     """Private, public and test texts with their labels, from files in a folder or from tables.
 
     A folder holds ``private``, ``public`` and ``test`` (and, if wanted, ``val`` and ``predict``), each a
@@ -93,7 +75,7 @@ class TextDataModule(PrivatePublicDataModule):
 
     Raises:
         FileNotFoundError: if a part is missing.
-        ImportError: where pyarrow, or what ``features`` needs, is not installed.
+        ImportError: where what ``features`` needs is not installed.
         ValueError: if a file can't be read, a column is missing, or values do not fit. Messages hold no text, no
             label and no person of a record.
 
@@ -108,6 +90,7 @@ class TextDataModule(PrivatePublicDataModule):
         ((256, 1, 1), [0, 1])
     """
 
+    copies_are_one: ClassVar[bool] = True
     leaves_out: ClassVar[str] = "without a text, a label or a person, or with NaN or infinite values,"
 
     def __init__(
@@ -129,15 +112,14 @@ class TextDataModule(PrivatePublicDataModule):
         encoding: str | None = None,
         **kwargs: Any,
     ) -> None:
+        alone = root is not None and Path(root).is_file()
+        found: dict[str, Any] = {"private": root} if alone else {} if root is None else files_in(root)
         given = dict(zip(PARTS, (private, public, test, val, predict), strict=True))
-        found: dict[str, Any] = {} if root is None else files_in(root)
-        if root is not None and Path(root).is_file():
-            found = {"private": root}
         self._sources = {**found, **{part: source for part, source in given.items() if source is not None}}
         none = isinstance(public, str) and public == "none"
         if none:
             del self._sources["public"]
-        for part in PARTS[: 1 if none or root is None or found.get("private") is root else 2]:
+        for part in PARTS[: 1 if none or root is None or alone else 2]:
             if part not in self._sources:
                 raise FileNotFoundError(
                     f"root={None if root is None else str(root)!r}: there is no {part} part; expected {part} with "
@@ -146,21 +128,20 @@ class TextDataModule(PrivatePublicDataModule):
         _check_apart(self._sources)
         self._columns = {"text": text, "label": label, "person": person, "id": id}
         self.longest = check_int("longest", longest)
-        self._encoding = encoding
-        self._opened: dict[str, Columns] = {}
-        first = "public" if "public" in self._sources else "private"
-        kind = redacted(self._column, first, "text").type
+        self._encoding, self._tables = encoding, dict[str, Columns]()
+        first = "public" if self._has("public") else "private"
+        table = redacted(self._table, first, "text")
         for column in ("person", "id") if first == "private" else ():
             if self._columns[column] is not None:
-                redacted(self._column, first, column)  # a name that is not there is found now
-        self.holds_vectors = "list" in str(kind)
+                self._table(first, column)  # a name that is not there is found now
+        self.holds_vectors = table.is_vectors(text)
         self._embed: Any = None
         if self.holds_vectors:
             if features is not None:
                 raise ValueError(
                     f"features: the column {text!r} holds vectors, which are taken as they are; leave it out"
                 )
-            width = redacted(self._table_of_vectors, first).shape[1]
+            width = redacted(table.width, text)
         else:
             self._embed = WordLlamaFeatures() if features is None else features
             width = self._embedded(["text"]).shape[1]
@@ -170,7 +151,7 @@ class TextDataModule(PrivatePublicDataModule):
             num_classes=len(names),
             image_shape=(width, 1, 1),
             class_names=names,
-            public="images" if "public" in self._sources else "none",
+            public="images" if self._has("public") else "none",
             **kwargs,
         )
         if classes is None and not known:
@@ -181,93 +162,66 @@ class TextDataModule(PrivatePublicDataModule):
         try:
             super().setup(stage)
         finally:
-            self._opened.clear()
-
-    def load_private(self) -> LabeledImages:
-        """The private texts as vectors, their labels, persons and ids."""
-        return redacted(self._labeled, "private")
-
-    def load_public(self) -> PublicDataset:
-        """The public texts as vectors, with their labels where there are any."""
-        truth = self._labels("public") if self._has_label("public") else None
-        store, faults = self._vectors("public")
-        return PublicDataset(store, self.num_classes, truth).chosen(self._usable("public", faults))
-
-    def load_test(self) -> LabeledImages:
-        """The test texts as vectors and their labels, or an empty set."""
-        if "test" not in self._sources:
-            return LabeledImages.none(self.image_shape, self.num_classes)
-        return self._labeled("test")
-
-    def load_validation(self) -> LabeledImages | None:
-        """The validation part, if there is one."""
-        return self._labeled("val") if "val" in self._sources else None
-
-    def load_predict(self) -> ImageStore | None:
-        """The records to predict, if there are any."""
-        if "predict" not in self._sources:
-            return None
-        store, faults = self._vectors("predict")
-        self._usable("predict", faults)
-        return store
+            self._tables.clear()
 
     def public_texts(self, examples: Tensor) -> list[str] | None:
         """The beginnings of public texts, for a report; None where there are none."""
         if self.holds_vectors or not self.has_public:
             return None
-        column, rows = self._column("public", "text"), rows_below(self.public.store, examples)
-        return [str(column[row].as_py())[:_SHOWN] for row in rows.tolist()]
+        column = self._table("public", "text").read(self._columns["text"])
+        return [str(column[row].as_py())[:_SHOWN] for row in rows_below(self.public.store, examples).tolist()]
 
-    def _labeled(self, part: str) -> LabeledImages:
-        store, faults = self._vectors(part)
-        labels = self._labels(part)
-        faults["no label"] = labels < 0
-        numbers: dict[str, Tensor] = {}
-        for column in ("person", "id") if part == "private" else ():
+    def _has(self, part: str) -> bool:
+        return part in self._sources
+
+    def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
+        table, faults = self._table(part, "text"), dict[str, Tensor]()
+        if self.holds_vectors:
+            rows = table.vectors(self._columns["text"])
+            store = TensorImages(rows[:, :, None, None])
+        else:
+            rows, faults["no text"], digests = self._embedded_texts(part, table)
+            store = _VectorsOfTexts(rows[:, :, None, None], digests)
+        if rows.shape[1:] != self.image_shape[:1]:
+            raise ValueError(f"{part}: other vectors than the public ones; embed all parts by the same model")
+        faults["NaN or infinite values"] = ~torch.isfinite(rows).all(1)
+        unlabeled = part == "predict" or (part == "public" and not self._has_label(part))
+        return store, None if unlabeled else self._labels(part), faults
+
+    def _numbers(self, faults: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {}
+        for column, name in (("person", "private_groups"), ("id", "private_ids")):
             if self._columns[column] is not None:
-                words = self._words(part, column)
+                words = self._words("private", column)
                 faults[f"no {column}"] = torch.tensor([not word for word in words], dtype=torch.bool)
-                numbers[column] = torch.tensor([lasting_number(word) for word in words], dtype=torch.int64)
-        rows = self._usable(part, faults)
-        if part == "private":  # a copy of a record is not another record
-            keys = (of[rows].tolist() for of in (labels, *numbers.values()))
-            rows = rows[first_of_each(zip(store.digests(rows), *keys, strict=True))]
-            self.private_groups, self.private_ids = (
-                numbers[column][rows] if column in numbers else None for column in ("person", "id")
-            )
-            if self.private_ids is not None and len(self.private_ids.unique()) < len(rows):
-                raise ValueError("private: some ids occur more than once; give each record its own")
-        return LabeledImages(store, labels.clamp(min=0), self.num_classes).chosen(rows)
+                found[name] = torch.tensor([lasting_number(word) for word in words], dtype=torch.int64)
+        return found
+
+    def load_private(self) -> LabeledImages:
+        """The private texts as vectors, their labels, persons and ids."""
+        found = super().load_private()
+        if self.private_ids is not None and len(self.private_ids.unique()) < len(found):
+            raise ValueError("private: some ids occur more than once; give each record its own")
+        return found
 
     # ------------------------------------------------------------------ columns
 
-    def _table(self, part: str) -> Columns:
-        if part not in self._opened:
+    def _table(self, part: str, column: str = "") -> Columns:
+        """The table of a part, which is refused unless it has the column that an argument names."""
+        if part not in self._tables:
             wanted = [name for name in self._columns.values() if name]
-            self._opened[part] = Columns(part, self._sources[part], wanted, self._encoding)
-        return self._opened[part]
-
-    def _column(self, part: str, column: str) -> Any:
-        """A column of a part, a chunked array of pyarrow."""
-        table, name = self._table(part), str(self._columns[column])
-        if table.names.count(name) != 1:
-            held = "no" if name not in table.names else "more than one"
-            # Without a header the first record is in its place.
-            known = "" if part == "private" else f"; it has {', '.join(table.names)}"
-            raise ValueError(
-                f"{table.named} has {held} column {name!r}{known}: name the right one by {column}= "
-                f"(--{column}), as in the first line of the file"
-            )
-        return table.read(name)
+            self._tables[part] = Columns(part, self._sources[part], wanted, self._encoding)
+        if column:
+            how = f"by {column}= (--{column}), as in the first line of the file"
+            self._tables[part].check(str(self._columns[column]), how)
+        return self._tables[part]
 
     def _has_label(self, part: str) -> bool:
-        return part in self._sources and self._columns["label"] in self._table(part).names
+        return self._has(part) and self._columns["label"] in self._table(part).names
 
     def _words(self, part: str, column: str) -> list[str]:
         """A column of text or numbers as text; missing values are empty."""
-        values = self._column(part, column)
-        with reading(self._table(part).named):
-            return list(map(word_of, values.to_pylist()))
+        return self._table(part, column).words(str(self._columns[column]))
 
     def _classes(self, known: list[str]) -> list[str]:
         """Labels of test and public parts; those of the private one where these have none."""
@@ -295,60 +249,23 @@ class TextDataModule(PrivatePublicDataModule):
             )
         return torch.tensor([numbers[word] for word in words], dtype=torch.int64)
 
-    # ------------------------------------------------------------------ vectors
+    # ------------------------------------------------------------------ texts
 
-    def _vectors(self, part: str) -> tuple[TensorImages, dict[str, Tensor]]:
-        """The vectors of a part, and which of its records have what fault."""
-        faults: dict[str, Tensor] = {}
-        if self.holds_vectors:
-            rows = self._table_of_vectors(part)
-            store = TensorImages(rows[:, :, None, None])
-        else:
-            rows, faults["no text"], digests = self._texts_as_vectors(part)
-            store = _VectorsOfTexts(rows[:, :, None, None], digests)
-        if rows.shape[1:] != self.image_shape[:1]:
-            raise ValueError(f"{part}: other vectors than the public ones; embed all parts by the same model")
-        faults["NaN or infinite values"] = ~torch.isfinite(rows).all(1)
-        return store, faults
-
-    def _table_of_vectors(self, part: str) -> Tensor:
-        column = self._column(part, "text").combine_chunks()
-        known, lengths = column.drop_null(), set()
-        if "list" in str(column.type):
-            lengths = set(known.value_lengths().to_numpy(zero_copy_only=False).tolist())
-        if len(lengths) != 1 or lengths == {0}:
-            raise ValueError(
-                f"{part}: expected a list of equally many floats in each row of {self._columns['text']!r}"
-            )
-        flat = np.array(known.flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
-        rows = torch.full((len(column), lengths.pop()), torch.nan)
-        rows[torch.from_numpy(column.is_valid().to_numpy(zero_copy_only=False))] = torch.from_numpy(
-            flat
-        ).view(len(known), -1)
-        return rows
-
-    def _texts_as_vectors(self, part: str) -> tuple[Tensor, Tensor, list[bytes]]:
-        """Vectors, which texts are empty, and a digest of each."""
-        column, table = self._column(part, "text"), self._table(part)
-        if not any(kind in str(column.type) for kind in ("string", "binary")):
-            held = "" if part == "private" else f" holds {column.type}"
-            raise ValueError(f"{table.named}: the column {self._columns['text']!r}{held}; expected texts")
-        with reading(table.named):
-            column = column.cast("large_string")
-        rows, empty, digests = torch.zeros(len(column), self.image_shape[0]), [], []
-        for start in range(0, len(column), _ROWS_AT_ONCE):
-            with reading(table.named):
-                texts = [text or "" for text in column[start : start + _ROWS_AT_ONCE].to_pylist()]
+    def _embedded_texts(self, part: str, table: Columns) -> tuple[Tensor, Tensor, list[bytes]]:
+        """Vectors of texts, which texts are empty, and a digest of each."""
+        rows, empty, digests = [torch.zeros(0, self.image_shape[0])], [], []
+        for texts in table.texts(self._columns["text"]):
             if max(map(len, texts)) > self.longest:
                 raise ValueError(
                     f"{part}: some texts have more than longest={self.longest} characters; cut them, or raise longest"
                 )
             digests += [digest_of(text.encode()) for text in texts]
-            empty += [not text or text.isspace() for text in texts]
             full = [place for place, text in enumerate(texts) if text and not text.isspace()]
+            rows.append(torch.zeros(len(texts), self.image_shape[0]))
             if full:
-                rows[[start + place for place in full]] = self._embedded([texts[place] for place in full])
-        return rows, torch.tensor(empty, dtype=torch.bool), digests
+                rows[-1][full] = self._embedded([texts[place] for place in full])
+            empty += [not text or text.isspace() for text in texts]
+        return torch.cat(rows), torch.tensor(empty, dtype=torch.bool), digests
 
     def _embedded(self, texts: list[str]) -> Tensor:
         """Vectors of texts; a user's function gets one text at a time, so that none can depend on another."""
@@ -400,216 +317,9 @@ def lasting_number(word: str) -> int:
 
 
 def _check_apart(sources: dict[str, Any]) -> None:
-    """Refuse a part that is equal to another one."""
-    parts = list(sources)
-    for place, one in enumerate(parts):
-        for other in parts[place + 1 :]:
-            first, second = sources[one], sources[other]
-            files = all(
-                isinstance(source, str | Path) and os.path.exists(source) for source in (first, second)
-            )
-            if first is second or (files and os.path.samefile(first, second)):
-                raise ValueError(f"{one}, {other}: both are the same table; every record belongs to one part")
-
-
-class Columns:
-    """The columns of a file or table, under the name of its part.
-
-    Args:
-        part: for messages.
-        source: a path, a ``datasets.Dataset``, or an object that gives an Arrow stream.
-        wanted: columns that are looked for.
-        encoding: of text files; None finds UTF-8 and UTF-16.
-
-    Attributes:
-        named: what messages call it.
-        names: of its columns.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ImportError: without pyarrow.
-        ValueError: for anything else, or a damaged file.
-    """
-
-    def __init__(self, part: str, source: Any, wanted: Sequence[str], encoding: str | None = None) -> None:
-        check_installed(f"{part}, a table of texts,", "text", "pyarrow")
-        if not isinstance(source, str | Path):
-            self.named = part
-            with reading(self.named):
-                self._table = _table_of(source, wanted)
-        else:
-            path, self.named = Path(source), f"{part}={str(source)!r}"
-            if not path.is_file():
-                raise FileNotFoundError(f"{self.named}: no such file (working directory: {Path.cwd()})")
-            if path.suffix.lower() not in TABLES:
-                raise ValueError(f"{self.named}: expected a file of one of the kinds {', '.join(TABLES)}")
-            with reading(self.named, part != "private"):
-                self._table = _READERS[path.suffix.lower()](path, wanted, encoding)
-        with reading(self.named):  # names may be no text
-            schema = self._table.schema_arrow if self._is_parquet else self._table.schema
-            self.names: list[str] = list(schema.names)
-
-    @property
-    def _is_parquet(self) -> bool:
-        return hasattr(self._table, "schema_arrow")
-
-    def read(self, name: str) -> Any:
-        """A column, a chunked array of pyarrow."""
-        with reading(self.named):
-            column = (self._table.read([name]) if self._is_parquet else self._table).column(name)
-            column.validate(full=True)  # offsets of a damaged file lead anywhere in memory
-            if self._is_parquet and len(column) != self._table.metadata.num_rows:
-                raise EOFError
-            return column
-
-
-class _UnreadableLineError(ValueError):
-    """Raised for a line that is not of a table; names the fault and the line number, without content."""
-
-
-@contextlib.contextmanager
-def reading(named: str, public: bool = False) -> Iterator[None]:
-    """Convert errors of reading a table into one line, without a library's text about values.
-
-    Args:
-        named: what messages call it.
-        public: whether numbers of lines may be shown.
-    """
-    try:
-        yield
-    except _UnreadableLineError as error:
-        what, line = error.args
-        where = f"line {line}" if public else "some line"
-        raise ValueError(f"{named} can't be read: {where} {what}; correct it") from None
-    except Exception as error:  # of pyarrow, json, or the file system; their texts may quote a row
-        raise ValueError(
-            f"{named} can't be read ({type(error).__name__}); write it again, text in UTF-8, or name another "
-            "encoding by encoding="
-        ) from None
-
-
-def _table_of(source: Any, wanted: Sequence[str]) -> Any:
-    if hasattr(source, "with_format"):  # datasets.Dataset
-        return source.with_format("arrow")[:]
-    if hasattr(source, "__arrow_c_stream__"):  # tables of pyarrow, and data frames
-        with contextlib.suppress(Exception):  # columns of several types, which are read as text below
-            return importlib.import_module("pyarrow").table(source)
-    if hasattr(source, "columns") or isinstance(source, Mapping):  # old data frames
-        names = list(source if isinstance(source, Mapping) else source.columns)
-        return _as_table({name: list(source[name]) for name in names if name in wanted})
-    items = [source[place] for place in range(len(source))]
-    if not all(isinstance(item, Mapping) for item in items):
-        items = [dict(zip(wanted, item, strict=False)) for item in items]
-    return _of_rows(items, wanted)
-
-
-def _of_rows(rows: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> Any:
-    names = {name for row in rows for name in row}
-    return _as_table({name: [row.get(name) for row in rows] for name in sorted(names & {*wanted} or names)})
-
-
-def _as_table(columns: Mapping[str, Sequence[Any]]) -> Any:
-    """Columns of vectors, or of what is taken as text."""
-    arrow: Any = importlib.import_module("pyarrow")
-    made = []
-    for values in columns.values():
-        if any(isinstance(value, list | tuple | np.ndarray) for value in values):
-            made.append(arrow.array(values))
-        else:  # half a surrogate is no text
-            words = [word_of(value).encode("utf-8", "replace").decode() for value in values]
-            made.append(arrow.array(words, arrow.large_string()))
-    return arrow.Table.from_arrays(made, names=list(columns))
-
-
-def _parquet(path: Path, wanted: Sequence[str], encoding: str | None) -> Any:
-    return importlib.import_module("pyarrow.parquet").ParquetFile(path, memory_map=True)
-
-
-def _arrow(path: Path, wanted: Sequence[str], encoding: str | None) -> Any:
-    """A file, or a stream, as ``datasets`` writes it."""
-    arrow: Any = importlib.import_module("pyarrow")
-    file = arrow.memory_map(str(path))
-    try:
-        return arrow.ipc.open_file(file).read_all()
-    except arrow.ArrowInvalid:
-        return arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all()
-
-
-def _encoding(path: Path) -> str:
-    """Encoding by the first bytes: UTF-16 or UTF-8, with or without a mark."""
-    with path.open("rb") as file:
-        first = file.read(3)
-    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return "utf-16"
-    return {b"\0": "utf-16-be", b"": "utf-8"}.get(first[:1]) or (
-        "utf-16-le" if first[1:2] == b"\0" else "utf-8-sig"
-    )
-
-
-def _csv(path: Path, wanted: Sequence[str], encoding: str | None) -> Any:
-    """Cells as text, with the separator that gives the most wanted columns in the header, else the most columns."""
-    arrow: Any = importlib.import_module("pyarrow")
-    csv.field_size_limit(_LONGEST_CELL)
-
-    def lines(file: Any, separator: str) -> Any:
-        return csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
-
-    found: dict[str, list[str]] = {}
-    for separator in _SEPARATORS:
-        with (
-            contextlib.suppress(csv.Error),
-            path.open(newline="", encoding=encoding or _encoding(path)) as file,
-        ):
-            found[separator] = [name.strip() for name in next(filter(None, lines(file, separator)))]
-    separator = max(found, key=lambda one: (len({*found[one]} & {*wanted}), len(found[one])))
-    names = found[separator]
-    places = [place for place, name in enumerate(names) if name in wanted] or range(len(names))
-    columns: list[list[str]] = [[] for _ in places]
-    with path.open(newline="", encoding=encoding or _encoding(path)) as file:
-        rows = lines(file, separator)
-        full = filter(None, rows)
-        next(full)
-        try:
-            for row in full:
-                if len(row) < len(names) or any(row[len(names) :]):
-                    raise _UnreadableLineError("has more or fewer cells than the header", rows.line_num)
-                for column, place in zip(columns, places, strict=True):
-                    column.append(row[place])
-        except csv.Error:
-            raise _UnreadableLineError(
-                "has a quote that does not end or is not doubled", rows.line_num
-            ) from None
-    made = [arrow.array(column, arrow.large_string()) for column in columns]
-    return arrow.Table.from_arrays(made, names=[names[place] for place in places])
-
-
-def _json(path: Path, wanted: Sequence[str], encoding: str | None) -> Any:
-    """An object in each line, or one list of them."""
-    text = path.read_text(encoding=encoding or _encoding(path))
-    if text.lstrip()[:1] == "[":
-        rows = json.loads(text)
-    else:
-        rows = []
-        for number, line in enumerate(text.split("\n"), 1):
-            with contextlib.suppress(ValueError):
-                if line and not line.isspace():
-                    rows.append(json.loads(line))
-                continue
-            raise _UnreadableLineError("is no JSON", number)
-    if not rows:
-        raise EOFError
-    if not all(isinstance(row, dict) for row in rows):
-        raise TypeError
-    return _of_rows(rows, wanted)
-
-
-_READERS: dict[str, Callable[[Path, Sequence[str], str | None], Any]] = {
-    ".parquet": _parquet,
-    ".arrow": _arrow,
-    ".feather": _arrow,
-    ".csv": _csv,
-    ".tsv": _csv,
-    ".jsonl": _json,
-    ".ndjson": _json,
-    ".json": _json,
-}
+    """Refuse a part that is another one too."""
+    found: dict[Any, str] = {}
+    for part, source in sources.items():
+        place = Path(source).resolve() if isinstance(source, str | Path) else id(source)
+        if (other := found.setdefault(place, part)) != part:
+            raise ValueError(f"{other}, {part}: both are the same table; every record belongs to one part")

@@ -18,8 +18,7 @@ from pl_privknn.datamodules.arrays import image_shape
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import TensorImages
 from pl_privknn.datamodules.folder import FileImages, images_under
-from pl_privknn.datamodules.tables import Table
-from pl_privknn.datamodules.text import TABLES, Columns, reading
+from pl_privknn.datamodules.tables import TABLES, Array, Columns
 from pl_privknn.export import ReleasedModel, released_model
 from pl_privknn.features.onnx_runtime import session_of
 from pl_privknn.privacy.audit import mapping_of
@@ -220,7 +219,7 @@ def _image_files(given: list[Path], shape: list[int]) -> tuple[tuple[str, ...], 
 
 def _array(path: Path, about: dict[str, Any]) -> Tensor:
     """Images, float ``(n, c, h, w)``, or vectors, float ``(n, d)``, of an ``.npy`` file."""
-    table, shape = Table(path.name, path), tuple(about["shape"])
+    table, shape = Array(path.name, path), tuple(about["shape"])
     rows = table.numbers() if about["input"] == "images" else table.vectors()
     if about["input"] == "images":
         found = image_shape(path.name, tuple(rows.shape), None)
@@ -245,14 +244,9 @@ def _table(given: list[Path], found: ReleasedModel, column: str | None) -> Any:
             f"{path}: the model takes {found.about['input']}; give one table ({', '.join(TABLES)})"
         )
     table = Columns("table", path, [name])
-    if name not in table.names:
-        raise ValueError(
-            f"{path}: there is no column {name!r}; name one of {', '.join(table.names)} with --column"
-        )
-    values = table.read(name)
+    table.check(name, "with --column")
     if found.about["input"] == "vectors":
-        with reading(str(path)):
-            rows = torch.tensor(values.to_pylist(), dtype=torch.float32)
+        rows = table.vectors(name)
         if rows.shape[1:] != (found.about["shape"][0],):
             raise ValueError(
                 f"{path}: expected vectors of dimension {found.about['shape'][0]}, as in the run"
@@ -260,8 +254,7 @@ def _table(given: list[Path], found: ReleasedModel, column: str | None) -> Any:
         return rows
     from tokenizers import Tokenizer
 
-    with reading(str(path)):
-        texts = values.cast("large_string").to_pylist()
+    texts = [text for some in table.texts(name) for text in some]
     if not all(text and not text.isspace() for text in texts):
         raise ValueError(f"{path}: some texts are empty; leave those rows out")
     tokenizer = Tokenizer.from_str(found.tokenizer)

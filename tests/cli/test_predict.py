@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -145,12 +146,10 @@ def test_arrays_of_uint8_and_of_floats_are_the_same_images(run):
 
 
 def test_vectors_of_an_array_and_of_a_table(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     finished(tmp_path, network="mlp", in_channels=5, image_size=1)
     vectors = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     np.save(tmp_path / "vectors.npy", vectors)
-    parquet.write_table(arrow.table({"text": list(vectors)}), tmp_path / "vectors.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": list(vectors)}), tmp_path / "vectors.parquet")
     first, second = (predict(tmp_path, tmp_path / f"vectors.{kind}") for kind in ("npy", "parquet"))
     torch.testing.assert_close(first.probabilities, second.probabilities)
     assert len(first.classes) == 6

@@ -105,7 +105,6 @@ def test_data_without_test_examples_are_refused(tmp_path, monkeypatch, capsys):
 
 
 def test_columns_and_parts_of_a_table_are_named_as_for_fit(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("pyarrow")
     pytest.importorskip("wordllama")
     monkeypatch.chdir(tmp_path)
     for name in ("mails", "test"):

@@ -7,13 +7,14 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 
 from pl_privknn.config import read_document
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
 from pl_privknn.datamodules.at import data_at
-from pl_privknn.datamodules.tables import Table, rows_of
+from pl_privknn.datamodules.tables import Columns, rows_of
 from pl_privknn.privacy.redaction import RedactedError
 from pl_privknn.training.configured import made_data
 
@@ -128,7 +129,7 @@ NOT_NUMBERS[3, 2, 1] = np.nan
         ({"public_truth": np.arange(7) - 2}, "public_truth: .* -1 where it isn't known"),
         ({"test_labels": None}, "test_images and test_labels go together"),
         ({"val_labels": [0]}, "val_images and val_labels go together"),
-        ({"public_images": None}, "public_images=None: a student needs"),
+        ({"public_images": None}, 'public_images, public="none": expected one of the two'),
         ({"private_images": "images.txt"}, "images.txt': expected a .npy, .npz"),
         ({"task": "multilabel"}, r"private_labels: .*expected whole numbers of shape \(n, 3\)"),
     ],
@@ -153,12 +154,11 @@ def table():
 
 
 def write_parquet(path, rows, labels, kind=None):
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as parquet
-
     kind = pyarrow.list_(pyarrow.float64()) if kind is None else kind(pyarrow)
     rows = pyarrow.array([None if row is None else list(row) for row in rows], kind)
-    parquet.write_table(pyarrow.table({"x": rows, "y": pyarrow.array(labels)}), path, row_group_size=GROUP)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"x": rows, "y": pyarrow.array(labels)}), path, row_group_size=GROUP
+    )
 
 
 def data_of(embeddings, labels, **named):
@@ -208,13 +208,13 @@ def test_files_hold_what_one_array_holds(tmp_path, table, kind):
 
 @pytest.mark.parametrize("kept", [0, 3, None])
 def test_no_more_row_groups_are_in_memory_than_said(tmp_path, table, monkeypatch, kept):
-    read, original = [], Table.group
+    read, original = [], Columns.vectors
 
-    def noted(self, number):
+    def noted(self, name, number=None):
         read.append(number)
-        return original(self, number)
+        return original(self, name, number)
 
-    monkeypatch.setattr(Table, "group", noted)
+    monkeypatch.setattr(Columns, "vectors", noted)
     write_parquet(tmp_path / "a.parquet", *table)
     groups = -(-COUNT // GROUP)
     if kept is not None:
@@ -245,14 +245,20 @@ def test_bad_parquet_files_are_named(tmp_path, table):
     whole = (tmp_path / "nan.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[:200])
     (tmp_path / "broken.parquet").write_bytes(whole[:4] + bytes(596) + whole[600:])
+    assert rows_of("x", tmp_path / "gaps.parquet")[1].tolist() == [True, False]
     assert rows_of("x", tmp_path / "nan.parquet")[1].tolist() == [row != 5 for row in range(COUNT)]
     for name, words in [
-        ("nan.parquet:y", r"x='.*nan\.parquet:y': 'y' holds int64; expected lists of floats"),
-        ("nan.parquet:z", r"nan\.parquet:z': it holds x, y and no column 'z'"),
-        ("whole.parquet", r"'x' holds torch\.int64; expected lists of floats"),
+        (
+            "nan.parquet:y",
+            r"x='.*nan\.parquet': the column 'y' holds int64; expected a list of equally many floats",
+        ),
+        (
+            "nan.parquet:z",
+            r"nan\.parquet' has no column 'z'; it has x, y: name the right one as in data\.parquet",
+        ),
+        ("whole.parquet", r"'x' holds list<\w+: int64>; expected a list of equally many floats"),
         ("none.parquet", r"none\.parquet': it is empty"),
-        ("ragged.parquet", r"the lists of 'x' differ in length"),
-        ("gaps.parquet", r"some rows of 'x' are empty"),
+        ("ragged.parquet", r"'x' holds .*; expected a list of equally many floats"),
         ("cut.parquet", r"cut\.parquet' can't be read \(\w+\)"),
         ("broken.parquet", r"broken\.parquet' can't be read"),
     ]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pl_privknn.datamodules.tables import Table
+from pl_privknn.datamodules.tables import Array
 from pl_privknn.privacy.files import read_numbers
 
 INPUTS = 80
@@ -31,10 +31,10 @@ def damaged(data, random):
 @pytest.mark.parametrize(
     ("kind", "read"),
     [
-        ("npy", lambda path: Table("ids", path).numbers()),
+        ("npy", lambda path: Array("ids", path).numbers()),
         ("npy", lambda path: read_numbers("ids", path)),
-        ("npz", lambda path: Table("ids", path).numbers()),
-        ("npz", lambda path: Table("ids", path).shape()),
+        ("npz", lambda path: Array("ids", path).numbers()),
+        ("npz", lambda path: Array("ids", path).shape()),
     ],
     ids=["a table", "numbers", "a member", "its shape"],
 )

@@ -349,6 +349,14 @@ TABLES = {
         {"written": lambda rows: as_csv(rows).replace('",', '", ').replace("text,", "text, ")},
         plain,
     ),
+    "quotes behind spaces": (
+        {"written": lambda rows: as_csv(rows, quoting=csv.QUOTE_ALL).replace('","', '", "')},
+        plain,
+    ),
+    "spaces in quotes": (
+        {"public": 'text,label\n"  a, ""b"" ",sport\n'},
+        lambda data: data.public_texts(torch.tensor([0])) == ['  a, "b" '],
+    ),
     "everything quoted": ({"written": lambda rows: as_csv(rows, quoting=csv.QUOTE_ALL)}, plain),
     "lines of Unix": ({"written": lambda rows: as_csv(rows, lineterminator="\n")}, plain),
     "empty lines": ({"written": lambda rows: "\n" + as_csv(rows, lineterminator="\n\n")}, plain),
@@ -382,16 +390,16 @@ TABLES = {
     ),
     "a ragged public row": (
         lines_with("public", "a,b,c"),
-        "public=.*: line 8 has more or fewer cells than the header",
+        "public=.*: row 8 has more or fewer cells than the header",
     ),
     "a ragged private row": (
         lines_with("private", f"{SECRET},b,c"),
-        "private=.*: some line has more or fewer cells",
+        "private=.*: some row has more or fewer cells",
     ),
-    "a short private row": (lines_with("private", SECRET), "private=.*: some line has more or fewer cells"),
+    "a short private row": (lines_with("private", SECRET), "private=.*: some row has more or fewer cells"),
     "a quote without end": (
         lines_with("private", f'"{SECRET}'),
-        "private=.*: some line has a quote that does not end",
+        "private=.*: some row has .* a quote without end",
     ),
     "a column twice": (
         {"public": "text,label,text\na,sport,b\n"},

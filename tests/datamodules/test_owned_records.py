@@ -1,6 +1,7 @@
 """Owners of records in tables of one's own, from the file to a run whose unit is a person."""
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -31,10 +32,7 @@ def test_owners_come_from_arrays_files_and_columns(tmp_path, kind):
         given = str(tmp_path / "owners.npy")
         np.save(given, OWNERS)
     if kind == "parquet":
-        parquet = pytest.importorskip("pyarrow.parquet")
-        import pyarrow
-
-        parquet.write_table(pyarrow.table({"person": OWNERS}), tmp_path / "data.parquet")
+        pyarrow.parquet.write_table(pyarrow.table({"person": OWNERS}), tmp_path / "data.parquet")
         given = f"{tmp_path / 'data.parquet'}:person"
     data = embeddings(tmp_path, given)
     data.setup("fit")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pl_privknn.datamodules import TextDataModule
-from pl_privknn.datamodules.text import Columns
+from pl_privknn.datamodules.tables import Columns
 from pl_privknn.privacy.redaction import RedactedError
 
 SECRET = "Karoline"
@@ -171,7 +171,7 @@ STRICT = {"unusable": "error"}
         ({"private": {"who": ["Ann", None] * 3}}, STRICT, "private: some records cannot be used: no person; correct"),
         ({"private": {"key": ["1"] * 6}}, {}, "private: some ids occur more than once"),
         ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; expected texts"),
-        ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {"features": None}, "expected a list of equally many floats"),
+        ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {"features": None}, "expected a list of equally many"),
         ({}, {"classes": ["one"]}, "num_classes=1 must be a whole number of at least 2"),
         ({"public": {"text": [[1.0]] * 6}}, {}, "'text' holds vectors, which are taken as they are"),
         ({}, {"longest": 0}, "longest=0 must be a whole number"),

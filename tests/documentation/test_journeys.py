@@ -152,7 +152,6 @@ def test_without_public_data_photographs_are_predicted_by_the_exported_file(tmp_
 @pytest.mark.long
 def test_a_table_of_tickets_is_predicted_by_the_exported_file_without_this_package(tmp_path):
     pytest.importorskip("wordllama")
-    pytest.importorskip("pyarrow")
     assert (JOURNEYS / "predict_texts_alone.py").read_text(encoding="utf-8") in blocks("text.md", "python")
     topics = {
         "bill": "invoice refund charge payment",
