@@ -254,7 +254,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/attack.md", "adversaries", attacks.adversaries_table),
     ("docs/guides/attack.md", "membership", membership.table),
     ("docs/guides/leaderboard.md", "leaderboard", private_training.table),
-    ("docs/guides/own_data.md", "recipes", recipes.table),
+    ("docs/guides/recommendation.md", "recipes", recipes.table),
     ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
     ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
     ("docs/methods/ind_knn.md", "speed", lambda: listed(_IND_KNN_SPEED, results("ind_knn_speed")["rows"])),
