@@ -121,6 +121,9 @@ MESSAGES = (
     r".*isinstance\(treespec, LeafSpec\)` is deprecated",
     # Students log once an epoch, whatever the interval of steps is.
     r"The number of training batches .* is smaller than the logging interval",
+    ".*does not have many workers",  # examples are in memory
+    "Total length of `list` across ranks is zero",  # unlabelled public examples can't validate
+    "Checkpoint directory .* exists and is not empty",  # a resumed run's
 )
 
 #: Options of a trainer without logs, checkpoints, output or evaluation.

@@ -65,6 +65,8 @@ from pl_privknn.training.configured import made_data
 # norm 1) above which public examples are considered of another kind.
 _TESTED, _ANOTHER_KIND = 300, 0.65
 _MOST_RECORDS = 10**9
+# Measured gigabytes of a process: with torch and Lightning, and more where a network computes features of images.
+_LIBRARIES, _NETWORK = 1.1, 0.7
 # Without public data: largest side of images that HOG serves too, and shares of HOG and of the network. Class sums at
 # ε 1 reach 0.78 on digits (20 pixels a side) and 0.68 on Fashion-MNIST (28) with both, 0.43 and 0.71 with the network
 # alone: means of three seeds.
@@ -125,6 +127,28 @@ class Recommendation:
     def max_epochs(self) -> int:
         """Number of epochs of the student."""
         return int(self.config["trainer"]["max_epochs"])
+
+    def size_line(self) -> str:
+        """Sentence with the sizes that a run holds in memory, and their total.
+
+        Of features without public examples the width is that of one blank image, whose features are computed.
+        """
+        data, sizes = self.data, self.sizes
+        table = data.image_shape[1:] == (1, 1)
+        count = sizes.private_records + sizes.public + len(data.test)
+        width = self.setting.width
+        if not width:
+            extractor = self.build(data)[1].features[0]
+            assert isinstance(extractor, Extractor)
+            width = extractor(torch.zeros(1, *data.image_shape)).shape[1]
+        # Images are held as uint8, vectors and features as float32; vectors of a mapped file are not held.
+        held = not sizes.public or data.public.store.in_memory
+        example, features = held * (4 if table else 1) * math.prod(data.image_shape), 4 * width
+        base = _LIBRARIES + (0 if table else _NETWORK)
+        return (
+            f"Memory: about {base + 1e-9 * count * (example + features):.1f} GB: {base:.1f} GB of libraries, and "
+            f"{counted(count, 'example')} of {example + features} bytes ({features} for features)."
+        )
 
     def build(self, data: PrivatePublicDataModule) -> tuple[SupervisedStudent, PrivateLabeler]:
         """Student and labeling callback, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``.

@@ -24,7 +24,7 @@ def add_check(commands: Any) -> None:
         metavar="CLASS",
         help="a built-in labeler, or the import path of a class that needs no arguments; tested by check_labeler",
     )
-    title = "instead of CLASS: data, recommended run and its cost; spends no budget and writes no file"
+    title = "instead of CLASS: data, recommended run and its size; spends no budget and writes no file"
     add_recommended(check.add_argument_group(title), required=False)
     check.set_defaults(run=_run_check)
 
@@ -62,12 +62,10 @@ def _check_labeler(name: str) -> int:
 
 
 def _check_data(parsed: argparse.Namespace) -> int:
-    """Print the public facts of the data, the recommended run and its cost.
+    """Print the public facts of the data, the recommended run and its size.
 
     Private records are not loaded: their content, and which of them a run leaves out, is unknown here.
     """
-    from pl_privknn.cli.cost import cost_line
-
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         found = recommended(parsed)
@@ -82,7 +80,6 @@ def _check_data(parsed: argparse.Namespace) -> int:
         print(f"Note: {note}.")
     if data.leaves_out and data.unusable == "leave_out":
         print(f"A run leaves out private records {data.leaves_out}, if there are any.")
-    print(cost_line(found))
     return 0
 
 

@@ -80,7 +80,6 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 def _run(parsed: argparse.Namespace) -> int:
     from pl_privknn._checks import counted
-    from pl_privknn.cli.cost import cost_line
     from pl_privknn.comparison.own_data import own_comparison, total_of
     from pl_privknn.comparison.plot import render
     from pl_privknn.comparison.runner import choose, interruptible, run_comparison, state_of_runs
@@ -103,7 +102,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.dry_run or parsed.data is not None:
         print(*state_of_runs(chosen, output), sep="\n", flush=True)
     if parsed.data is not None:
-        print(total_of(chosen), cost_line(found, len(chosen)), sep="\n", flush=True)
+        print(total_of(chosen), found.size_line(), sep="\n", flush=True)
     if parsed.dry_run:
         return 0
     worker = ("pl_privknn.cli.worker", str(Path(parsed.config or parsed.data).resolve().parent))

@@ -29,6 +29,8 @@ _SECTIONS = """sections of the configuration, each also an option with dots:
                           teacher, as PrivateKNN, ReverseKNN, PATE
   --labeling.NAME VALUE   as rounds, queries_per_round, budget.epsilon
   --trainer.NAME VALUE    as max_epochs (20), accelerator, logger
+  --run_dir DIR           folder of the run (runs/NAME/NUMBER)
+  --ckpt_path FILE        a checkpoint of the student
   --SECTION.help CLASS    all arguments of a class
 
 all options: privknn {} --help-all"""
@@ -53,8 +55,6 @@ def add_training(commands: Any, name: str) -> None:
         "-c", "--config", action="append", default=[], metavar="FILE", help="YAML with any of the sections"
     )
     parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
-    parser.add_argument("--run_dir", metavar="DIR", help="folder of the run (runs/NAME/NUMBER)")
-    parser.add_argument("--ckpt_path", metavar="FILE", help="a checkpoint of the student")
     if name == "fit":
         title = "instead of --config: the recommended run for these data, ε and records"
         add_recommended(parser.add_argument_group(title), required=False)
@@ -97,25 +97,19 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
     from pl_privknn.cli.train import run_training
 
     section = [] if data is None else ["--data", data]
-    return run_training(
-        command, [*section, *others], parsed.config, parsed.run_dir, parsed.ckpt_path, parsed.resume
-    )
+    return run_training(command, [*section, *others], parsed.config, parsed.resume)
 
 
 def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
     """Recommend a run for data and start it, with the inspected data module."""
-    from pl_privknn.cli.cost import cost_line
     from pl_privknn.cli.train import run_training
 
-    name = _name(parsed.data)
-    _check_writable("--run_dir", Path(parsed.run_dir or "runs") / name)
     found = recommended(parsed)
-    print(cost_line(found), flush=True)
     data = None if any(word.startswith("--data") for word in others) else found.data
     with tempfile.TemporaryDirectory() as place:
-        config = Path(place) / f"{name}.yaml"  # the run is named after it
+        config = Path(place) / f"{_name(parsed.data)}.yaml"  # the run is named after it
         config.write_text(found.to_yaml(), encoding="utf-8")
-        return run_training("fit", others, [str(config)], parsed.run_dir, parsed.ckpt_path, data=data)
+        return run_training("fit", others, [str(config)], data=data)
 
 
 def add_init(commands: Any) -> None:
@@ -193,14 +187,13 @@ def places_of(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _init(parsed: argparse.Namespace) -> int:
-    from pl_privknn.cli.cost import cost_line
-
     output = Path(parsed.output)
     if output.exists():
         raise FileExistsError(f"--output {output} already exists; name another file")
-    _check_writable("--output", output)
-    output.write_text((found := recommended(parsed)).to_yaml(), encoding="utf-8")
-    print(cost_line(found))
+    place = next(parent for parent in output.resolve().parents if parent.exists())
+    if place.is_file() or not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(f"--output {output}: {place} is not a writable folder")
+    output.write_text(recommended(parsed).to_yaml(), encoding="utf-8")
     suggest(f"fit --config {output}")
     return 0
 
@@ -233,17 +226,10 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
     found.config["data"]["init_args"]["name"] = found.data.name = name
     if (parsed.unit or ("person" if parsed.person else "record")) == "person":
         found.config["labeling"]["budget"]["unit"] = "person"
-    print(*found.reasons, sep="\n", flush=True)
+    print(*found.reasons, found.size_line(), sep="\n", flush=True)
     return found
 
 
 def _name(path: str) -> str:
     """Name of a folder or file of data."""
     return Path(path).resolve().stem or "data"
-
-
-def _check_writable(option: str, path: Path) -> None:
-    """Reject a path that can't be written, before any computation."""
-    place = next(parent for parent in (path.resolve(), *path.resolve().parents) if parent.exists())
-    if place.is_file() or not os.access(place, os.W_OK | os.X_OK):
-        raise PermissionError(f"{option} {path}: {place} is not a writable folder")

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import shutil
 import signal
 import sys
-import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentError, Namespace
+from jsonargparse import ArgumentError, Namespace
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import at_most, check_installed, check_int
-from pl_privknn._lightning import MESSAGES, rank_zero_info, rank_zero_only
+from pl_privknn._checks import at_most
+from pl_privknn._lightning import rank_zero_only
 from pl_privknn._parsing import Parser
 from pl_privknn.callbacks import PrivateLabeler, RunReport
-from pl_privknn.callbacks.loggers import finish_wandb, labeling_of, spender_of
+from pl_privknn.callbacks.loggers import finish_wandb, spender_of
 from pl_privknn.callbacks.run_files import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
 from pl_privknn.callbacks.run_summary import errors_as_warnings
-from pl_privknn.cli.common import importable, shown_text, suggest, user_error
+from pl_privknn.cli.common import importable, suggest
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.folders import LOCK, FolderLock, new_number
@@ -33,27 +32,9 @@ from pl_privknn.report import write_report
 from pl_privknn.training import NoisySGD, PrivateTraining
 
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
-
-#: Patterns of warnings about Lightning's internals, and about matters that this package handles.
-_IGNORED_WARNINGS = (
-    "LightningCLI's args parameter is intended",
-    "Experiment logs directory .* exists and is not empty",  # moved away by PrivKNNCLI.before_fit
-    "Checkpoint directory .* exists and is not empty",  # a resumed run's
-    ".*does not have many workers",  # examples are in memory
-    "Total length of `list` across ranks is zero",  # unlabelled public examples can't validate
-    *MESSAGES,
-)
 _BEFORE_QUERIES = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
-#: Loggers that the extra of the same name installs.
-_LOGGERS = {"TensorBoardLogger": "tensorboard", "WandbLogger": "wandb"}
-#: Parts of Lightning's log messages that are not shown.
-_IGNORED_LOGS = (
-    "litlogger",
-    "litmodels",
-    "TPU available",
-    "HPU available",
-    "passed to Trainer: LeavesFolder",
-)
+#: Arguments of the trainer's methods that the command line does not give.
+_GIVEN = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
 
 known_classes()  # allows YAML to name them without a module path
 
@@ -62,8 +43,6 @@ def run_training(
     command: str,
     words: Sequence[str],
     configs: Sequence[str] = (),
-    run_dir: str | None = None,
-    ckpt_path: str | None = None,
     resume: str | None = None,
     data: pl.LightningDataModule | None = None,
 ) -> int:
@@ -73,8 +52,6 @@ def run_training(
         command: the name of the command.
         words: options of LightningCLI.
         configs: configuration files, overridden by ``words``.
-        run_dir: folder of the run.
-        ckpt_path: a checkpoint of the student.
         resume: folder of an interrupted run, whose configuration and last checkpoint are used.
         data: the data module of the configuration, if it is already constructed.
 
@@ -82,88 +59,60 @@ def run_training(
         The exit status.
 
     Raises:
-        ConfigurationError: for invalid arguments, configurations or checkpoints.
+        ConfigurationError: for invalid arguments or configurations.
     """
     if resume is not None:
-        if run_dir is not None and Path(run_dir).resolve() != Path(resume).resolve():
-            raise ValueError(
-                f"--run_dir {run_dir}: --resume {resume} continues in its own folder; leave out --run_dir"
-            )
-        configs, run_dir = [str(Path(resume) / "config.yaml"), *configs], resume
-        ckpt_path = ckpt_path or _last_checkpoint(Path(resume))
-    given = [*(("--config", file) for file in configs), ("--run_dir", run_dir), ("--ckpt_path", ckpt_path)]
-    options = [word for name, value in given if value is not None for word in (name, value)]
-    cli: type[PrivKNNCLI] = type(
-        "PrivKNNCLI", (PrivKNNCLI,), {"methods": (command,), "made_data": data, "resumed": resume is not None}
-    )
+        configs = [str(Path(resume) / "config.yaml"), *configs]
+        words = [*_resumed_words(Path(resume)), *words]
+    words = [*(word for file in configs for word in ("--config", file)), *words]
+    cli: PrivKNNCLI | None = None
     try:
-        with quietly(command), importable(list(configs)):
-            cli.run_words([command, *options, *words])
+        with importable(list(configs)), contextlib.ExitStack() as leaving:
+            cli = PrivKNNCLI(command, words, leaving, data, None if resume is None else Path(resume))
+            cli.run()
     except (KeyboardInterrupt, SystemExit) as stop:
-        _leave(cli.running)
-        if (status := _interrupted(stop, cli.running)) is None:
+        trainer = getattr(cli, "trainer", None)
+        if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
             raise
-        return status
+        print(f"privknn: {_interruption(cli)}", file=sys.stderr)
+        return 128 + signal.SIGINT
     except _MISCONFIGURED as error:
-        _leave(cli.running)
         raise ConfigurationError(one_line(error)) from error
-    except Exception as error:
-        _leave(cli.running)
-        if user_error(error) is None and _restoring(error):
-            # Shows a mismatch of the network in full, but not torch's advice on unsafe files.
-            why = shown_text(one_line(error)) if type(error) is RuntimeError else type(error).__name__
-            raise ConfigurationError(
-                f"ckpt_path={ckpt_path} can't be restored ({why}); give a checkpoint of the same student"
-            ) from error
-        raise
     return 0
 
 
-def _interrupted(stop: BaseException, cli: PrivKNNCLI | None) -> int | None:
-    """Print how to resume a run stopped by Ctrl-C; returns the exit status, or None for another exit."""
-    trainer = getattr(cli, "trainer", None)
-    if isinstance(stop, SystemExit) and not getattr(trainer, "interrupted", False):
-        return None
-    text = "interrupted before the run: no privacy budget was spent. Repeat the command to continue"
-    if cli is not None and trainer is not None and (spender := spender_of(trainer, cli.model)) is not None:
-        folder, kept, report = cli._subconfig().run_dir, ["the ledger"], spender.ledger.report()
-        if hasattr(spender, "label_counts"):
-            kept.append(f"labels of {spender.label_counts()['answered']} queries")
-        if usable_checkpoint(Path(folder) / CHECKPOINT) is not None:
-            kept.append("a checkpoint of the last full epoch")
-        text = (
-            f"interrupted. ε spent: {at_most(report.spent.epsilon)} of the stated "
-            f"{at_most(report.guarantee.epsilon)}, at δ {report.spent.delta:g}. Kept in {folder}: {', '.join(kept)}; "
-            f"continuing does not charge them again. Continue with: privknn fit --resume {folder}"
-        )
-    print(f"privknn: {text}", file=sys.stderr)
-    return 128 + signal.SIGINT
+def _interruption(cli: PrivKNNCLI | None) -> str:
+    """Describe what a run stopped by Ctrl-C spent and kept, and how to resume it."""
+    spender = None if cli is None else spender_of(cli.trainer, cli.model)
+    if cli is None or spender is None:
+        return "interrupted before the run: no privacy budget was spent. Repeat the command to continue"
+    kept, report = ["the ledger"], spender.ledger.report()
+    if hasattr(spender, "label_counts"):
+        kept.append(f"labels of {spender.label_counts()['answered']} queries")
+    if usable_checkpoint(cli.folder / CHECKPOINT) is not None:
+        kept.append("a checkpoint of the last full epoch")
+    return (
+        f"interrupted. ε spent: {at_most(report.spent.epsilon)} of the stated "
+        f"{at_most(report.guarantee.epsilon)}, at δ {report.spent.delta:g}. Kept in {cli.folder}: {', '.join(kept)}; "
+        f"continuing does not charge them again. Continue with: privknn fit --resume {cli.folder}"
+    )
 
 
-def _leave(cli: PrivKNNCLI | None) -> None:
-    """Unlock the folder, and remove it if this command created it and made no query."""
-    lock, folder = (getattr(cli, name, None) for name in ("_lock", "made_folder"))
-    if lock is not None:
-        lock.release()
-    if folder is not None and {path.name for path in folder.glob("*")} <= _BEFORE_QUERIES:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _restoring(error: Exception) -> bool:
-    """Whether an error was raised while a checkpoint was read."""
-    files = [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
-    return "checkpoint_connector.py" in files
-
-
-def _last_checkpoint(folder: Path) -> str | None:
-    """Checkpoint from which a run in a folder is resumed."""
+def _resumed_words(folder: Path) -> list[str]:
+    """Options that continue the run in a folder, besides its configuration."""
     if (missing := left_out_of((folder / "config.yaml").read_text(encoding="utf-8"))) is not None:
         raise ValueError(
             f"--resume {folder}: this run was started in Python, and config.yaml can't express its {missing}; "
             "continue in Python, with trainer.fit(..., ckpt_path=...)"
         )
     checkpoint = usable_checkpoint(folder / CHECKPOINT)
-    return None if checkpoint is None else str(checkpoint)
+    return ["--run_dir", str(folder), *([] if checkpoint is None else ["--ckpt_path", str(checkpoint)])]
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a folder that holds no query."""
+    if {path.name for path in folder.glob("*")} <= _BEFORE_QUERIES:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------- the command
@@ -182,78 +131,55 @@ class TrainingParser(Parser, LightningArgumentParser):
         return self.add_subclass_arguments(classes, nested_key, fail_untyped=False, required=required)
 
     def _parse_common(self, cfg: Namespace, *args: Any, **kwargs: Any) -> Namespace:
-        """Parse with the run's folder as the default of loggers that require a folder."""
-        for section in (cfg, *(value for value in vars(cfg).values() if isinstance(value, Namespace))):
-            loggers = section.get("trainer.logger")
-            for logger in loggers if isinstance(loggers, list) else [loggers]:
-                if isinstance(logger, Namespace):
-                    _add_folder(logger)
+        """Parse with ``"."``, the run's folder, as the default of TensorBoard's required folder."""
+        for logger in _listed(cfg.get("trainer.logger")):
+            if isinstance(logger, Namespace) and str(logger.get("class_path")).endswith("TensorBoardLogger"):
+                logger["init_args.save_dir"] = logger.get("init_args.save_dir") or "."
         return super()._parse_common(cfg, *args, **kwargs)
 
 
-def _add_folder(logger: Namespace) -> None:
-    """Set a required folder of a logger to the placeholder of the run's folder."""
-    module, _, name = str(logger.get("class_path")).rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    if found is None:
-        return
-    parameter = inspect.signature(found).parameters.get("save_dir")
-    if parameter is not None and parameter.default is parameter.empty:
-        arguments = logger.get("init_args") or Namespace()
-        if arguments.get("save_dir") is None:
-            arguments.save_dir = "."
-        logger.init_args = arguments
-
-
 class PrivKNNCLI(LightningCLI):
-    """LightningCLI with a ``labeling`` section (:class:`PrivateLabeler`) and a folder for each run."""
+    """LightningCLI with a ``labeling`` section (:class:`PrivateLabeler`) and a folder for each run.
 
-    #: Available methods of the trainer. Each takes a second to describe, so a command describes only itself.
-    methods: ClassVar[tuple[str, ...]] = ("fit", "validate", "test")
-    #: Data module of the configuration, if it is already constructed.
-    made_data: ClassVar[pl.LightningDataModule | None] = None
-    #: Whether the run was started by an earlier command, in a folder that may have moved since.
-    resumed: ClassVar[bool] = False
-    #: The running command, for the message of an interruption.
-    running: ClassVar[PrivKNNCLI | None] = None
+    Args:
+        command: the trainer's method: ``fit``, ``validate`` or ``test``.
+        words: options of the command line.
+        leaving: stack on which the run's folder is put, to be unlocked and, without any query, removed at the end.
+        data: the data module of the configuration, if it is already constructed.
+        resumed: folder of an interrupted run, which may have moved.
+    """
 
-    @classmethod
-    def run_words(cls, words: list[str]) -> None:
-        """Run the command of these arguments."""
-        cls(
+    folder: Path
+
+    def __init__(
+        self,
+        command: str,
+        words: list[str],
+        leaving: contextlib.ExitStack,
+        data: pl.LightningDataModule | None = None,
+        resumed: Path | None = None,
+    ) -> None:
+        self.command, self.leaving, self.made_data, self.resumed = command, leaving, data, resumed
+        super().__init__(
             model_class=pl.package_of().LightningModule,
             datamodule_class=pl.package_of().LightningDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_callback=_SaveRunConfig,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"max_epochs": 20, "logger": None},
+            trainer_defaults={"max_epochs": 20, "logger": None, "enable_model_summary": False},
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={"prog": "privknn", "exit_on_error": False, words[0]: {"exit_on_error": False}},
+            parser_class=TrainingParser,
+            parser_kwargs={"prog": f"privknn {command}", "exit_on_error": False},
             args=words,
+            run=False,
         )
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Parser with an option for configuration files; see :meth:`LightningCLI.init_parser`."""
-        parser = TrainingParser(dump_header=[f"pytorch_lightning=={pl.package_of().__version__}"], **kwargs)
-        parser.add_argument(
-            "-c", "--config", action=ActionConfigFile, help="configuration file, YAML or JSON"
-        )
-        return parser
-
-    @classmethod
-    def subcommands(cls) -> dict[str, set[str]]:
-        """Available methods of the trainer, with the arguments that LightningCLI sets."""
-        return {
-            name: {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
-            for name in cls.methods
-        }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the ``labeling`` section, the run's folder, and links from the data to the network."""
-        parser.usage = f"privknn {self.methods[0]} --config FILE [--OPTION VALUE ...]"
+        parser.usage = f"privknn {self.command} --config FILE [--OPTION VALUE ...]"
         parser.add_lightning_class_args(PrivateLabeler, "labeling")
         parser.add_argument(
             "--run_dir",
@@ -266,14 +192,13 @@ class PrivKNNCLI(LightningCLI):
             default=False,
             help="attach ledger and report to a W&B run as artifacts",
         )
-        parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
-        parser.link_arguments("data.task", "model.init_args.task", apply_on="instantiate")
-        parser.link_arguments(
-            "data.image_shape", "model.init_args.in_channels", lambda shape: shape[0], apply_on="instantiate"
-        )
-        parser.link_arguments(
-            "data.image_shape", "model.init_args.image_size", lambda shape: shape[-1], apply_on="instantiate"
-        )
+        self._of_method = parser.add_method_arguments(self.trainer_class, self.command, skip=set(_GIVEN))
+        for source, target in (("num_classes", "num_classes"), ("task", "task")):
+            parser.link_arguments(f"data.{source}", f"model.init_args.{target}", apply_on="instantiate")
+        for target, place in (("in_channels", 0), ("image_size", -1)):
+            parser.link_arguments(
+                "data.image_shape", f"model.init_args.{target}", itemgetter(place), apply_on="instantiate"
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the command line and its files.
@@ -282,16 +207,38 @@ class PrivKNNCLI(LightningCLI):
             ConfigurationError: for unknown arguments or invalid values.
         """
         try:
-            super().parse_arguments(parser, args)
+            self.config = parser.parse_args(args)
         except (ArgumentError, ArithmeticError) as error:
-            words = args if isinstance(args, list) else []
-            options = [] if not words else [a.dest for a in self._subcommand_parsers[words[0]]._actions]
-            text = one_line(error, options)
-            see = "" if "did you mean" in text else f"; see privknn {words[0] if words else 'fit'} --help"
+            text = one_line(error, [action.dest for action in parser._actions])
+            see = "" if "did you mean" in text else f"; see privknn {self.command} --help"
             raise ConfigurationError(f"{text}{see}") from error
-        seed = self.config[self.config.subcommand].seed_everything
-        if not isinstance(seed, bool):
-            check_int("seed_everything", seed, minimum=0, maximum=2**32 - 1)
+
+    def before_instantiate_classes(self) -> None:
+        """Choose and lock the run's folder, and put loggers into it."""
+        config, trainer = self.config, self.config.trainer
+        if self.resumed is not None and Path(config.run_dir) != self.resumed:
+            raise ConfigurationError(
+                f"--run_dir {config.run_dir}: --resume {self.resumed} continues in its folder; leave out --run_dir"
+            )
+        made = not (config.run_dir and Path(config.run_dir).exists())
+        self.folder = Path(config.run_dir) if config.run_dir else new_folder(config)
+        config.run_dir = str(self.folder)
+        fits = self.command == "fit" and not trainer.fast_dev_run
+        if fits and getattr(rank_zero_only, "rank", 0) == 0:
+            if made:
+                self.leaving.callback(_remove_unused, self.folder)
+            self.leaving.enter_context(
+                FolderLock(self.folder, shared=True)
+            )  # before any access to the folder
+        self._written = config.clone()  # to config.yaml, without the places below: a run may be moved
+        if trainer.default_root_dir is None or self.resumed:
+            trainer.default_root_dir = str(self.folder)
+        for logger in _listed(trainer.logger):
+            arguments = logger.get("init_args") or Namespace()
+            if "save_dir" in arguments and arguments.save_dir in (None, "."):
+                arguments.save_dir = str(self.folder)
+        if self.made_data is not None:
+            config.data = self.made_data
 
     def instantiate_classes(self) -> None:
         """Instantiate trainer, data, student and labeler.
@@ -299,102 +246,97 @@ class PrivKNNCLI(LightningCLI):
         Raises:
             ConfigurationError: for arguments rejected by their constructors.
         """
-        self._written = self.config
-        if self.made_data is not None:
-            self.config = self.config.clone()
-            self.config[f"{self.subcommand}.data"] = self.made_data
+        refused = (
+            ArgumentError,
+            ArithmeticError,
+            ModuleNotFoundError,
+            TypeError,
+            ValueError,
+            *_MISCONFIGURED,
+        )
         try:
             super().instantiate_classes()
-        except (ArgumentError, ArithmeticError, ValueError, TypeError, *_MISCONFIGURED) as error:
+        except refused as error:
             raise ConfigurationError(one_line(error)) from error
 
-    def _parse_ckpt_path(self) -> None:
-        """Keep the command line unchanged.
-
-        Lightning would silently replace it by the checkpoint's hyper-parameters.
-        """
-
-    def before_instantiate_classes(self) -> None:
-        """Set the run's folder, and those of loggers and checkpoints within it."""
-        config = self._subconfig()
-        made = not (config.run_dir and Path(config.run_dir).exists())
-        folder = Path(config.run_dir) if config.run_dir else new_folder(config)
-        config.run_dir = str(folder)
-        type(self).running = self
-        if (
-            self.subcommand == "fit"
-            and not config.trainer.fast_dev_run
-            and getattr(rank_zero_only, "rank", 0) == 0
-        ):
-            self._lock = FolderLock(folder, shared=True)  # before any access to the folder
-            self.made_folder = folder if made else None
-        root = config.trainer.default_root_dir
-        config.trainer.default_root_dir = str(folder) if self.resumed or root is None else root
-        if self.subcommand != "fit":
-            # An evaluation must not overwrite the run's metrics.csv.
-            config.trainer.logger = config.trainer.logger or False
-        elif config.trainer.logger is not False and not config.trainer.fast_dev_run:
-            config.trainer.logger = run_loggers(config.trainer.logger, folder, root)
-
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Trainer with a checkpoint after every epoch and a summary at the end."""
-        self.config = self._written  # written to config.yaml
-        self.trainer_class = pl.package_of(self.model, self.datamodule).Trainer
-        trainer = super().instantiate_trainer(**kwargs)
-        folder = Path(self._subconfig().run_dir)
-        self.run_report = RunReport(folder, show=False)  # once, after the test
-        trainer.callbacks.append(self.run_report)  # type: ignore[attr-defined]
-        trainer.callbacks = [replace_default_callback(one, folder) for one in trainer.callbacks]  # type: ignore[attr-defined]
+        """Trainer with a CSV logger, a checkpoint after every epoch and a summary at the end."""
+        package, chosen = pl.package_of(self.model, self.datamodule), self.config_init.trainer
+        self.trainer_class, self.config = package.Trainer, self._written
+        kwargs["logger"] = chosen.logger or False
+        if self.command == "fit" and chosen.logger is not False and not chosen.fast_dev_run:
+            csv = package.loggers.CSVLogger(self.folder, name="", version="", flush_logs_every_n_steps=100)
+            kwargs["logger"] = [csv, *_listed(chosen.logger)]
+        self.run_report = RunReport(self.folder, show=False)  # once, after the test
+        callbacks: list[pl.Callback] = [self.run_report]
+        own = any(isinstance(one, package.callbacks.Checkpoint) for one in _listed(chosen.callbacks))
+        if chosen.enable_checkpointing is not False and not own:
+            place = self.folder / CHECKPOINT
+            callbacks.append(
+                package.callbacks.ModelCheckpoint(
+                    place.parent, place.stem, enable_version_counter=False, save_on_train_epoch_end=True
+                )
+            )
+        self.trainer_defaults["callbacks"] = callbacks
+        logging.disable(logging.INFO)  # an advertisement of Lightning's
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        finally:
+            logging.disable(logging.NOTSET)
         if type(trainer.strategy.checkpoint_io) in pl.both("plugins.io.TorchCheckpointIO"):
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
         return trainer
 
-    def before_fit(self) -> None:
-        """Rename the metrics file of an interrupted run, since the CSV logger overwrites it."""
-        folder = Path(self._subconfig().run_dir)
-        own = self.model.private_training if isinstance(self.model, NoisySGD) else None
-        for owner in (*self.trainer.callbacks, own):  # type: ignore[attr-defined]
-            if isinstance(owner, PrivateLabeler | PrivateTraining) and owner.run_dir is None:
-                owner.run_dir = folder  # a copied run continues in the copy
-        metrics = folder / "metrics.csv"
-        if metrics.exists():
-            number = len(list(folder.glob("metrics.*.csv")))
-            metrics.rename(folder / f"metrics.{number}.csv")
+    def run(self) -> None:
+        """Run the command."""
+        given = {name: self.config_init[name] for name in self._of_method}
+        if self.command == "fit":
+            self._fit(given)
+        else:
+            getattr(self.trainer, self.command)(self.model, datamodule=self.datamodule, **given)
 
-    def fit(self, **kwargs: Any) -> None:
+    def _fit(self, given: dict[str, Any]) -> None:
         """Train; errors after the training, such as of a logger's last file, become warnings."""
+        trainer: Any = self.trainer
+        own = self.model.private_training if isinstance(self.model, NoisySGD) else None
+        for owner in (*trainer.callbacks, own):
+            if isinstance(owner, PrivateLabeler | PrivateTraining) and owner.run_dir is None:
+                owner.run_dir = self.folder  # a copied run continues in the copy
+        metrics = self.folder / "metrics.csv"
+        if metrics.exists():  # the CSV logger overwrites it
+            metrics.rename(self.folder / f"metrics.{len(list(self.folder.glob('metrics.*.csv')))}.csv")
+        # Its files are a run's own, and earlier metrics were renamed.
+        warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
         try:
-            self.trainer.fit(**kwargs)
+            trainer.fit(self.model, datamodule=self.datamodule, **given)
         except Exception:
             if not self.run_report.summary:
                 raise
             with errors_as_warnings("a step after the training"):
                 raise
+        if not trainer.fast_dev_run and (self.run_report.summary or not trainer.interrupted):
+            self._finish()
 
-    def after_fit(self) -> None:
+    def _finish(self) -> None:
         """Test the student of the last epoch, then print the table and the run's folder."""
         trainer: Any = self.trainer
-        if trainer.fast_dev_run or (trainer.interrupted and not self.run_report.summary):
-            return
-        package = pl.package_of(self.trainer)
+        package = pl.package_of(trainer)
         tests = package.utilities.model_helpers.is_overridden(
             "test_step", self.model, package.LightningModule
         )
         if tests and isinstance(self.datamodule, PrivatePublicDataModule) and len(self.datamodule.test):
             with errors_as_warnings("the test"):
-                self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
-        if self.trainer.is_global_zero:
-            self.run_report.print_table()
-            folder, files = Path(self._subconfig().run_dir), {}
-            with errors_as_warnings("the report for the logger"):
-                if self._subconfig().attach_ledger and (spender := spender_of(self.trainer, self.model)):
-                    files = {"ledger.sqlite": spender.ledger.path, "report.html": write_report(folder)}
-                finish_wandb(self.trainer, self.run_report.summary, files)
-            suggest(f"report {folder}")
-            print(folder)
-
-    def _subconfig(self) -> Namespace:
-        return self.config.get(str(self.subcommand), self.config)
+                trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+        if not trainer.is_global_zero:
+            return
+        self.run_report.print_table()
+        files = {}
+        with errors_as_warnings("the report for the logger"):
+            if self.config.attach_ledger and (spender := spender_of(trainer, self.model)):
+                files = {"ledger.sqlite": spender.ledger.path, "report.html": write_report(self.folder)}
+            finish_wandb(trainer, self.run_report.summary, files)
+        suggest(f"report {self.folder}")
+        print(self.folder)
 
 
 class _SaveRunConfig(SaveConfigCallback):
@@ -411,130 +353,16 @@ class _SaveRunConfig(SaveConfigCallback):
             super().setup(trainer, pl_module, "fit")
 
 
-# ---------------------------------------------------------------------------- a run's folder
-
-
-def _name_of(config: Namespace) -> str:
-    """Stem of the first configuration file, else the student's name."""
-    files = [str(path) for path in (config.get("config") or [])]
-    if files:
-        return Path(files[0]).stem
-    return str(config.model.class_path).rsplit(".", 1)[-1]
+def _listed(value: Any) -> list[Any]:
+    """List of one, several or no parts of a configuration."""
+    return value if isinstance(value, list) else [] if value in (None, True, False) else [value]
 
 
 def new_folder(config: Namespace) -> Path:
-    """Path ``runs/NAME/NUMBER`` with the first free number; in the trainer's root, if given."""
-    return new_number(Path(config.trainer.default_root_dir or "runs") / _name_of(config))
+    """Path ``runs/NAME/NUMBER`` with the first free number; in the trainer's root, if given.
 
-
-def run_loggers(chosen: Any, folder: Path, root: str | None = None) -> list[Namespace]:
-    """Loggers of a run: the CSV logger and those chosen by the user, all in the run's folder.
-
-    A logger in the trainer's root, as that of a resumed run, is moved there too.
+    NAME is the stem of the first configuration file, else the student's class.
     """
-    csv = Namespace(
-        class_path="pytorch_lightning.loggers.CSVLogger",
-        init_args=Namespace(
-            save_dir=str(folder), name="", version="", prefix="", flush_logs_every_n_steps=100
-        ),
-    )
-    others = [] if chosen in (None, True) else chosen if isinstance(chosen, list) else [chosen]
-    for logger in others:
-        name = logger.class_path.rpartition(".")[2]
-        if name in _LOGGERS:
-            check_installed(f"trainer.logger {name}", _LOGGERS[name], _LOGGERS[name])
-        arguments = logger.get("init_args")
-        if arguments is not None and str(arguments.get("save_dir")) in (".", "None", str(root)):
-            arguments.save_dir = str(folder)
-    return [csv, *[logger for logger in others if "CSVLogger" not in logger.class_path]]
-
-
-# ---------------------------------------------------------------------------- output
-
-
-class ParameterCount(pl.Callback):
-    """Callback that logs the number of parameters, in place of Lightning's model summary."""
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the number of trained parameters."""
-        size = sum(parameter.numel() for parameter in pl_module.parameters() if parameter.requires_grad)
-        rank_zero_info(f"{type(pl_module).__name__}: {size:,} parameters to train")
-
-
-class _OneLine:
-    """Mixin for Lightning's progress bar on one line of 80 columns, with the round."""
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        trainer: Any = self.trainer  # type: ignore[attr-defined]
-        labeling, text = labeling_of(trainer), f"epoch {current_epoch + 1}/{trainer.max_epochs}"
-        if labeling is None or labeling.labeler is None:
-            return text
-        round_ = min(current_epoch // labeling.epochs_per_round + 1, labeling.rounds)
-        return f"{text} round {round_}/{labeling.rounds}"
-
-    def configure_columns(self, trainer: Any) -> list[Any]:
-        """Columns of Lightning's bar, shortened and without the speed."""
-        columns = super().configure_columns(trainer)  # type: ignore[misc]
-        for column in columns:
-            if hasattr(column, "bar_width"):
-                column.bar_width = 10
-        return [column for column in columns if type(column).__name__ != "ProcessingSpeedColumn"]
-
-    def get_metrics(self, trainer: Any, module: Any) -> dict[str, Any]:
-        """Metrics of Lightning's bar, with short names for those of this package."""
-        names = {"val/accuracy": "val", "train/loss": "loss"}
-        found = super().get_metrics(trainer, module)  # type: ignore[misc]
-        return {names.get(name, name): value for name, value in found.items() if name != "v_num"}
-
-
-def replace_default_callback(callback: Any, folder: Path) -> Any:
-    """Replacement of one of Lightning's default callbacks; a user's callback is returned unchanged.
-
-    The checkpoint is saved after every epoch, for resuming.
-    """
-    kind = type(callback)
-    if kind in pl.both("callbacks.ModelCheckpoint") and callback.dirpath is callback.monitor is None:
-        return kind(
-            dirpath=folder / CHECKPOINT.parent,
-            filename=CHECKPOINT.stem,
-            enable_version_counter=False,
-            save_on_train_epoch_end=True,
-        )
-    tables = (*pl.both("callbacks.ModelSummary"), *pl.both("callbacks.RichModelSummary"))
-    if kind in tables and callback._max_depth == 1:  # a deeper one was requested by the user
-        return ParameterCount()
-    if kind in pl.both("callbacks.RichProgressBar"):
-        return type("OneLine", (_OneLine, kind), {})(callback.refresh_rate)
-    return callback
-
-
-@contextlib.contextmanager
-def quietly(command: str) -> Iterator[None]:
-    """Run a command without :data:`_IGNORED_WARNINGS` and :data:`_IGNORED_LOGS`; other warnings take one line."""
-    names = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
-    loggers = [logging.getLogger(f"{name}.utilities.rank_zero") for name in names]
-    shown: set[str] = set()
-
-    def one_line(message: Any, *_: Any, **__: Any) -> str:
-        text = " ".join(str(message).split())
-        new = text not in shown
-        shown.add(text)
-        return f"privknn {command}: {text}\n" if new else ""
-
-    before = warnings.formatwarning
-    with warnings.catch_warnings():
-        for text in _IGNORED_WARNINGS:
-            warnings.filterwarnings("ignore", message=text)
-        for logger in loggers:
-            logger.addFilter(_is_wanted)
-        warnings.formatwarning = one_line
-        try:
-            yield
-        finally:
-            warnings.formatwarning = before
-            for logger in loggers:
-                logger.removeFilter(_is_wanted)
-
-
-def _is_wanted(record: logging.LogRecord) -> bool:
-    return not any(text in record.getMessage() for text in _IGNORED_LOGS)
+    files = [str(path) for path in (config.get("config") or [])]
+    name = Path(files[0]).stem if files else str(config.model.class_path).rsplit(".", 1)[-1]
+    return new_number(Path(config.trainer.default_root_dir or "runs") / name)

@@ -33,5 +33,5 @@ def _command():
 def understood(config):
     """What the command makes of a file; an error where it would refuse it."""
     cli, parser = _command()
-    cli.parse_arguments(parser, ["fit", "--config", str(config)])
-    return cli.config.fit
+    cli.parse_arguments(parser, ["--config", str(config)])
+    return cli.config

@@ -1,17 +1,14 @@
-"""``privknn demo``, and what no command says."""
+"""``privknn demo``."""
 
 import json
-import logging
 import math
 import re
-import warnings
 from pathlib import Path
 
 import pytest
 
 from pl_privknn.cli import publish
 from pl_privknn.cli.main import main
-from pl_privknn.cli.train import quietly
 
 #: The demo's own runs, and quicker ones in their places.
 DEMOS = {
@@ -41,23 +38,3 @@ def test_demo_shows_both_teachers_in_one_table(runs, tmp_path, monkeypatch, capf
         assert 1 < float(found[2]) < 100 * (0.01 * math.exp(summary["epsilon"]) + summary["delta"]) * 1.05
     for unwanted in ("litlogger", "litmodels", "FLOPs", "Warning", "TPU"):
         assert unwanted not in printed.out + printed.err
-
-
-def test_warnings_of_the_users_own_are_one_line_and_lightnings_workings_none(capsys):
-    log = logging.getLogger("pytorch_lightning.utilities.rank_zero")
-    with quietly("fit"):
-        text = warnings.formatwarning("k is\nlarge", UserWarning, "file.py", 3)
-        assert text == "privknn fit: k is large\n"
-        assert warnings.formatwarning("k is large", UserWarning, "other.py", 4) == ""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.warn("The 'train_dataloader' does not have many workers which", stacklevel=1)
-            warnings.warn("your own", stacklevel=1)
-        assert [str(found.message) for found in caught] == ["your own"]
-        record = logging.LogRecord("x", 20, "f", 1, "try installing [litlogger] now", (), None)
-        assert not log.filter(record)
-        # The callback that a noisy model gives its trainer; one of the user's own is told of.
-        for name, told in (("LeavesFolder", False), ("EarlyStopping, LeavesFolder", True)):
-            text = f"`configure_callbacks` will override existing callbacks passed to Trainer: {name}"
-            assert bool(log.filter(logging.LogRecord("x", 20, "f", 1, text, (), None))) is told
-    assert log.filter(record)
-    assert "file.py" in warnings.formatwarning("k", UserWarning, "file.py", 3)

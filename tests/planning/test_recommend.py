@@ -355,6 +355,25 @@ def photos(tmp_path, monkeypatch):
     return Path("own")
 
 
+def test_the_size_of_a_run_counts_vectors_of_a_mapped_file_as_not_held(tmp_path):
+    rng, names = np.random.default_rng(0), ("private", "public", "test")
+    parts = {part: rng.random((60, 64), np.float32) for part in names}
+    labels = {f"{part}_labels": np.arange(60) % 2 for part in ("private", "test")}
+    tables = {**{f"{part}_embeddings": values for part, values in parts.items()}, **labels}
+    for name, values in tables.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    np.savez(tmp_path / "held.npz", **tables)
+    lines = [
+        recommend(data, epsilon=1.0, private_records=10**6, num_classes=2).size_line()
+        for data in (tmp_path, tmp_path / "held.npz")
+    ]
+    assert lines[0] == (
+        "Memory: about 1.2 GB: 1.1 GB of libraries, and 1,000,120 examples of 80 bytes (80 for features)."
+    )
+    assert "about 1.4 GB" in lines[1]
+    assert "336 bytes (80 for features)" in lines[1]
+
+
 def refused(capsys, *words):
     before = sorted(Path().rglob("*"))
     assert main(["init", "--epsilon", "1", "--private-records", "1000", *words]) == 2
