@@ -116,37 +116,17 @@ def _small(images: Tensor) -> NDArray[np.uint8]:
     return small
 
 
-@dataclasses.dataclass(frozen=True)
-class PicturedQuery:
-    """One query about a public example of which the run kept a picture, or the beginning of its text.
-
-    Attributes:
-        example: the public example.
-        round: the round, from 1.
-        state: ``"answered"``, ``"refused"`` or ``"lost"``.
-        label: the released label for people; None where none was.
-        truth: the public truth for people; None where it isn't known.
-        right: whether both agree; None where one is missing.
-        text: of the example; empty of a picture.
-        image: uint8 ``(height, width)`` or ``(height, width, 3)``; None of a text.
-    """
-
-    example: int
-    round: int
-    state: str
-    label: str | None
-    truth: str | None
-    right: bool | None
-    text: str
-    image: NDArray[np.uint8] | None
-
-    def plain(self) -> dict[str, Any]:
-        """Everything but the picture."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[:-1]}
+Pictured = tuple[dict[str, Any], NDArray[np.uint8] | None]
 
 
-def pictured_queries(folder: Path) -> list[PicturedQuery]:
+def pictured_queries(folder: Path) -> list[Pictured]:
     """The queries in a run's folder, in the order in which they were asked; those without a picture are left out.
+
+    Returns:
+        Of each query a dictionary and a picture, uint8 ``(height, width)`` or ``(height, width, 3)``, which is None
+        for a text. The dictionary has the public ``example``, the ``round`` from 1, the ``state`` (``"answered"``,
+        ``"refused"`` or ``"lost"``), the released ``label`` and the public ``truth`` for people, ``right``, whether
+        both agree (each of these three None where it isn't known), and the ``text``, empty for a picture.
 
     Raises:
         ValueError: if a file can't be read as what it is.
@@ -158,30 +138,26 @@ def pictured_queries(folder: Path) -> list[PicturedQuery]:
         queries = store.queries()
         examples, labels, _ = store.answers(store.rounds())
     label_of = dict(zip(examples.tolist(), labels.tolist(), strict=True))
-    image_of: dict[int, Any] = dict(
-        zip(pictures.examples.tolist(), pictures.texts or pictures.images, strict=True)
-    )
-    found = []
+    places = {example: place for place, example in enumerate(pictures.examples.tolist())}
+    found: list[Pictured] = []
     for query in queries:
-        if query.example not in image_of or query.state == "not asked":
+        place = places.get(query.example)
+        if place is None or query.state == "not asked":
             continue
         label = label_of.get(query.example) if query.state == "answered" else None
         known = len(pictures.truth) > 0 and bool((pictures.truth[query.example] >= 0).all())
         truth = pictures.truth[query.example].tolist() if known else None
-        shown = image_of[query.example]
-        image = None if isinstance(shown, str) else shown
-        found.append(
-            PicturedQuery(
-                example=query.example,
-                round=query.round + 1,
-                state=query.state,
-                label=name_of(label, pictures.class_names),
-                truth=name_of(truth, pictures.class_names),
-                right=None if label is None or truth is None else label == truth,
-                text=shown if isinstance(shown, str) else "",
-                image=image[..., 0] if image is not None and image.shape[-1] == 1 else image,
-            )
-        )
+        plain = {
+            "example": query.example,
+            "round": query.round + 1,
+            "state": query.state,
+            "label": name_of(label, pictures.class_names),
+            "truth": name_of(truth, pictures.class_names),
+            "right": None if label is None or truth is None else label == truth,
+            "text": pictures.texts[place] if pictures.texts else "",
+        }
+        image = None if pictures.texts else pictures.images[place]
+        found.append((plain, image[..., 0] if image is not None and image.shape[-1] == 1 else image))
     return found
 
 
@@ -258,7 +234,9 @@ def log_trade_off(trainer: pl.Trainer, values: dict[str, float]) -> None:
 def log_queries(trainer: pl.Trainer, folder: Path) -> None:
     """Log the queries with their public pictures and what was answered; no text is logged."""
     wanted = active_loggers(trainer)
-    rows = [row for row in pictured_queries(folder) if row.image is not None] if wanted else []
+    rows = (
+        [(plain, image) for plain, image in pictured_queries(folder) if image is not None] if wanted else []
+    )
     for logger in wanted if rows else []:
         if _is(logger, "WandbLogger"):
             _wandb_table(logger.experiment, rows)
@@ -288,22 +266,19 @@ def _noise(charges: tuple[Charge, ...]) -> dict[str, Any]:
     return found
 
 
-def _wandb_table(run: Any, rows: list[PicturedQuery]) -> None:
+def _wandb_table(run: Any, rows: list[tuple[dict[str, Any], NDArray[np.uint8]]]) -> None:
     import wandb
 
     table = wandb.Table(columns=["picture", *_COLUMNS])
-    for row in rows:
-        plain = row.plain()
-        table.add_data(wandb.Image(row.image), *(plain[name] for name in _COLUMNS))
+    for plain, image in rows:
+        table.add_data(wandb.Image(image), *(plain[name] for name in _COLUMNS))
     run.log({"queries": table})
 
 
-def _tensorboard_table(writer: Any, rows: list[PicturedQuery], step: int) -> None:
-    lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
-    lines += [f"| {' | '.join(str(row.plain()[name]) for name in _COLUMNS)} |" for row in rows]
-    writer.add_text("queries", "\n".join(lines), step)
-    pictures = [np.asarray(row.image) for row in rows]
-    images = np.stack([picture if picture.ndim == 3 else picture[..., None] for picture in pictures])
+def _tensorboard_table(writer: Any, rows: list[tuple[dict[str, Any], NDArray[np.uint8]]], step: int) -> None:
+    lines = [_COLUMNS, ["---"] * len(_COLUMNS), *([plain[name] for name in _COLUMNS] for plain, _ in rows)]
+    writer.add_text("queries", "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines), step)
+    images = np.stack([np.atleast_3d(image) for _, image in rows])
     writer.add_images("queries", images, step, dataformats="NHWC")
 
 

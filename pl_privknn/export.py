@@ -88,8 +88,7 @@ def export_run(
         )
     with reading(run):
         _checkpoint(run)
-        audit = audited(run)
-        card = None if audit is None else privacy_card(run)
+        card = None if audited(run) is None else privacy_card(run)
         model = released_model(run, None if module is None or data is None else (module, data))
     output.mkdir(parents=True, exist_ok=True)
     if model is None:
@@ -98,7 +97,7 @@ def export_run(
         path = output / ("model.pt2" if kind == "torch" else "model.onnx")
         _write(model, path)
     shutil.copyfile(run / "summary.json", output / "summary.json")
-    if audit is not None and card is not None:
+    if card is not None:
         write_card(card, output)
     return path
 

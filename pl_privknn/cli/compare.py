@@ -116,7 +116,6 @@ def _run(parsed: argparse.Namespace) -> int:
         print(f"failed: {label}: {error}")
     done = len(chosen) - before - len(failed)
     print(f"{counted(len(chosen), 'run')}: {before} done before, {done} now, {len(failed)} failed")
-    suggest(f"report {output}")
     print(output)
     return int(bool(failed))
 

@@ -17,9 +17,9 @@ _DEMO = {"Recommended": "digits_recommended", "Private-kNN": "digits_private_knn
 def add_report(commands: Any) -> None:
     """Register ``privknn report`` with argparse's subparsers."""
     parser = commands.add_parser(
-        "report", help="write an HTML page of a run, a comparison or a ledger, and its privacy card"
+        "report", help="write an HTML page of a run or a ledger, and its privacy card"
     )
-    parser.add_argument("path", help="folder of a run or of a comparison, or a ledger")
+    parser.add_argument("path", help="folder of a run, or a ledger")
     parser.add_argument("--output", metavar="FILE", help="the HTML file (report.html in the folder)")
     parser.add_argument("--fast", action="store_true", help="RDP and PLD only, without the exact figure")
     parser.set_defaults(run=_report)

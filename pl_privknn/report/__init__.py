@@ -1,4 +1,4 @@
-"""Reports: one HTML page of a run, a comparison or a ledger, and its privacy card."""
+"""Reports: one HTML page of a run or a ledger, and its privacy card."""
 
 from pl_privknn.report.page import privacy_card, write_report
 

@@ -1,10 +1,10 @@
-"""Facts of a page, read from the files of a run, a comparison or a ledger."""
+"""Facts of a run or a ledger, read from its files alone, and the privacy card made of them."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import csv
+import datetime
 import io
 import itertools
 import math
@@ -21,19 +21,9 @@ from pl_privknn.callbacks.label_store import LABELS, StoredLabels
 from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.callbacks.run_files import CHECKPOINT
-from pl_privknn.comparison.results import RESULTS, Result, read_results, without_places
-from pl_privknn.comparison.table import cell, cells_of, head, joint_cost, mark_footnotes, titles_of
 from pl_privknn.config import known_classes, write_yaml
 from pl_privknn.privacy.accounting.accountant import RATES, account
-from pl_privknn.privacy.audit import (
-    CONFIG,
-    NotARun,
-    audit_run,
-    ledger_of,
-    mapping_of,
-    named_values,
-    reading,
-)
+from pl_privknn.privacy.audit import CONFIG, NotARun, audit_run, ledger_of, mapping_of, named_values, reading
 from pl_privknn.privacy.files import file_digest
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Charge, merged
@@ -48,20 +38,54 @@ MOST_POINTS, MOST_ROWS = 12, 400
 # False-positive rates of the chart.
 _CURVE = np.linspace(0, 1, 201)
 _FIGURES = ("epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld", "epsilon_exact")
-#: Of metrics.csv, which may have columns of the user's own.
-_CURVES = (
-    ("Accuracy", True, {"val/accuracy": "on public examples"}),
-    ("Training loss on released labels", False, {"train/loss": "loss"}),
-)
 _MODELS = {"student": "the student", "head": "the teacher's own model", "mean": "the mean of both"}
+#: Released objects in words, by kind.
+RELEASED = {
+    "labels": "labels of public examples and everything that is computed from them, such as the trained model (the "
+    "student)",
+    "statistics": "noisy statistics of the private records, the teacher's own model computed from them, labels of "
+    "public examples and everything that is computed from these, such as the trained model (the student)",
+    "weights": "weights of a network that was trained on the private records by noisy steps, all of its checkpoints, "
+    "and everything that is computed from them",
+    "": "whatever the ledger's releases were used for",
+}
+_TIMES = "running time and memory of the labelling: outsiders must not be able to measure them"
+_PUBLIC = "the choice of the public examples, assumed to be independent of the private records"
+_FLOATS = "rounding of computer arithmetic in weighted votes and gradients (counted votes get exact noise)"
+#: Exclusions of the guarantee by kind of release; docs/methods/privacy.md has more on each.
+_OWN_EXCLUSIONS = {
+    "labels": (_TIMES, _PUBLIC, _FLOATS),
+    "statistics": (
+        _TIMES,
+        _PUBLIC,
+        "features that were learned on other data than the public examples of this run",
+    ),
+    "weights": (
+        "running time, memory and profiles of the training: outsiders must not be able to measure them",
+        _FLOATS,
+        "initial weights of the training, assumed to be independent of the private records",
+        "side effects of reading a record: a record is one index of the data set, assumed to be read independently",
+    ),
+    "": (_PUBLIC, _FLOATS),
+}
+_SEVERAL = "several records of one person together, see the unit above (unit: person protects them all)"
+#: Exclusions of every guarantee.
+EXCLUSIONS = (
+    "people in the public, validation and test parts: ε protects the private records alone",
+    "settings that were chosen by looking at results on the same private records outside this ledger "
+    "(the file that records every release)",
+    "an attacker who can rewrite the ledger with all its hashes, unless its last hash was noted elsewhere",
+)
+#: Trust model by mechanism; the first that a ledger has.
+_TRUST = {
+    "shuffle amplification": "shuffle model: record owners trust a shuffler to mix their messages",
+    "negative binomial": "shuffle model: record owners trust a shuffler to mix their messages",
+    "randomized response": "local model: every record owner adds the noise, and needs to trust no one else",
+}
+_CENTRAL = "central model: a trusted data owner holds the records and adds the noise"
 
 
 # ---------------------------------------------------------------------------- the promise
-
-
-def protected(adjacency: str, unit: str) -> str:
-    """Unit of privacy in words."""
-    return _UNITS[adjacency].format(_NAMES[unit])
 
 
 def in_words(known: dict[str, Any], adjacency: str, unit: str) -> list[str]:
@@ -125,16 +149,19 @@ def ledger_facts(path: Path, audit: dict[str, Any], exact: bool = True) -> dict[
     return {
         "promise": {
             **{name: audit[name] for name in stated},
-            "protected": protected(audit["adjacency"], audit["unit"]),
+            "protected": _UNITS[audit["adjacency"]].format(_NAMES[audit["unit"]]),
             "bounds": {name: audit[name] for name in _FIGURES if audit.get(name) is not None},
             "words": in_words(attacker, audit["adjacency"], audit["unit"]),
             "attacker": attacker,
         },
-        "planned": [described(record) for run in audit["runs"].values() for record in run["guaranteed"]],
+        "planned": [_described(record) for run in audit["runs"].values() for record in run["guaranteed"]],
         "spent": {
             "epsilon": audit["epsilon_spent"],
-            "releases": [described(record) for run in audit["runs"].values() for record in run["charged"]],
-            "rows": [_row(row) for row in charges[:MOST_ROWS]],
+            "releases": [_described(record) for run in audit["runs"].values() for record in run["charged"]],
+            "rows": [
+                {"position": row["row"], "noise": row["noise"] or "not stated", **_described(row["release"])}
+                for row in charges[:MOST_ROWS]
+            ],
             "more_rows": max(0, len(charges) - MOST_ROWS),
             "growth": growth(charges, audit["delta"], audit["adjacency"], audit["epsilon_spent"]),
         },
@@ -146,7 +173,7 @@ def ledger_facts(path: Path, audit: dict[str, Any], exact: bool = True) -> dict[
     }
 
 
-def described(record: dict[str, Any]) -> dict[str, Any]:
+def _described(record: dict[str, Any]) -> dict[str, Any]:
     """Describe a release: kind, number, and parameters."""
     return {
         "mechanism": str(record["mechanism"]).replace("_", " "),
@@ -178,55 +205,6 @@ def growth(
     epsilons = [account(part, delta=delta, adjacency=adjacency, exact=False).epsilon for part in parts]
     least = np.minimum.accumulate([final, *reversed(epsilons), 0.0])[::-1].tolist()
     return [(counts[place], bound) for place, bound in zip([0, *places, len(rows)], least, strict=True)]
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    return {"position": row["row"], "noise": row["noise"] or "not stated", **described(row["release"])}
-
-
-# ---------------------------------------------------------------------------- a comparison
-
-
-def comparison_facts(folder: Path) -> tuple[dict[str, Any], list[Result]]:
-    """Facts of a comparison, and the results of its plot.
-
-    Raises:
-        ValueError: if the folder holds no results, or one of them is none.
-    """
-    results = read_results(folder)
-    cells = cells_of(results)
-    first = results[0].values
-    targets = sorted({result.target for result in results})
-    seeds = sorted({result.seed for result in results})
-    rows = [
-        {"title": title, "cells": [cell(cells, (method, target), len(seeds)) for target in targets]}
-        for method, title in titles_of(cells).items()
-    ]
-    return {
-        "kind": "comparison",
-        "title": first["comparison"],
-        "promise": None,
-        "comparison": {
-            "heads": list(map(head, targets)),
-            "rows": rows,
-            "notes": mark_footnotes(cells),
-            "together": joint_cost(results),
-            **{name: first[name] for name in ("delta", "adjacency")},
-            "protected": protected(first["adjacency"], first.get("unit", "record")),
-            "seeds": seeds,
-            "runs": [
-                {
-                    **{name: getattr(result, name) for name in ("title", "seed", "accuracy")},
-                    "epsilon": result.values["epsilon"],
-                    "guarantee": result.guarantee.level,
-                    "releases": sum(record.get("count", 1) for record in result.values["records"]),
-                }
-                for result in results
-            ],
-        },
-        "settings": write_yaml(first.get("config", {}), width=100),
-        "versions": first.get("versions", {}),
-    }, results
 
 
 # ---------------------------------------------------------------------------- a run
@@ -284,20 +262,21 @@ def run_facts(folder: Path, audit: dict[str, Any] | None, exact: bool = True) ->
     """
     summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / CONFIG)
     pictures = PublicPictures.read(folder)
+    kind = "labels" if has_teacher(folder, settings) else "weights"
+    models = [path for path in (folder / CHECKPOINT, folder / HEAD) if path.is_file()]
     return {
         "kind": "run",
         "title": _title(summary) or folder.name,
         "data": _data(summary),
-        "files": _files(folder),
+        "files": [{"name": path.name, "sha256": file_digest(path)} for path in models],
         "promise": None,
         **(ledger_facts(Path(audit["ledger"]), audit, exact) if audit is not None else {}),
         "checks": [] if audit is None else audit["checks"],
-        "released": released_kind(folder, audit, settings),
+        "released": "" if audit is None else "statistics" if (folder / HEAD).is_file() else kind,
         "answers": _answers(folder, pictures),
         "student": _student(summary, pictures),
-        "curves": _curves(folder),
-        "without_privacy": _without_privacy(folder, summary),
-        "settings": write_yaml(without_places(_set(settings)), width=100) if settings else "",
+        "without_privacy": _without_privacy(folder),
+        "settings": write_yaml(_shown(settings), width=100) if settings else "",
         "versions": summary.get("versions", {}),
     }
 
@@ -318,21 +297,6 @@ def _data(summary: dict[str, Any]) -> str:
     return str(summary.get("data", "")).removesuffix("DataModule")
 
 
-def _files(folder: Path) -> list[dict[str, str]]:
-    """The run's model files with their digests."""
-    paths = [path for path in (folder / CHECKPOINT, folder / HEAD) if path.is_file()]
-    return [{"name": path.name, "sha256": file_digest(path)} for path in paths]
-
-
-def released_kind(folder: Path, audit: dict[str, Any] | None, settings: dict[str, Any]) -> str:
-    """Kind of release: ``"labels"``, ``"statistics"`` or ``"weights"``; empty where nothing private was used."""
-    if audit is None:
-        return ""
-    if (folder / HEAD).is_file():
-        return "statistics"
-    return "labels" if has_teacher(folder, settings) else "weights"
-
-
 def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | None:
     """Queries with their pictures, and accuracy of the labels where the public truth is known."""
     path = folder / LABELS
@@ -341,29 +305,26 @@ def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | 
     with contextlib.closing(StoredLabels(path)) as store:
         queries, counts = store.queries(), store.counts()
         examples, labels, _ = store.answers(store.rounds())
-    names = pictures.class_names if pictures is not None else ()
-    truth = None if pictures is None or not len(pictures.truth) else torch.from_numpy(pictures.truth)
     gallery = [
-        {**one.plain(), "picture": None if one.image is None else _png(one.image)}
-        for one in pictured_queries(folder)
+        {**query, "picture": None if image is None else _png(image)}
+        for query, image in pictured_queries(folder)
     ]
-    asked = Counter(query.round + 1 for query in queries if query.state != "not asked")
     return {
         "counts": {**counts, "labelled": len(examples)},
-        "rounds": dict(asked),
+        "rounds": dict(Counter(query.round + 1 for query in queries if query.state != "not asked")),
         "gallery": gallery,
         "not_pictured": counts["queried"] - len(gallery),
-        **_label_accuracy(examples, labels, truth, names),
+        **_label_accuracy(examples, labels, pictures),
     }
 
 
 def _label_accuracy(
-    examples: torch.Tensor, labels: torch.Tensor, truth: torch.Tensor | None, names: tuple[str, ...]
+    examples: torch.Tensor, labels: torch.Tensor, pictures: PublicPictures | None
 ) -> dict[str, Any]:
     """Released labels against the public truth: by class with a confusion matrix, or by attribute."""
-    if truth is None or not len(examples):
-        return _confused(None, names)
-    wanted = truth[examples]
+    if pictures is None or not len(pictures.truth) or not len(examples):
+        return _confused(None, ())
+    wanted, names = torch.from_numpy(pictures.truth)[examples], pictures.class_names
     known = wanted >= 0
     if labels.ndim == 2:
         right = ((wanted == labels) & known).sum(dim=0).tolist()
@@ -377,72 +338,40 @@ def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[s
     """Accuracy of the released model on public examples and the public test set."""
     confusion = None if pictures is None or not pictures.confusion.size else pictures.confusion
     shown = ("test_accuracy", "val_accuracy", "holdout_epsilon", "label_accuracy", "epochs", "remark")
+    holdout = summary.get("holdout_accuracy")
+    tested = {text: summary.get(f"{name}_test_accuracy") for name, text in _MODELS.items()}
     return {
         **{name: summary.get(name) for name in shown},
-        "holdout": None
-        if summary.get("holdout_accuracy") is None
-        else f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}",
+        "holdout": None if holdout is None else f"{holdout:.3f} ± {summary['holdout_deviation']:.3f}",
         "released": _MODELS.get(summary.get("released", ""), ""),
-        "models": {
-            text: summary[f"{name}_test_accuracy"]
-            for name, text in _MODELS.items()
-            if summary.get(f"{name}_test_accuracy") is not None
-        },
+        "models": {text: accuracy for text, accuracy in tested.items() if accuracy is not None},
         **_confused(confusion, () if pictures is None else pictures.class_names),
     }
 
 
-def _curves(folder: Path) -> list[dict[str, Any]]:
-    """The student's curves over epochs, from all parts of a run that was interrupted."""
-    values: dict[str, dict[int, float]] = {}
-    # The epoch at which so many queries were first counted: the student restarts there.
-    asked: dict[float, int] = {}
-    earlier = sorted(folder.glob("metrics.*.csv"), key=lambda path: int(path.name.split(".")[1]))
-    for path in [*earlier, *[p for p in [folder / "metrics.csv"] if p.is_file()]]:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                for name in (name for _, _, columns in _CURVES for name in columns):
-                    if row.get(name) and row.get("epoch"):
-                        values.setdefault(name, {})[int(row["epoch"]) + 1] = float(row[name])
-                if row.get("labels/queried") and row.get("epoch"):
-                    asked.setdefault(float(row["labels/queried"]), int(row["epoch"]) + 1)
-    return [
-        {
-            "title": title,
-            "share": share,
-            "rounds": sorted(asked.values())[1:],
-            "series": {
-                text: sorted(values[name].items()) for name, text in columns.items() if name in values
-            },
-        }
-        for title, share, columns in _CURVES
-        if any(len(values.get(name, ())) > 1 for name in columns)
-    ]
+def _without_privacy(folder: Path) -> list[dict[str, Any]]:
+    """Accuracy of the same comparison's runs without privacy, with the same seed; none outside a comparison.
 
-
-def _without_privacy(folder: Path, summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Accuracy of the same comparison's runs without privacy, with the same seed; none outside a comparison."""
-    places = folder.resolve().parents
-    if len(places) < 3 or not (places[2] / RESULTS).is_dir() or not folder.resolve().name.startswith("seed_"):
-        return []
-    method, seed = places[1].name, folder.resolve().name.removeprefix("seed_")
+    Runs of a comparison lie in ``METHOD/eps_TARGET/seed_NUMBER``.
+    """
+    seed, method = folder.resolve().name, folder.resolve().parent.parent
     found = []
-    for result in read_results(places[2]):
-        bound = result.values["kind"] == "true_labels"
-        if result.target != np.inf or str(result.seed) != seed or not (bound or result.method == method):
-            continue
-        what = (
-            f"the same {'student on the true labels of public examples' if bound else 'method without noise'}"
-        )
-        found.append({"what": what, "title": result.title, "accuracy": result.accuracy})
+    for path in sorted(method.parent.glob(f"*/eps_inf/{seed}/summary.json")):
+        summary, own = mapping_of(path), path.parents[2] == method
+        bound = summary.get("epsilon") is None
+        if (own or bound) and summary.get("test_accuracy") is not None:
+            what = "student on the true labels of public examples" if bound else "method without noise"
+            found.append({"what": f"the same {what}", "accuracy": summary["test_accuracy"]})
     return found
 
 
-def _set(value: Any) -> Any:
-    """Settings that are not null."""
+def _shown(value: Any) -> Any:
+    """Settings that are not null, with absolute paths shortened to their last component."""
     if isinstance(value, dict):
-        return {name: _set(item) for name, item in value.items() if item is not None}
-    return [_set(item) for item in value] if isinstance(value, list) else value
+        return {name: _shown(item) for name, item in value.items() if item is not None}
+    if isinstance(value, str) and len(value) > 1 and Path(value).is_absolute():
+        return f"…/{Path(value).name}"
+    return [_shown(item) for item in value] if isinstance(value, list) else value
 
 
 def _share(name: str, right: int, count: int) -> dict[str, Any]:
@@ -453,14 +382,11 @@ def _confused(confusion: np.ndarray[Any, Any] | None, names: tuple[str, ...]) ->
     """Accuracy by class, and the confusion matrix with its rows as shares; nothing where there is none."""
     if confusion is None:
         return {"by_class": [], "confusion": None}
-    rows = confusion.tolist()
-    counts = list(map(sum, rows))
-    shares = [
-        [cell / count if count else 0.0 for cell in row] for row, count in zip(rows, counts, strict=True)
-    ]
+    counts = confusion.sum(axis=1)
+    shares = confusion / np.maximum(counts, 1)[:, None]
     return {
-        "by_class": list(map(_share, names, confusion.diagonal().tolist(), counts)),
-        "confusion": {"names": list(names), "rows": rows, "shares": shares},
+        "by_class": list(map(_share, names, confusion.diagonal().tolist(), counts.tolist())),
+        "confusion": {"names": list(names), "rows": confusion.tolist(), "shares": shares.tolist()},
     }
 
 
@@ -473,6 +399,59 @@ def _png(image: np.ndarray[Any, Any]) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's."""
-    return any((folder / name).is_file() for name in ("summary.json", LABELS, "ledger.sqlite"))
+# ---------------------------------------------------------------------------- the privacy card
+
+
+def card_of(facts: dict[str, Any]) -> dict[str, Any]:
+    """Build a privacy card, a run's guarantee in the terms of NIST SP 800-226, for a model card.
+
+    Args:
+        facts: of the run or the ledger.
+
+    Raises:
+        ValueError: without a promise, for a run without private records.
+    """
+    promise, kept, student = facts.get("promise"), facts.get("kept", {}), facts.get("student") or {}
+    if promise is None:
+        raise ValueError(
+            f"{facts['title']}: no private records were used, so there is no privacy card; name a private run"
+        )
+    kind, unit, evaluation = facts.get("released", ""), promise["unit"], ""
+    if student.get("holdout"):
+        cost = at_most(student["holdout_epsilon"])
+        evaluation = f"hold-out accuracy {student['holdout']}, released at ε {cost} (parallel composition)"
+    kinds = {release["mechanism"] for release in facts["planned"]}
+    return {
+        "standard": "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
+        "subject": facts["title"],
+        "organisation": "",
+        "contact": "",
+        "date": datetime.date.today().isoformat(),
+        "data_set": facts.get("data", ""),
+        "files": facts.get("files", []),
+        "privacy_definition": "(ε, δ)-differential privacy",
+        **{name: promise[name] for name in ("epsilon", "delta", "unit", "adjacency", "guarantee", "reason")},
+        "unit_of_privacy": f"one {unit} of the private set ({promise['protected']})",
+        "mechanisms": facts["planned"],
+        "composition": {
+            "how": "worst case over adaptive releases: the smallest of Rényi DP, privacy loss distributions and, "
+            "where it applies, exact induction",
+            "bounds": promise["bounds"],
+            **{name: kept[name] for name in ("rule", "runs", "max_epsilon")},
+        },
+        "trust_model": next((text for name, text in _TRUST.items() if name in kinds), _CENTRAL),
+        "what_is_released": RELEASED[kind],
+        "attacker": {name: promise["attacker"][name] for name in ("right_guesses", "rates")},
+        "tuning": "What is charged in this ledger is covered. Settings are public constants; this ledger can't show "
+        "whether they were chosen on the same private records elsewhere, and add such runs to it.",
+        "known_exclusions": [
+            *_OWN_EXCLUSIONS[kind],
+            *([_SEVERAL] if unit == "record" else []),
+            *EXCLUSIONS,
+        ],
+        "in_words": promise["words"],
+        "evaluation": evaluation,
+        "remark": student.get("remark") or "",
+        "ledger_head": kept["ledger_head"],
+        "versions": facts.get("versions", {}),
+    }

@@ -115,8 +115,8 @@ def undeclared(folder):
 
 def report_traces(folder):
     """What a page shows, without answers, what was learnt from them, and what was charged in fact."""
-    facts = facts_of(folder, exact=False)[0]
-    shown = without(facts, {*OF_ITS_OWN, "spent", "student", "curves", "answers", "checks"})
+    facts = facts_of(folder, exact=False)
+    shown = without(facts, {*OF_ITS_OWN, "spent", "student", "answers", "checks"})
     shown["title"] = re.sub(r"(accuracy) [\d.]+", r"\1 …", shown["title"])
     answers = facts["answers"] or {"gallery": [], "rounds": {}}
     asked = [
@@ -126,7 +126,6 @@ def report_traces(folder):
     return (
         shown,
         facts["student"].keys(),
-        [curve["title"] for curve in facts["curves"]],
         asked,
         answers["rounds"],
         checks,

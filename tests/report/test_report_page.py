@@ -13,12 +13,12 @@ from PIL import Image
 
 from pl_privknn._checks import at_most
 from pl_privknn.cli.main import main
-from pl_privknn.comparison.results import write_json
 from pl_privknn.privacy import Charge, Gaussian, Ledger
+from pl_privknn.privacy.files import write_json
+from pl_privknn.privacy.mechanisms import NoNoise
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.report.facts import percent
 from pl_privknn.report.page import facts_of
-from tests.comparison.compare_setup import made
 from tests.report.report_setup import CLASSES, QUERIES, small_run
 
 #: All that a page of a run is made of.
@@ -29,7 +29,7 @@ FILES = ("summary.json", "config.yaml", "metrics.csv", "labels.sqlite", "ledger.
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "run"
     callback, data = small_run(folder)
-    return folder, callback, data, facts_of(folder, exact=False)[0]
+    return folder, callback, data, facts_of(folder, exact=False)
 
 
 def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
@@ -43,7 +43,7 @@ def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
     assert "This run gives no protection" in text  # its noise came from a seed
     assert text.count('<img src="data:image/png') == 2 * QUERIES == facts["answers"]["counts"]["queried"]
     assert "cat" in text
-    assert text.count("<svg") == 4  # attacker, growth, two curves
+    assert text.count("<svg") == 2  # attacker, growth
 
 
 def test_pictures_are_the_asked_public_images_and_no_private_one(run):
@@ -99,51 +99,59 @@ def test_markup_in_names_is_text(tmp_path):
     assert "Nothing has been charged yet" in text
 
 
-def test_a_comparison_has_its_plot_table_and_the_cost_of_all_runs(tmp_path, capsys):
-    accuracies = {1.0: 0.8, 4.0: 0.9, math.inf: 0.95}
-    for target, accuracy in accuracies.items():
-        result = made("knn", target, accuracy)
-        records = [Charge(Gaussian(sigma=9.0)).to_record()]
-        values = {**result.values, "records": records, "versions": {"torch": "2"}}
-        write_json(tmp_path / "results" / f"{target}.json", values)
-    assert main(["report", str(tmp_path), "--fast"]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "All runs together, on the same private records: ε ≤" in text
-    assert "0.800" in text
-    assert "without privacy" in text
-    assert not list(tmp_path.glob("privacy_card*"))
-    with pytest.raises(ValueError, match="no privacy card"):
-        privacy_card(tmp_path)
-
-
 def test_a_run_of_a_comparison_stands_beside_what_was_run_without_privacy(tmp_path):
-    truth = {**made("truth", math.inf, 0.95).values, "kind": "true_labels"}
     kept = {
-        "truth, seed 0": truth,
-        "truth, seed 1": {**truth, "seed": 1, "test_accuracy": 0.9},
-        "knn without noise": made("knn", math.inf, 0.85).values,
-        "another without noise": made("pate", math.inf, 0.8).values,
-        "knn": made("knn", 1.0, 0.7).values,
+        "truth/eps_inf/seed_0": (None, 0.95),
+        "truth/eps_inf/seed_1": (None, 0.9),
+        "knn/eps_inf/seed_0": (math.inf, 0.85),
+        "pate/eps_inf/seed_0": (math.inf, 0.8),
+        "knn/eps_1/seed_0": (None, 0.7),
     }
-    for name, values in kept.items():
-        write_json(tmp_path / "results" / f"{name}.json", values)
+    for name, (epsilon, accuracy) in kept.items():
+        (tmp_path / name).mkdir(parents=True)
+        write_json(tmp_path / name / "summary.json", {"epsilon": epsilon, "test_accuracy": accuracy})
     folder = tmp_path / "knn" / "eps_1" / "seed_0"
-    write_json(folder / "summary.json", {"epsilon": None, "test_accuracy": 0.7})
-    beside = facts_of(folder)[0]["without_privacy"]
+    beside = facts_of(folder)["without_privacy"]
     assert sorted(one["accuracy"] for one in beside) == [0.85, 0.95]
     text = write_report(folder).read_text(encoding="utf-8")
     assert "without privacy: the same student on the true labels" in text
     assert "without privacy: the same method without noise" in text
     elsewhere = tmp_path / "alone"
+    elsewhere.mkdir()
     write_json(elsewhere / "summary.json", {"epsilon": None, "test_accuracy": 0.7})
-    assert facts_of(elsewhere)[0]["without_privacy"] == []
+    assert facts_of(elsewhere)["without_privacy"] == []
+    with pytest.raises(ValueError, match="no privacy card"):
+        privacy_card(elsewhere)
 
 
-def test_what_is_no_run_no_comparison_and_no_ledger_is_one_line(tmp_path, capsys):
+def refused(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def ledger_of(folder, charge):
+    made = Ledger(folder / "ledger.sqlite")
+    made.run("first", plan=[charge])
+    made.close()
+    return folder / "ledger.sqlite"
+
+
+def test_an_infinite_epsilon_is_a_string_in_the_file_of_a_card(tmp_path):
+    path = ledger_of(tmp_path, Charge(NoNoise()))
+    write_report(path)
+    card = json.loads((tmp_path / "privacy_card.json").read_text(), parse_constant=refused)
+    assert (card["epsilon"], card["guarantee"]) == ("inf", "none")
+    assert privacy_card(path)["epsilon"] == math.inf
+
+
+def test_a_release_with_hardly_any_noise_has_a_report(tmp_path):
+    path = ledger_of(tmp_path, Charge(Gaussian(sigma=1e-200)))
+    assert "ε = ∞" in write_report(path).read_text(encoding="utf-8")
+
+
+def test_what_is_no_run_and_no_ledger_is_one_line(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("x")
     for path, word in (
-        (tmp_path, "nor is it a run"),
+        (tmp_path, "is no run's folder"),
         (tmp_path / "none", "nothing at"),
         (tmp_path / "notes.txt", "ledger"),
     ):

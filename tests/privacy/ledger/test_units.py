@@ -14,7 +14,7 @@ from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.persons import check_owners, records_drawn
 from pl_privknn.privacy.verification import audit_ledger, check_summary, epsilon_of_files, export_ledger
-from pl_privknn.report.card import card_of
+from pl_privknn.report.facts import card_of
 from pl_privknn.report.page import card_markdown, facts_of
 from tests.privacy.ledger.ledger_setup import PROTECTED, G
 from tests.setup.small_fit import fit_student
@@ -53,7 +53,7 @@ def test_the_unit_changes_no_figure_and_is_in_every_one(ledgers, capsys):
     assert audits["record"]["epsilon"] == audits["person"]["epsilon"]
     for unit, path in ledgers.items():
         assert audits[unit]["unit"] == export_ledger(path)["unit"] == unit
-        card = card_of(facts_of(path, exact=False)[0])
+        card = card_of(facts_of(path, exact=False))
         assert card["unit"] == unit
         assert f"one {unit} of the private set" in card_markdown(card)
         assert any("several records of one person" in text for text in card["known_exclusions"]) == (
