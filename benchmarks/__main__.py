@@ -15,7 +15,7 @@ from benchmarks.record import commit, store
 #: Modules with ``add_options(parser)`` and ``measure(options)``, which yields :class:`~benchmarks.record.Measured`.
 BENCHMARKS = {
     "accountants": "ε of random plans by dp-accounting, prv-accountant and this package",
-    "attacks": "attacks on every method: measured lower bounds on ε",
+    "attacks": "attacks on methods: measured lower bounds on ε, and whether half of the noise is found",
     "foreign_modules": "PrivateTraining of modules of other packages, unchanged; its speed compared with Opacus",
     "membership": "membership inference on students and on a network trained on private records",
     "private_training": "a network from pixels by PrivateTraining on Fashion-MNIST",

@@ -1,10 +1,7 @@
-"""Attacks on every method at several values of ε.
+"""Attacks on methods at several values of ε, and whether they detect half of the noise.
 
-* ``methods``: each method at each ε on the bundled digits, or on Fashion-MNIST: an honest run, and the same with half
-  the noise under the same charges.
-* ``adversaries``: votes that are asked for query by query, attacked by adversaries of less power; at ε 8.
-
-A part that is stored already is not measured again, so the command may be stopped and started.
+Each method at each ε on the bundled digits, or on Fashion-MNIST: an honest run, and the same with half the noise
+under the same charges. A part that is stored already is not measured again, so the command may be stopped and started.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import torch
 
 from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries, markdown
-from pl_privknn.auditing.canaries import ADVERSARIES, Adversary
 from pl_privknn.auditing.labelers import attack_labeler, target_of_config
 from pl_privknn.auditing.training import attack_training, training_of_config
 from pl_privknn.comparison.results import SEEDED, stated
@@ -31,41 +27,28 @@ from pl_privknn.planning import solve
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.training.configured import is_training
 
-PARTS = ["methods", "adversaries"]
 _QUERIES = 100
 _SIGMA = {"class_path": "Gaussian", "init_args": {"sigma": 10.0}}
 #: Configuration, and what is changed in its teacher; its ε is set, or the noise of its votes found for it.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "reverse kNN": ("digits_reverse_knn", {}),
-    "reverse kNN, local": ("digits_reverse_knn_local", {}),
     "reverse kNN, shuffle": ("digits_reverse_knn_shuffle", {}),
-    "statistics": ("digits_statistics", {}),
-    "noisy SGD teacher": ("digits_noisy_sgd_teacher", {}),
     "Private-kNN": ("digits_private_knn", {"screening": None, "noise": _SIGMA}),
     "PATE": ("digits_pate", {"screening": None, "noise": _SIGMA}),
-    "Ind-KNN": ("digits_ind_knn", {}),
     "NoisySGD": ("digits_noisy_sgd", {}),
     "PrivateTraining": ("digits_noisy_sgd", {}),
     "reverse kNN, Fashion-MNIST": ("fashion_mnist_reverse_knn_eps1", {}),
-    "reverse kNN, local, Fashion-MNIST": ("fashion_mnist_reverse_knn_local_eps1", {}),
     "reverse kNN, shuffle, Fashion-MNIST": ("fashion_mnist_reverse_knn_shuffle", {"num_clients": 3000}),
-    "statistics, Fashion-MNIST": ("fashion_mnist_statistics", {"private_records": 3000, "components": 200}),
-    "noisy SGD teacher, Fashion-MNIST": ("fashion_mnist_noisy_sgd_teacher", {"expected_batch_size": 300}),
-    "Ind-KNN, Fashion-MNIST": ("fashion_mnist_ind_knn", {}),
 }
-#: Methods that :mod:`pl_privknn.auditing.canaries` has adversaries for; ε and canaries of their attacks.
-ADVERSARIES_OF = ("Private-kNN", "PATE", "Ind-KNN")
-_ADVERSARIES_AT, _ADVERSARIES_WITH, _FEWER_QUERIES = 8.0, 1000, 40
 #: A guarantee holds for every table; of these methods a part of the private and the public images is enough.
 FEWER_IMAGES = {"private_records": 3000, "public_examples": 1000}
 _WHOLE = "reverse kNN, Fashion-MNIST"
 #: Their noise is not continuous, so :class:`~benchmarks.faulty.LessNoise` leaves it as it is.
-WHOLE_NUMBERS = tuple(name for name in METHODS if "local" in name or "shuffle" in name)
+WHOLE_NUMBERS = tuple(name for name in METHODS if "shuffle" in name)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of :func:`measure`."""
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--canaries", type=int, default=3000)
     parser.add_argument("--root", help="folder of Fashion-MNIST")
     parser.add_argument("--workers", type=int, default=2, help="attacks at a time, of one thread each")
@@ -73,21 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """Measurements that are not stored yet, one by one."""
-    jobs: list[tuple[Any, ...]] = []
-    if "methods" in options.only:
-        wanted = [(method, epsilon) for epsilon in (1.0, 2.0, 8.0) for method in METHODS]
-        stored = entries("attacks")
-        jobs += [
-            (_attacked, *one, options.canaries, options.root) for one in wanted if _part(*one) not in stored
-        ]
-    if "adversaries" in options.only:
-        stored = entries("attack_adversaries")
-        jobs += [
-            (_by_adversary, method, adversary)
-            for method in ADVERSARIES_OF
-            for adversary in ADVERSARIES
-            if f"{method}, {adversary}" not in stored
-        ]
+    wanted = [(method, epsilon) for epsilon in (1.0, 2.0, 8.0) for method in METHODS]
+    stored = entries("attacks")
+    jobs = [(_attacked, *one, options.canaries, options.root) for one in wanted if _part(*one) not in stored]
     # Separate processes: threads would share one interpreter, and the seconds of each attack are reported.
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as workers:
         for done in as_completed([workers.submit(*job) for job in jobs]):
@@ -115,20 +86,6 @@ def _attacked(method: str, epsilon: float, canaries: int, root: str | None) -> M
         "half_noise": attack(noise=LessNoise(2.0, SeededNoise(1))).to_dict(),
     }
     return Measured(figures, seeds=[0, 1], part=_part(method, epsilon), settings=settings)
-
-
-def _by_adversary(method: str, adversary: Adversary) -> Measured:
-    """Result of one adversary's attack on an honest labeler."""
-    torch.set_num_threads(1)
-    document = configuration(method, _ADVERSARIES_AT)
-    if method == "Ind-KNN":  # the same budgets for fewer queries
-        document["labeling"] |= {"rounds": 1, "queries_per_round": _FEWER_QUERIES}
-        document["labeling"]["labeler"]["init_args"]["num_queries"] = _FEWER_QUERIES
-    settings = {"canaries": _ADVERSARIES_WITH, "adversary": adversary}
-    target = target_of_config(document, method)
-    found = attack_labeler(target, noise=SeededNoise(0), **settings)  # type: ignore[arg-type]
-    figures = {"method": method, "queries": len(target.queries), **stated(SEEDED), **found.to_dict()}
-    return Measured(figures, [0], f"{method}, {adversary}", settings, "attack_adversaries")
 
 
 def configuration(method: str, epsilon: float, root: str | None = None) -> dict[str, Any]:
@@ -182,25 +139,4 @@ def table() -> str:
             ),
         ])  # fmt: skip
     header = ["method", "seen", "ε", "ε_lower", "half the noise found"]
-    return markdown(header, lines)
-
-
-def adversaries_table() -> str:
-    """Table with one row per method and adversary: lower bounds from counts and labels, and the stated ε."""
-    wanted = [f"{method}, {adversary}" for method in ADVERSARIES_OF for adversary in ADVERSARIES]
-    known = entries("attack_adversaries")
-    lines = [
-        [
-            known[part]["results"]["method"],
-            known[part]["settings"]["adversary"].replace("_", " "),
-            f"{known[part]['results']['epsilon']:.2f}",
-            *(
-                f"{math.floor(100 * known[part]['results'][name]) / 100:.2f}"
-                for name in ("epsilon_lower", "epsilon_estimate", "epsilon_lower_labels")
-            ),
-        ]
-        for part in wanted
-        if part in known
-    ]
-    header = ["method", "adversary", "ε", "ε_lower", "Gaussian estimate", "ε_lower of labels"]
     return markdown(header, lines)

@@ -251,7 +251,6 @@ _IND_KNN_SPEED = {
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/guides/comparison.md", "comparisons", compared),
     ("docs/guides/attack.md", "attacks", attacks.table),
-    ("docs/guides/attack.md", "adversaries", attacks.adversaries_table),
     ("docs/guides/attack.md", "membership", membership.table),
     ("docs/guides/leaderboard.md", "leaderboard", private_training.table),
     ("docs/guides/recommendation.md", "recipes", recipes.table),

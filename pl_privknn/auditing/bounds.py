@@ -1,14 +1,9 @@
-"""Lower bounds on ε from an attacker's observations, and tests of a stated guarantee.
+"""Lower bounds on ε from an attacker's guesses, and tests of a stated guarantee.
 
-*One run.* Each of m canaries is included in the table by an independent fair coin. The attacker guesses the coins of
+Each of m canaries is included in the table by an independent fair coin. The attacker guesses the coins of
 which it is most confident. If the release is (ε, δ)-DP, the number of correct guesses hardly exceeds that of
 randomised response (Steinke, Nasr, Jagielski 2023); if it is f-DP, it obeys a recursion in f (Mahloujifar, Melis,
 Chaudhuri 2024), which is tighter for Gaussian releases. Canaries of runs with fresh coins may be pooled.
-
-*Independent pairs.* No test may distinguish releases with a record from releases without it better than the claim's
-trade-off between both error rates allows. Some of the releases choose the event, a threshold on a
-score; the others test it, so that the choice does not bias the test. Probabilities are bounded by Clopper and Pearson
-(1934).
 """
 
 from __future__ import annotations
@@ -19,9 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.accountant import TradeOff, account, trade_off
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
@@ -29,56 +23,41 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 #: Smallest false-positive rate of a test with a given true-positive rate.
 Inverse = Callable[[float], float]
-#: Maps lower bounds of P(E) and upper bounds of Q(E) to the quantity to be maximised.
-Bound = Callable[[Floats, Floats], Floats]
 
 #: Confidence of lower bounds by default, and that of every verdict.
 CONFIDENCE, VERDICT = 0.95, 0.999
 #: Shares of canaries that are guessed; the error probability is split among them.
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)
-# Share of independent scores that select the event, number of candidate thresholds, and minimum number of scores.
-_CHOOSING, _THRESHOLDS, _FEWEST = 0.35, 400, 10
 _LARGEST = 64.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Scores of canaries by an attacker; all arrays have shape ``(m,)``.
+    """Scores of canaries by an attacker; both arrays have shape ``(m,)``.
 
     Attributes:
         released: what the scores are computed from.
         present: whether the canary was in the table.
         scores: larger values indicate presence. Computed from released values alone.
-        contrasts: further scores, with the part common to all queries subtracted, which reveal reused noise.
-        labels: scores from labels alone; None where there are none.
-        independent: scores of honest releases are independent: canaries are in separate runs, or share neither
-            queries nor noise. Verdict and estimate assume it; the lower bound does not.
     """
 
     released: str
     present: Bools
     scores: Floats
-    contrasts: Sequence[Floats] = ()
-    labels: Floats | None = None
-    independent: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """Result of an audit.
+    """Result of an attack.
 
     Attributes:
-        subject: what was audited.
+        subject: what was attacked.
         released: what the attacker saw.
         epsilon: the stated ε.
-        delta: δ of all values of ε.
+        delta: δ of both values of ε.
         adjacency: neighbouring relation.
         epsilon_lower: measured lower bound, valid with ``confidence`` for any mechanism.
-        epsilon_estimate: lower bound under the assumption that the releases' trade-off is a Gaussian one; a bound
-            where ``gaussian`` is true, else an estimate. None where the releases are of another kind altogether.
-        gaussian: whether the stated releases are exactly Gaussian.
-        epsilon_lower_labels: lower bound from labels alone; None where none are released.
-        confidence: of the lower bounds, each by itself.
+        confidence: of the lower bound.
         violated: whether the stated guarantee is refuted.
         verdict_confidence: a true guarantee is refuted with probability at most 1 − this.
         canaries: number of canaries in all runs.
@@ -91,9 +70,6 @@ class Audit:
     delta: float
     adjacency: Adjacency
     epsilon_lower: float
-    epsilon_estimate: float | None
-    gaussian: bool
-    epsilon_lower_labels: float | None
     confidence: float
     violated: bool
     verdict_confidence: float
@@ -118,67 +94,38 @@ def audit_scores(
     delta: float,
     adjacency: Adjacency = "add_remove",
     confidence: float = CONFIDENCE,
-    verdict: float = VERDICT,
     runs: int = 1,
 ) -> Audit:
     """Audit result of an attacker's scores against the stated releases.
 
+    A true claim is called violated with probability at most 1 − :data:`VERDICT`.
+
     Args:
-        subject: what was audited.
+        subject: what was attacked.
         seen: the scores.
         charges: the claim.
         delta: δ.
         adjacency: neighbouring relation of the claim.
-        confidence: of the lower bounds.
-        verdict: a true claim is called violated with probability at most 1 − this; all tests share the error.
+        confidence: of the lower bound.
         runs: see :class:`Audit`.
     """
     options: dict[str, Any] = {"delta": delta, "adjacency": adjacency, "exact": False}
-    epsilon, claim = account(charges, **options).epsilon, trade_off(charges, **options)
-    noisy = all(np.isinf(charge.mechanism.pure_epsilon(adjacency)) for charge in charges)
-    tested = [seen.scores, *(each for each in seen.contrasts if np.any(each))]
-    sure = 1 - (1 - verdict) / len(tested)
-    inverse = _inverse(claim)
-
-    def refuted(scores: Floats) -> bool:
-        if seen.independent:
-            return refutes_pairs(*_sides(scores, seen.present), claim, confidence=sure)
-        guesses = Guesses.of(scores, seen.present)
-        if noisy:  # the trade-off refutes with far fewer guesses than ε
-            return refutes_trade_off(guesses, inverse, sure)
-        each = 1 - (1 - sure) / 2
-        return refutes_epsilon(guesses, epsilon, delta, each) or refutes_trade_off(guesses, inverse, each)
-
-    def lower(scores: Floats) -> float:
-        return epsilon_of_guesses(Guesses.of(scores, seen.present), delta=delta, confidence=confidence)
-
-    estimate = None
-    if noisy and seen.independent:
-        mu = gaussian_mu_of_pairs(*_sides(seen.scores, seen.present), confidence=confidence)
-        estimate = pld.gaussian_epsilon(mu, delta)
-    elif noisy:
-        mu = gaussian_mu_of_guesses(Guesses.of(seen.scores, seen.present), confidence=confidence)
-        estimate = pld.gaussian_epsilon(mu, delta)
+    epsilon, inverse = account(charges, **options).epsilon, _inverse(trade_off(charges, **options))
+    guesses = Guesses.of(seen.scores, seen.present)
     return Audit(
         subject=subject,
         released=seen.released,
         epsilon=epsilon,
         delta=delta,
         adjacency=adjacency,
-        epsilon_lower=lower(seen.scores),
-        epsilon_estimate=estimate,
-        gaussian=claim.gaussian is not None,
-        epsilon_lower_labels=None if seen.labels is None else lower(seen.labels),
+        epsilon_lower=epsilon_of_guesses(guesses, delta=delta, confidence=confidence),
         confidence=confidence,
-        violated=any(map(refuted, tested)),
-        verdict_confidence=verdict,
+        # The trade-off refutes with far fewer guesses than ε, whose test pays m·δ.
+        violated=refutes_trade_off(guesses, inverse, VERDICT),
+        verdict_confidence=VERDICT,
         canaries=len(seen.present),
         runs=runs,
     )
-
-
-def _sides(scores: Floats, present: Bools) -> tuple[Floats, Floats]:
-    return scores[present], scores[~present]
 
 
 def _inverse(claim: TradeOff) -> Inverse:
@@ -188,9 +135,6 @@ def _inverse(claim: TradeOff) -> Inverse:
     rates = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 4000)])
     false = 1.0 - claim.true_positive_rate(1.0 - rates)
     return lambda rate: float(false[max(int(np.searchsorted(rates, rate, side="right")) - 1, 0)])
-
-
-# ---------------------------------------------------------------------------- one run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,11 +181,6 @@ def epsilon_of_guesses(guesses: Guesses, *, delta: float, confidence: float) -> 
         0.88
     """
     return _largest(lambda value: refutes_epsilon(guesses, value, delta, confidence))
-
-
-def gaussian_mu_of_guesses(guesses: Guesses, *, confidence: float) -> float:
-    """Lower bound on μ for releases known to be Gaussian-DP; 0 if nothing is refuted."""
-    return _largest(lambda mu: refutes_trade_off(guesses, gaussian_inverse(mu), confidence))
 
 
 def refutes_epsilon(guesses: Guesses, epsilon: float, delta: float, confidence: float) -> bool:
@@ -321,92 +260,3 @@ def _largest(refuted: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
-
-
-# ---------------------------------------------------------------------------- independent pairs
-
-
-def gaussian_mu_of_pairs(scores_with: ArrayLike, scores_without: ArrayLike, *, confidence: float) -> float:
-    """Lower bound on μ of Gaussian DP: Φ⁻¹(1 − α) − Φ⁻¹(β) by the errors of one test (Nasr et al. 2023).
-
-    Args:
-        scores_with: one score for each release with the record, shape ``(n,)``.
-        scores_without: without it, shape ``(m,)``.
-        confidence: probability with which the bound holds.
-
-    Returns:
-        μ, at least 0; 0 where there are too few scores.
-
-    Raises:
-        ValueError: for scores of another shape, or NaN.
-    """
-    from scipy.special import ndtri
-
-    def bound(p: Floats, q: Floats) -> Floats:
-        with np.errstate(invalid="ignore"):
-            return np.nan_to_num(ndtri(p) - ndtri(q), nan=-math.inf)
-
-    return max(0.0, _chosen_and_tested(scores_with, scores_without, bound, confidence))
-
-
-def lower_probability(hits: ArrayLike, trials: int, error: float) -> Floats:
-    """Clopper-Pearson lower bound on a probability, wrong with probability at most ``error``."""
-    from scipy.special import betaincinv
-
-    count = np.asarray(hits, dtype=np.float64)
-    bound = betaincinv(np.maximum(count, 1.0), trials - np.maximum(count, 1.0) + 1, error)
-    return np.where(count > 0, bound, 0.0)
-
-
-def upper_probability(hits: ArrayLike, trials: int, error: float) -> Floats:
-    """Clopper-Pearson upper bound on a probability, wrong with probability at most ``error``."""
-    return 1.0 - lower_probability(trials - np.asarray(hits, dtype=np.float64), trials, error)
-
-
-def refutes_pairs(
-    scores_with: ArrayLike, scores_without: ArrayLike, claim: TradeOff, *, confidence: float
-) -> bool:
-    """Hypothesis test of a trade-off from independent releases with and without the record.
-
-    Args:
-        scores_with: see :func:`gaussian_mu_of_pairs`.
-        scores_without: likewise.
-        claim: what was stated.
-        confidence: a true claim is refuted with probability at most 1 − confidence.
-    """
-
-    def excess(p: Floats, q: Floats) -> Floats:
-        return p - claim.true_positive_rate(q)
-
-    return _chosen_and_tested(scores_with, scores_without, excess, confidence) > 0
-
-
-def _chosen_and_tested(
-    scores_with: ArrayLike, scores_without: ArrayLike, bound: Bound, confidence: float
-) -> float:
-    """Bound on held-out scores for the event that maximises it on the other scores."""
-    sides = [np.asarray(scores, dtype=np.float64) for scores in (scores_with, scores_without)]
-    for name, scores in zip(("scores_with", "scores_without"), sides, strict=True):
-        if scores.ndim != 1 or np.isnan(scores).any():
-            raise ValueError(f"{name}: shape {scores.shape}; expected one score a release, none of them NaN")
-    if min(map(len, sides)) < _FEWEST:
-        return 0.0
-    cuts = [round(len(scores) * _CHOOSING) for scores in sides]
-    first = [scores[:cut] for scores, cut in zip(sides, cuts, strict=True)]
-    second = [scores[cut:] for scores, cut in zip(sides, cuts, strict=True)]
-    levels = np.quantile(np.concatenate(first), np.linspace(0, 1, _THRESHOLDS), method="nearest")
-    # The tails decide where δ is small.
-    levels = np.unique(np.concatenate([levels, np.sort(first[0])[-30:], np.sort(first[1])[:30]]))
-    error = (1 - confidence) / 2
-    found = [(_bounded(first, above, levels, bound, error), above) for above in (True, False)]
-    bounds, above = max(found, key=lambda each: float(each[0].max()))
-    return float(_bounded(second, above, levels[[int(np.argmax(bounds))]], bound, error)[0])
-
-
-def _bounded(half: Sequence[Floats], above: bool, at: Floats, bound: Bound, error: float) -> Floats:
-    """Bounds for the events that a score exceeds each level, or falls below it when absence is tested."""
-    counts = []
-    for scores in half if above else half[::-1]:
-        below = np.searchsorted(np.sort(scores), at, side="left" if above else "right")
-        counts.append((len(scores) - below if above else below, len(scores)))
-    return bound(lower_probability(*counts[0], error), upper_probability(*counts[1], error))

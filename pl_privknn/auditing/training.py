@@ -10,6 +10,7 @@ allows.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +22,6 @@ from torch import Tensor
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, audit_scores
-from pl_privknn.auditing.canaries import StepEvidence
 from pl_privknn.auditing.labelers import CANARIES
 from pl_privknn.config import ConfigurationError, get
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -70,16 +70,14 @@ def attack_training(
     Args:
         target: what is attacked.
         canaries: minimum number; trainings with fresh coins are added until it is reached.
-        confidence: of the lower bounds.
+        confidence: of the lower bound.
         noise: of trainings and coins; the operating system's generator by default.
 
     Raises:
         ValueError: for arguments out of range, or a training without noise.
     """
     canaries, confidence = check_int("canaries", canaries, 2), check_open_unit("confidence", confidence)
-    seen, charge, delta, runs = score_training(
-        target, canaries, noise if noise is not None else default_noise()
-    )
+    seen, charge, delta, runs = score_training(target, canaries, noise or default_noise())
     return audit_scores(target.name, seen, [charge], delta=delta, confidence=confidence, runs=runs)
 
 
@@ -93,26 +91,20 @@ def score_training(
     """
     target.data.setup("fit")
     coins: list[Tensor] = []
-    evidence: list[StepEvidence] = []
+    scores: list[Tensor] = []
     while sum(map(len, coins)) < canaries:
         drawn, training = _one_run(target, canaries, noise.stream("training", len(coins)))
-        assert training.evidence is not None
         coins.append(drawn)
-        evidence.append(training.evidence)
-    present = torch.cat(coins).numpy()
-    scores, contrast = (
-        torch.cat(each).numpy()
-        for each in zip(*((one.scores, one.contrast()) for one in evidence), strict=True)
-    )
-    seen = Scores("sums", present, scores, [contrast], independent=True)
-    return seen, Charge(evidence[0].mechanism, training.planned), training.delta, len(coins)
+        scores.append(training.scores)
+    seen = Scores("sums", torch.cat(coins).numpy(), torch.cat(scores).numpy())
+    return seen, training.planned, training.delta, len(coins)
 
 
 def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple[Tensor, _WithCanaries]:
     module, training = target.make()
     training.noise_source = noise.stream("owner")
     training.evaluate = None  # a hold-out is charged to other records than the training
-    size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    size = sum(each.numel() for each in module.parameters() if each.requires_grad)
     # Half of the weights at most, those on which the other records depend least.
     count = max(2, min(canaries, size // 2))
     present = noise.stream("coins").bernoulli((count,), 0.5).bool()
@@ -144,16 +136,42 @@ def _one_run(target: TrainingTarget, canaries: int, noise: NoiseSource) -> tuple
     return present, training
 
 
+def log_likelihood_ratios(along: Tensor, step: Gaussian) -> Tensor:
+    """Log-likelihood ratios log(1 − q + q·exp((l·x − l²/2) / σ²)) of a step's sum with and without each canary.
+
+    A canary is in few of the steps, so that a sum of x over all steps would be less sensitive.
+
+    Args:
+        along: the sum x minus other records' contributions, along each canary's direction, ``(m,)``.
+        step: states the sensitivity l, σ and the sampling rate q.
+
+    Returns:
+        float64 ``(m,)``.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.auditing.training import log_likelihood_ratios
+        >>> from pl_privknn.privacy import Gaussian
+        >>> step = Gaussian(sigma=1.0, l2_sensitivity=1.0, sampling_rate=0.1)
+        >>> [round(ratio, 2) for ratio in log_likelihood_ratios(torch.tensor([3.0, 0.0]), step).tolist()]
+        [0.75, -0.04]
+    """
+    length, rate = step.l2_sensitivity, step.sampling_rate
+    fits = (length * along.double() - length**2 / 2) / step.sigma**2
+    away = torch.full_like(fits, math.log1p(-rate) if rate < 1 else -math.inf)
+    return torch.logaddexp(away, math.log(rate) + fits)
+
+
 class _WithCanaries(PrivateTraining):
     """Training whose last private records are canaries, and which scores them from its releases.
 
     Attributes:
-        evidence: scores of the canaries, after the training has started.
-        planned: number of planned steps.
+        scores: sums of :func:`log_likelihood_ratios` over the steps so far, float64 ``(m,)``.
+        planned: the releases of all planned steps.
     """
 
-    evidence: StepEvidence | None
-    planned: int
+    scores: Tensor
+    planned: Charge
 
     def place(self, count: int, numbers: Tensor, known: int, noise: NoiseSource) -> None:
         """Set the canaries.
@@ -164,7 +182,7 @@ class _WithCanaries(PrivateTraining):
             known: number of the other records, which come first.
             noise: chooses which of these are inspected.
         """
-        self.evidence = None
+        self.scores = torch.zeros(count, dtype=torch.float64)
         self._count, self._numbers, self._known, self._noise = count, numbers, known, noise
         self._others = self._weights = torch.zeros(0)
 
@@ -174,7 +192,7 @@ class _WithCanaries(PrivateTraining):
         assert isinstance(self.run, TrainingRun)
         if not isinstance(self.run.mechanism, Gaussian):
             raise ValueError("epsilon=inf: a training without noise has nothing to audit; state an epsilon")
-        self.planned, self.evidence = self.run.planned, StepEvidence(self._count, self.run.mechanism)
+        self._step, self.planned = self.run.mechanism, Charge(self.run.mechanism, self.run.planned)
         self._sizes = [each.numel() for each in pl_module.parameters() if each.requires_grad]
         chunk = min(max(_FEWEST, min(_MOST, _VALUES // sum(self._sizes))), self._known)
         some = self._noise.integers(chunk, self._known) if chunk < self._known else torch.arange(chunk)
@@ -194,9 +212,8 @@ class _WithCanaries(PrivateTraining):
     def release(self, total: Tensor) -> Tensor:
         """Release the sum, and score the canaries with it."""
         noisy = super().release(total)
-        assert self.evidence is not None
         rest = (noisy.cpu().double() * self.expected_batch_size - self._others)[self._weights]
-        self.evidence.add(rest, torch.full((self._count,), self.evidence.mechanism.l2_sensitivity))
+        self.scores += log_likelihood_ratios(rest, self._step)
         return noisy
 
 

@@ -7,11 +7,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import counted
-from pl_privknn.cli.audit import labeler_class
+from pl_privknn.cli.common import importable
 from pl_privknn.cli.fit import add_recommended, recommended
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules import PrivatePublicDataModule
+    from pl_privknn.labelers.base import Labeler
 
 
 def add_check(commands: Any) -> None:
@@ -59,6 +60,30 @@ def _check_labeler(name: str) -> int:
         print(error)
         return 1
     return 0
+
+
+def labeler_class(name: str) -> type[Labeler]:
+    """The labeler class of a name: a built-in one, or an import path.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    import importlib
+
+    from pl_privknn import labelers
+    from pl_privknn.labelers.base import Labeler
+
+    module, _, attribute = name.rpartition(".")
+    with importable(["."]):
+        try:
+            found = getattr(importlib.import_module(module) if module else labelers, attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{name} must be a built-in labeler, such as PrivateKNN, or an import path ({error})"
+            ) from error
+    if not (isinstance(found, type) and issubclass(found, Labeler)):
+        raise ValueError(f"{name} is not a subclass of Labeler")
+    return found
 
 
 def _check_data(parsed: argparse.Namespace) -> int:

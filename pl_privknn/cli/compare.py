@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli.common import add_set, importable, suggest, values_set
+from pl_privknn.cli.common import add_set, importable, values_set
 from pl_privknn.cli.fit import add_places, places_of
 
 if TYPE_CHECKING:

@@ -166,8 +166,6 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
         #: Constant input after the features: 1, or 0 where there is no bias.
         self.constant = float(self.model.bias)
         self.records_per_person = check_int("records_per_person", records_per_person)
-        #: For audits: called with each step's weights ``(c, d + 1)``, noisy sum and drawn records. **Private**.
-        self.on_step: Callable[[Tensor, Tensor, Tensor], None] | None = None
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._head: dict[str, Tensor] | None = None
         self._vectors = torch.empty(0)  # of this process's records, changed
@@ -273,8 +271,6 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
             drawn = poisson_sample(len(self._vectors), rate, coins)
         else:
             drawn = poisson_persons(owners, rate, self.records_per_person, coins)
-        if self.on_step is not None:
-            self._drawn = drawn
         norm = self.mechanism.l2_sensitivity
         vectors, labels = self._vectors[drawn], self._table[1][drawn]
         persons = None if owners is None or self.records_per_person == 1 else owners[drawn]
@@ -293,8 +289,6 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
             total = processes.sum(self._gradients(weights.float(), row, left)).flatten()
             share = 1 - left / self.steps if self.optimization.scheduler == "cosine" else 0.0
             noisy = processes.from_first(functools.partial(steps.release, total, noise)).view_as(weights)
-            if self.on_step is not None:
-                self.on_step(weights.float(), noisy, self._drawn)
             velocity = self.optimization.momentum * velocity + noisy / self.expected_batch_size
             weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity
         return weights

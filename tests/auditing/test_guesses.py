@@ -1,4 +1,4 @@
-"""What right guesses say of ε: the bounds' own correctness, at stated error rates and fixed seeds."""
+"""Bounds on ε from correct guesses: their error rates, references, and scores that tell nothing; seeds are fixed."""
 
 import json
 import math
@@ -9,14 +9,18 @@ from scipy.stats import binom
 
 from pl_privknn.auditing.bounds import (
     SHARES,
+    VERDICT,
     Guesses,
+    Scores,
+    audit_scores,
     epsilon_of_guesses,
     gaussian_inverse,
-    gaussian_mu_of_guesses,
     rarity,
     refutes_epsilon,
     refutes_trade_off,
 )
+from pl_privknn.privacy import Charge
+from pl_privknn.privacy.mechanisms import Gaussian, Laplace
 from tests.auditing.opake_one_run import STORED
 
 CANARIES = 400
@@ -58,7 +62,9 @@ def test_bounds_come_near_with_many_canaries():
         tuple(sum(g.right[i] for g in told) for i in range(len(SHARES))),
     )
     assert 0.8 < epsilon_of_guesses(pooled, delta=0.0, confidence=0.95) < 1.0
-    assert 0.5 < gaussian_mu_of_guesses(gaussian(rng, 1.0, canaries=4000), confidence=0.95) < 1.0
+    louder = gaussian(rng, 3.0, canaries=4000)
+    assert refutes_trade_off(louder, gaussian_inverse(1.0), VERDICT)
+    assert not refutes_trade_off(louder, gaussian_inverse(3.0), VERDICT)
 
 
 @pytest.mark.parametrize("right", [0, 5, 30, 38])
@@ -90,3 +96,30 @@ def test_bounds_of_the_same_guesses_are_those_of_opake(run):
     found = epsilon_of_guesses(guesses, delta=0.0, confidence=run["confidence"])
     assert found == pytest.approx(run["epsilon_lower"], abs=1.1e-3)
     assert found < run["epsilon"]
+
+
+SCORES = {
+    "inverted": lambda present: -1.0 * present,
+    "equal": np.zeros_like,
+    "empty": lambda present: np.zeros(0),
+    "of one canary": lambda present: np.ones(1),
+}
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(2.0), Laplace(1.0)], ids=["gaussian", "laplace"])
+@pytest.mark.parametrize("order", [True, False])
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_that_tell_nothing_bound_nothing(name, order, mechanism):
+    """In whatever order canaries come that were there and that were not."""
+    present = np.arange(1000) < 500 if order else np.arange(1000) >= 500
+    scores = SCORES[name](present.astype(float))
+    there = present[: len(scores)] if len(scores) != 1 else np.ones(1, dtype=bool)
+    found = audit_scores("nothing", Scores("nothing", there, scores), [Charge(mechanism)], delta=1e-5)
+    assert found.epsilon_lower == 0.0
+    assert (found.violated, found.verdict) == (False, "OK")
+
+
+def test_equal_scores_are_guessed_about_by_chance():
+    present = np.arange(10_000) < 5000
+    right = Guesses.of(np.zeros(10_000), present).right[0]
+    assert abs(right - 5000) < 4 * 50

@@ -109,7 +109,6 @@ def odd_words(rng, path):
             ["epsilon", path, "--delta", "1e-5", "--json", "--fast"],
             ["epsilon", path, path, "--delta", "1e-5", "--json", "--adjacency", "add_remove", "--num-classes", "3"],
             ["audit", path, "--delta", "1e-5"],
-            ["audit", path, "--empirical", "--delta", "1e-5", "--trials", "10", "--seed", "1", "--json"],
             ["audit", path, "--head", "00", "--export", "/nowhere/file"],
             [*plan, "--json"],
             [*plan, "--find", "labeling.queries_per_round", "--low", "1", "--high", "99", "--json"],

@@ -61,7 +61,7 @@ sys.exit("torch" in sys.modules)
     assert done.returncode == 0, done.stderr
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert "privknn init --data" in done.stdout
-    assert "--empirical" in done.stdout
+    assert "--attack" in done.stdout
 
 
 def test_own_module_beside_the_config_and_loggers_and_folders_where_they_were_asked_for(tmp_path, capsys):

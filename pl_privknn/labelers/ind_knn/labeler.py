@@ -317,17 +317,6 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
             check_queries(features, self._engine.vectors.shape[1])
             self._engine.reference = self._public
 
-    def kernel_votes(self, queries: Tensor) -> Tensor:
-        """**Private.** Votes of all neighbors of each query, whatever they have left, float64 ``(m, c)``."""
-        engine, vectors = self._fitted("kernel_votes"), unit_rows(queries)
-        thresholds = engine._thresholds(vectors)
-        return torch.stack(
-            [
-                torch.from_numpy(np.bincount(engine.labels[near], kappa, engine.num_classes))
-                for near, kappa in engine.neighborhoods(vectors, thresholds)
-            ]
-        )
-
     def remaining(self) -> NDArray[np.float64]:
         """Remaining budget of each private record of this process. **Private**: for the owner of the data alone."""
         return self._fitted("remaining").remaining()
