@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pl_privknn.privacy.mechanisms import (
-    Conditional,
     ExponentialArgmax,
-    Gaussian,
     GaussianDPStream,
     Mechanism,
     NegativeBinomial,
@@ -23,7 +21,11 @@ from pl_privknn.privacy.mechanisms import (
     RandomizedResponse,
     ShuffleAmplification,
 )
-from pl_privknn.testing.watch import Entered, LabelerCheckError, Paid
+
+
+class LabelerCheckError(AssertionError):
+    """Raised where a labeler fails a check; the message names the check, the tables and the amounts in one line."""
+
 
 #: Rounding: relative to the sensitivity, and to the size of the values (sums of float32).
 _RELATIVE, _OF_VALUES = 1e-6, 1e-6
@@ -131,43 +133,45 @@ class Pool:
     """Charges and inputs of one mechanism.
 
     Attributes:
-        drawn: the mechanism that draws.
+        mechanism: what was charged.
         charged: releases.
         condition: of the charge.
-        entered: in order.
+        entered: what draws, which may be a part of the charged mechanism, and the values, in order.
         rows: each row of what entered is a release; otherwise all of it together is one.
     """
 
-    drawn: Mechanism
+    mechanism: Mechanism
     charged: int = 0
     condition: str = ""
-    entered: list[Entered] = dataclasses.field(default_factory=list)
+    entered: list[tuple[Mechanism, Tensor]] = dataclasses.field(default_factory=list)
     rows: bool = True
     _by_rows: int = 0
 
-    def take(self, entered: Entered) -> None:
+    def take(self, mechanism: Mechanism, values: Tensor) -> None:
         """One more draw.
 
         Raises:
             LabelerCheckError: where more was drawn than had been charged.
         """
-        single = isinstance(
-            entered.mechanism, NoisyScreening | ExponentialArgmax
-        )  # a number or a choice a release
-        self.entered.append(entered)
-        self._by_rows += _rows(entered)
+        single = isinstance(mechanism, NoisyScreening | ExponentialArgmax)  # a number or a choice a release
+        self.entered.append((mechanism, values))
+        self._by_rows += _rows(mechanism, tuple(values.shape))
         self.rows &= self._by_rows <= self.charged
         if not self.rows and (single or len(self.entered) > self.charged):
             raise LabelerCheckError(
                 f"draws more than it charged: {self._by_rows if single else len(self.entered)} releases of "
-                f"{self.drawn.kind} drawn, {self.charged} charged so far. Charge the number of releases before they "
-                "are drawn"
+                f"{self.mechanism.kind} drawn, {self.charged} charged so far. Charge the number of releases before "
+                "they are drawn"
             )
 
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What a neighbouring table must have in common at equal answers."""
+        return self.mechanism.kind, self.charged, [tuple(values.shape) for _, values in self.entered]
 
-def _rows(entered: Entered) -> int:
+
+def _rows(mechanism: Mechanism, shape: tuple[int, ...]) -> int:
     """Releases in what entered, if each row is one."""
-    mechanism, shape = entered.mechanism, tuple(entered.values.shape)
     if isinstance(mechanism, RandomizedResponse | NegativeBinomial | PureDP | ShuffleAmplification):
         return 1  # messages of all clients
     if isinstance(mechanism, NoisyScreening | ExponentialArgmax):
@@ -175,49 +179,14 @@ def _rows(entered: Entered) -> int:
     return shape[0] if shape else 1
 
 
-def pools(events: Sequence[Any]) -> list[Pool]:
-    """Match the inputs of mechanisms with the charges before them.
-
-    Raises:
-        LabelerCheckError: for a draw that no charge pays for.
-    """
-    found: dict[Mechanism, Pool] = {}
-    for event in events:
-        if isinstance(event, Paid):
-            mechanism = event.charge.mechanism
-            pool = found.setdefault(mechanism.bare, Pool(mechanism.bare))
-            pool.charged += event.charge.count
-            if isinstance(mechanism, Conditional):
-                pool.condition = mechanism.condition
-        elif isinstance(event, Entered):
-            _pool_of(found, event.mechanism).take(event)
-    return list(found.values())
-
-
-def _pool_of(found: dict[Mechanism, Pool], mechanism: Mechanism) -> Pool:
-    if mechanism in found:
-        return found[mechanism]
-    streams = [pool for pool in found.values() if isinstance(pool.drawn, GaussianDPStream)]
-    if streams and isinstance(mechanism, Gaussian):
-        streams[0].charged += 1  # a stream that is paid for as a whole may have any number of releases
-        return streams[0]
-    charged = ", ".join(repr(known) for known in found) or "nothing"
-    raise LabelerCheckError(
-        f"draws with {mechanism!r}, which was not charged (charged: {charged}). Draw with the very object that is "
-        "charged, after its charge"
-    )
-
-
-def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
+def moves(first: Iterable[Pool], second: Iterable[Pool]) -> list[Move]:
     """Distance between the releases of two tables at equal answers.
 
     Raises:
         LabelerCheckError: where the two tables were not asked for the same releases.
     """
-    shapes = [
-        [(pool.drawn.kind, pool.charged, [tuple(e.values.shape) for e in pool.entered]) for pool in side]
-        for side in (first, second)
-    ]
+    first, second = list(first), list(second)
+    shapes = [[pool.shape for pool in side] for side in (first, second)]
     if shapes[0] != shapes[1]:
         raise LabelerCheckError(
             f"what is charged or released depends on the private table: {shapes[0]} on one, {shapes[1]} on the "
@@ -226,25 +195,20 @@ def moves(first: Sequence[Pool], second: Sequence[Pool]) -> list[Move]:
     found: list[Move] = []
     for one, other in zip(first, second, strict=True):
         pairs = list(zip(one.entered, other.entered, strict=True))
-        if isinstance(one.drawn, GaussianDPStream):
-            found.append(_total(one.drawn, pairs))
+        if isinstance(one.mechanism, GaussianDPStream):
+            # Σ(Δ/σ)² of all Gaussian releases of a stream against μ²: what the worst record pays and may pay.
+            paid = sum(
+                (norm(a - b, 2) / min(drawn.sigma, again.sigma)) ** 2 for (drawn, a), (again, b) in pairs
+            )
+            what = "stream of gaussian releases (sum of squares of move / sigma)"
+            found.append(Move(what, paid, one.mechanism.mu**2))
             continue
-        for a, b in pairs:
-            values = [torch.atleast_1d(e.values.double()) for e in (a, b)]
+        for (drawn, a), (_, b) in pairs:
+            values = [torch.atleast_1d(side.double()) for side in (a, b)]
             values = values if one.rows else [value[None] for value in values]
-            amount, allowed, unit = distance(a.mechanism, *values)
+            amount, allowed, unit = distance(drawn, *values)
             if not all(bool(side.isfinite().all()) for side in values):
                 amount, allowed, unit = math.inf, 0.0, "values that are not finite"
-            rounding = _OF_VALUES * norm(a.values, 2) if a.values.is_floating_point() else 0.0
-            found.append(Move(f"{one.drawn.kind} ({unit})", amount, allowed, rounding, one.condition))
+            rounding = _OF_VALUES * norm(a, 2) if a.is_floating_point() else 0.0
+            found.append(Move(f"{one.mechanism.kind} ({unit})", amount, allowed, rounding, one.condition))
     return found
-
-
-def _total(stream: GaussianDPStream, pairs: Sequence[tuple[Entered, Entered]]) -> Move:
-    """Σ(Δ/σ)² of all Gaussian releases of a stream against μ²: what the worst record pays and may pay."""
-    paid = 0.0
-    for a, b in pairs:
-        assert isinstance(a.mechanism, Gaussian)
-        assert isinstance(b.mechanism, Gaussian)
-        paid += norm(a.values - b.values, 2) ** 2 / min(a.mechanism.sigma, b.mechanism.sigma) ** 2
-    return Move("stream of gaussian releases (sum of squares of move / sigma)", paid, stream.mu**2)

@@ -1,0 +1,323 @@
+"""Observed run of a labeler: charges, draws and the private values that enter them."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pl_privknn._checks import check_int
+from pl_privknn.labelers.base import Labeler, RecognisesRecords, Release, UsesPublicFeatures
+from pl_privknn.privacy.ledger import BudgetExceeded
+from pl_privknn.privacy.mechanisms import (
+    Adjacency,
+    Charge,
+    Conditional,
+    Gaussian,
+    GaussianDPStream,
+    Mechanism,
+    NoisyScreening,
+)
+from pl_privknn.privacy.mechanisms.base import Unit, check_known, observing
+from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
+from pl_privknn.privacy.settings import Budget
+from pl_privknn.privacy.store import NOISE_MARKS
+from pl_privknn.testing.distances import LabelerCheckError, Pool
+from pl_privknn.testing.tables import Table
+
+#: What is said of noise that is drawn again.
+REPEATS = (
+    "repeats the noise of stream {}: it can be subtracted by anyone who sees both answers. Get the noise of each "
+    "release from self.charge_and_draw, whose stream belongs to the row that was charged"
+)
+
+
+class FreeLedger:
+    """Ledger in memory without a budget, for tests and for benchmarks on public data.
+
+    Never for a release: what it notes is gone with the process, and no budget stops it.
+
+    Args:
+        limit: refuse after so many charges, as a budget that is spent does; None never refuses.
+        start: position of the first row. Seeded noise is a function of the row, so a ledger that goes on where
+            another one stopped starts at that one's number of rows.
+
+    Attributes:
+        rows: the charges in order, marked as a real ledger marks them: no guarantee where their noise is
+            seeded, a conditional one where the charge did not state its noise and adjacencies.
+
+    Example:
+        >>> from pl_privknn import Gaussian
+        >>> ledger = FreeLedger(limit=1)
+        >>> ledger.charge(Gaussian(5.0), 3)
+        0
+        >>> ledger.rows[0].count, ledger.rows[0].guarantee.level
+        (3, 'conditional')
+    """
+
+    def __init__(self, limit: int | None = None, start: int = 0) -> None:
+        self.limit = None if limit is None else check_int("limit", limit, minimum=0)
+        self.start = check_int("start", start, minimum=0)
+        self.rows: list[Charge] = []
+
+    def charge(
+        self,
+        mechanism: Mechanism,
+        count: int = 1,
+        *,
+        noise: NoiseSource | None = None,
+        adjacencies: Sequence[Adjacency] | None = None,
+        unit: Unit = "record",
+    ) -> int:
+        """Note ``count`` releases; see :class:`~pl_privknn.privacy.ledger.ChargesLedger`.
+
+        Raises:
+            BudgetExceeded: beyond ``limit`` charges; nothing was noted.
+            ValueError: for a count or a mechanism that a real ledger refuses.
+        """
+        charge = Charge(mechanism, count)
+        check_known(charge)
+        if self.limit is not None and len(self.rows) >= self.limit:
+            raise BudgetExceeded(
+                f"limit={self.limit}: this ledger takes no more charges; nothing was charged and nothing was drawn",
+                math.nan, Budget(),
+            )  # fmt: skip
+        stated = None
+        if noise is not None and adjacencies is not None:
+            stated = "cryptographic" if noise.cryptographic else "seeded"
+        self.rows.append(charge.with_guarantee(NOISE_MARKS[stated]))
+        return self.start + len(self.rows) - 1
+
+
+class WatchedNoise(NoiseSource):
+    """Reproducible noise that reports every draw to an :class:`ObservedRun`. It protects nothing."""
+
+    def __init__(self, run: ObservedRun, source: SeededNoise, path: tuple[int | str, ...]) -> None:
+        self.run, self._source, self._path = run, source, path
+
+    def random_words(self, count: int) -> NDArray[np.uint64]:
+        """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
+        if self.run.labels:
+            self.run.drawn(self, self._path)
+        return self._source.random_words(count)
+
+    def stream(self, *key: int | str) -> WatchedNoise:
+        """See :class:`~pl_privknn.privacy.noise.NoiseSource`."""
+        return WatchedNoise(self.run, self._source.stream(*key), (*self._path, *key))
+
+    def integers(self, shape: Shape, below: int) -> Tensor:
+        """See :class:`~pl_privknn.privacy.noise.NoiseSource`; in ``fit`` both tables of a pair share them."""
+        draw = super().integers
+        return self.run.shared(shape, lambda dims: draw(dims, below))
+
+    def bernoulli(self, shape: Shape, p: float) -> Tensor:
+        """See :class:`~pl_privknn.privacy.noise.NoiseSource`; in ``label`` all coins of samples fall alike."""
+        if not self.run.labels or self.run.through:
+            return super().bernoulli(shape, p)
+        return self.run.tossed(_dims(shape), p)
+
+
+class _WatchedLedger(FreeLedger):
+    """A free ledger that reports every charge and refusal to a run."""
+
+    def __init__(self, run: ObservedRun, limit: int | None, start: int) -> None:
+        super().__init__(limit, start)
+        self._run = run
+
+    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
+        """See :class:`~pl_privknn.testing.observe.FreeLedger`."""
+        self._run.check_not_refused()
+        try:
+            row = super().charge(mechanism, count, **stated)
+        except BudgetExceeded:
+            self._run.refused = True
+            raise
+        self._run.paid(mechanism, count, stated)
+        return row
+
+
+class ObservedRun:
+    """Run of a labeler that raises at once where a charge or a draw breaks a promise; every screening passes.
+
+    Args:
+        make: makes the labeler, not fitted.
+        num_classes: classes or attributes.
+        public: features of public examples.
+        seed: of the noise.
+        coins: how coins of samples fall: with ``"heads"`` every record is drawn, with ``"tails"`` none is.
+        after: the run on the other table of a pair, whose outcomes of all mechanisms are given again here.
+        removed: position in the other table of the record that this run's table lacks; None where it lacks none.
+        limit: charges that the ledger takes.
+        start: first row of the ledger.
+
+    Attributes:
+        pools: charges of each mechanism, and what entered it.
+        tossed_coins: number of coins of each probability that ``label`` tossed.
+        streams: for each key of noise drawn in ``label``, the stream that drew it.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Labeler],
+        num_classes: int,
+        public: Tensor,
+        seed: int,
+        *,
+        coins: Literal["heads", "tails"] = "heads",
+        after: ObservedRun | None = None,
+        removed: int | None = None,
+        limit: int | None = None,
+        start: int = 0,
+    ) -> None:
+        self.num_classes, self._public, self.coins, self._removed = num_classes, public, coins, removed
+        #: Whether ``label`` runs, a mechanism draws, or a charge was refused in this call of ``label``.
+        self.labels = self.through = self.refused = False
+        self.pools: dict[Mechanism, Pool] = {}
+        self.tossed_coins: collections.Counter[float] = collections.Counter()
+        self.streams: dict[tuple[int | str, ...], NoiseSource] = {}
+        self.outcomes: list[Tensor] = []
+        self._replay, self._records = [] if after is None else after.outcomes, 0
+        self.ledger = _WatchedLedger(self, limit, start)
+        self.labeler = make()
+        self.labeler.noise_source = WatchedNoise(self, SeededNoise(seed), ())
+        self.releases: list[Release] = []
+
+    def fit(self, table: Table) -> ObservedRun:
+        """Fit public features, then the private table, as before each round."""
+        self.labels, self._records = False, len(table)
+        with observing(self._observed):
+            if isinstance(self.labeler, UsesPublicFeatures):
+                self.labeler.fit_public(self._public)
+            if isinstance(self.labeler, RecognisesRecords):
+                self.labeler.private_digests = self.labeler.record_digests(table.features, table.labels)
+            self.labeler.fit(table.features.clone(), table.labels.clone(), self.num_classes)
+        return self
+
+    def label(self, queries: Tensor, max_answers: int | None = None) -> ObservedRun:
+        """Call ``label`` once."""
+        self.labels, self.refused = True, False
+        with observing(self._observed):
+            self.releases.append(self.labeler.label(queries.clone(), self.ledger, max_answers))
+        return self
+
+    def shared(self, shape: Shape, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        """Result of a draw; of one for each record in ``fit``, a missing record's draw is left out."""
+        dims, removed = _dims(shape), self._removed
+        if self.labels or removed is None or dims != (self._records,):
+            return draw(dims)
+        of_all = draw((self._records + 1,))
+        return torch.cat([of_all[:removed], of_all[removed + 1 :]])
+
+    # ------------------------------------------------------------------ promises
+
+    def check_not_refused(self) -> None:
+        """Raise after a refused charge."""
+        if self.refused:
+            raise LabelerCheckError("continues to draw or charge after a charge was refused")
+
+    def paid(self, mechanism: Mechanism, count: int, stated: dict[str, Any]) -> None:
+        """Note a charge that states the labeler's noise source and adjacencies."""
+        source, adjacencies = stated.get("noise"), tuple(stated.get("adjacencies") or ())
+        if adjacencies != tuple(self.labeler.adjacencies) or getattr(source, "run", None) is not self:
+            raise LabelerCheckError(
+                f"the charge of {mechanism.kind} states adjacencies={adjacencies} and noise={source!r}, and not the "
+                f"labeler's {tuple(self.labeler.adjacencies)} and noise_source; charge by "
+                "self.charge_and_draw(ledger, mechanism, count, key)"
+            )
+        pool = self.pools.setdefault(mechanism.bare, Pool(mechanism.bare))
+        pool.charged += count
+        pool.condition = mechanism.condition if isinstance(mechanism, Conditional) else pool.condition
+
+    def drawn(self, source: NoiseSource, path: tuple[int | str, ...]) -> None:
+        """Note random words that a mechanism draws from a stream of its own."""
+        if not self.through:
+            raise LabelerCheckError(
+                "label draws noise by itself, so the check can't look inside: draw by the charged mechanism "
+                "(add_noise, argmax, passes, randomize, draw). Coins of a sample are those of "
+                "noise.bernoulli(shape, sampling_rate)"
+            )
+        if self.streams.setdefault(path, source) is not source:
+            raise LabelerCheckError(f"a later draw {REPEATS.format(path)}")
+
+    def tossed(self, dims: tuple[int, ...], rate: float) -> Tensor:
+        """Coins of a sample of records, at a rate that was charged."""
+        self.check_not_refused()
+        rates = sorted({sampling_rate(charge) for charge in self.ledger.rows})
+        if rate not in rates:
+            raise LabelerCheckError(
+                f"tosses coins of probability {rate:g}, but what it charged has sampling_rate "
+                f"{', '.join(f'{rate:g}' for rate in rates)}; sample at the rate that is charged"
+            )
+        self.tossed_coins[rate] += math.prod(dims)
+        return torch.full(dims, self.coins == "heads")
+
+    def _observed(
+        self, mechanism: Mechanism, values: Tensor, noise: NoiseSource, draw: Callable[[], Tensor]
+    ) -> Tensor:
+        """One draw; see :data:`~pl_privknn.privacy.mechanisms.base.Observer`."""
+        if self.through:  # one behind another
+            return draw()
+        self.check_not_refused()
+        if not isinstance(noise, WatchedNoise) or noise.run is not self:
+            raise LabelerCheckError(
+                f"{mechanism.kind} draws from {noise!r} and not from the labeler's noise_source; get the noise from "
+                "self.charge_and_draw(ledger, mechanism, count, key)"
+            )
+        self._pool_of(mechanism).take(mechanism, values.detach().clone())
+        self.through = True
+        try:
+            outcome = draw()
+        finally:
+            self.through = False
+        if isinstance(mechanism, NoisyScreening):
+            outcome = torch.ones_like(outcome)
+        earlier = self._replay[len(self.outcomes) : len(self.outcomes) + 1]
+        if earlier and earlier[0].shape == outcome.shape:  # otherwise the comparison of both runs says so
+            outcome = earlier[0].clone()
+        self.outcomes.append(outcome.clone())
+        return outcome
+
+    def _pool_of(self, mechanism: Mechanism) -> Pool:
+        if mechanism in self.pools:
+            return self.pools[mechanism]
+        streams = [pool for pool in self.pools.values() if isinstance(pool.mechanism, GaussianDPStream)]
+        if streams and isinstance(mechanism, Gaussian):
+            streams[0].charged += 1  # a stream that is paid for as a whole may have any number of releases
+            return streams[0]
+        charged = ", ".join(repr(known) for known in self.pools) or "nothing"
+        raise LabelerCheckError(
+            f"draws with {mechanism!r}, which was not charged before (charged: {charged}). Get the noise from "
+            "self.charge_and_draw(ledger, mechanism, count, key), and draw with the very object that is charged"
+        )
+
+
+def sampling_rate(charge: Charge) -> float:
+    """Poisson rate of a charge; 1 where it has none."""
+    return float(getattr(charge.mechanism.bare, "sampling_rate", 1.0))
+
+
+def _dims(shape: Shape) -> tuple[int, ...]:
+    return tuple(np.atleast_1d(shape).tolist())
+
+
+def copies_of(labeler: Labeler) -> Callable[[], Labeler]:
+    """A function that copies a labeler which was not fitted.
+
+    Raises:
+        LabelerCheckError: for a labeler that can't be copied.
+    """
+    try:
+        copy.deepcopy(labeler)
+    except Exception as error:
+        raise LabelerCheckError(
+            f"check_labeler({type(labeler).__name__}): can't be copied ({type(error).__name__}: {error}); give a "
+            "labeler that was not fitted, or a function that makes one"
+        ) from error
+    return lambda: copy.deepcopy(labeler)
