@@ -1,7 +1,7 @@
 """Attacks on methods at several values of ε, and whether they detect half of the noise.
 
 Each method at each ε on the bundled digits, or on Fashion-MNIST: an honest run, and the same with half the noise
-under the same charges. A part that is stored already is not measured again, so the command may be stopped and started.
+under the same charges. A part that is stored already is not measured again, so the command may be stopped.
 """
 
 from __future__ import annotations
