@@ -23,6 +23,7 @@ from benchmarks.record import Measured, entries, markdown
 from pl_privknn.comparison.results import SEEDED, stated
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
@@ -68,7 +69,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
             answers = []
             for run, row in enumerate(tables):
                 teacher = ReverseKNN(budget=Budget(epsilon=options.epsilon), noise_source=SeededNoise(run))
-                teacher.fit(features[row], labels[row], 10)
+                teacher.fit(PrivateRecords.of(features[row], labels[row], 10))
                 if part == "private":
                     answers.append(teacher.label(queries, FreeLedger()).labels)
                 else:

@@ -47,6 +47,7 @@ from pl_privknn.datamodules import (
     PrivatePublicDataModule,
 )
 from pl_privknn.features import JoinedFeatures
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.features.public import has_pretrained
 from pl_privknn.labelers import Labeler, NoisySGDTeacher, SufficientStatistics
 from pl_privknn.labelers.base import Release
@@ -174,7 +175,6 @@ def _by_hand(
         assert own is not None
         keep(name, own)
         sums = SufficientStatistics(budget=budget, private_records=len(private), noise_source=source)
-        sums.fit_public(x[public])
         _answered(sums, x[private], labels, classes, x[public])
         state = sums.head_state()
         assert state is not None
@@ -190,7 +190,7 @@ def _by_hand(
 
 
 def _answered(teacher: Labeler, features: Tensor, labels: Tensor, classes: int, queries: Tensor) -> Release:
-    teacher.fit(features, labels, classes)
+    teacher.fit(PrivateRecords.of(features, labels, classes, public=queries))
     return teacher.label(queries, FreeLedger())
 
 

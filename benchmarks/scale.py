@@ -35,6 +35,7 @@ from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.datamodules import EmbeddingsDataModule
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import (
     PATE,
     IndKNN,
@@ -47,7 +48,6 @@ from pl_privknn.labelers import (
     Screening,
     SufficientStatistics,
 )
-from pl_privknn.labelers.base import UsesPublicFeatures
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
@@ -174,9 +174,8 @@ def table() -> str:
 
 def _round(teacher: Labeler, features: Tensor, queries: Tensor) -> None:
     teacher.noise_source = SeededNoise(0)
-    if isinstance(teacher, UsesPublicFeatures):
-        teacher.fit_public(queries)
-    teacher.fit(features, torch.arange(len(features)) % CLASSES, CLASSES)
+    labels = torch.arange(len(features)) % CLASSES
+    teacher.fit(PrivateRecords.of(features, labels, CLASSES, shard=teacher.shard, public=queries))
     teacher.label(queries, FreeLedger())
 
 

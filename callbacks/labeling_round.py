@@ -25,24 +25,13 @@ from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import BackboneFeatures
-from pl_privknn.features.base import (
-    IMAGES_AT_ONCE,
-    Extractor,
-    PublicTables,
-    alike,
-    at_once,
-    extract_on,
-    learn_publicly,
-)
+from pl_privknn.features.base import Extractor, PublicTables, alike, extract_on, learn_publicly
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import (
     FollowerLedger,
     JoinsRuns,
     Labeler,
     MakesModel,
-    ProtectsPersons,
-    RecognisesRecords,
-    StreamsRecords,
-    UsesPublicFeatures,
 )
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.files import write_durably
@@ -146,7 +135,6 @@ def _missing(folder: Path) -> list[Path]:
 #: records, whose number is not shown: 0 parts are done when it begins and 1 when it has ended.
 ProgressHook = Callable[[str, int, int | None], None]
 
-_IMAGES_AT_ONCE = IMAGES_AT_ONCE
 # Features of one image may differ by the order of sums between processes, and no more: a part of their length.
 _SAME = 1e-3
 
@@ -222,10 +210,10 @@ class LabelingRound:
             return
         if isinstance(labeler, JoinsRuns):
             redacted(labeler.join_run, folder / run_id, paying)
-        if isinstance(labeler, UsesPublicFeatures) and labeler.uses_public_features:
-            redacted(labeler.fit_public, first(lambda: self._public_features(data)))
         self._check_alike(data)
-        redacted(self._fit_labeler, data, folder, progress)
+        progress("fitting the private teacher", 0, None)
+        redacted(labeler.fit, redacted(self._records, data, folder))
+        progress("fitting the private teacher", 1, None)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
         batch_size = self.query_batch_size if labeler.asks_in_batches else len(open_positions)
@@ -367,86 +355,25 @@ class LabelingRound:
         # A lost query may have been answered, and paid for, before the crash: it counts as an answer.
         return self.max_answers - counts["answered"] - counts["lost"]
 
-    def _fit_labeler(self, data: PrivatePublicDataModule, folder: Path, progress: ProgressHook) -> None:
-        labeler = self.labeler
-        if labeler.shard is None and not len(data.private):
+    def _records(self, data: PrivatePublicDataModule, folder: Path) -> PrivateRecords:
+        """Private records of this process, as this round's extractor shows them."""
+        shard, rows = self.labeler.shard, None
+        if shard is None and not len(data.private):
             raise ValueError("the data module's private set is empty; a teacher needs private records")
-        rows = self._rows(data)
-        if isinstance(labeler, ProtectsPersons):
-            labeler.private_owners = None
-            if self.unit == "person":
-                labeler.private_owners = check_owners(data.private_groups, len(data.private))[rows]
-        if isinstance(labeler, RecognisesRecords):
-            labeler.private_ids = None if data.private_ids is None else data.private_ids[rows]
-        if isinstance(labeler, StreamsRecords) and labeler.streams:
-            # Features are extracted as the teacher looks at them, and held no longer than that.
-            labeler.fit_blocks(functools.partial(self._blocks, data), data.num_classes)
-            return
-        progress("features of private records", 0, None)
-        table, labels = self._table(data, folder)
-        progress("features of private records", 1, None)
-        progress("fitting the private teacher", 0, None)
-        try:
-            if isinstance(labeler, RecognisesRecords):
-                labeler.owns_table = True
-            labeler.fit(table, labels, data.num_classes)
-        finally:
-            if isinstance(labeler, RecognisesRecords):
-                labeler.owns_table = False
-        progress("fitting the private teacher", 1, None)
-
-    def _blocks(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features and labels of the private records, block by block."""
-        extract = self._ready(data)
-        for images, targets in self._records(data):
-            yield _finite(extract(images)), targets
-
-    def _records(self, data: PrivatePublicDataModule) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and labels of the private records that this process holds, in their order."""
-        shard, size = self.labeler.shard, min(_IMAGES_AT_ONCE, at_once(data.image_shape))
-        if shard is None or data.private_in_shards:
-            yield from data.private_batches(size)
-            return
-        for rows in self._rows(data).split(size):
-            if len(rows):
-                yield data.private.images(rows), data.private.labels[rows]
-
-    def _rows(self, data: PrivatePublicDataModule) -> Tensor:
-        """Rows of the private set that this process holds."""
-        rows, shard = torch.arange(len(data.private)), self.labeler.shard
-        if shard is None or data.private_in_shards:
-            return rows
-        return rows[shard.first :: shard.stride] if shard.rows is None else shard.rows
-
-    def _table(self, data: PrivatePublicDataModule, folder: Path) -> tuple[Tensor, Tensor]:
-        """Features and labels of all private records; their digests go to the labeler."""
-        table = digests = None
-        labels = torch.empty_like(data.private.labels[: len(self._rows(data))], dtype=torch.int64)
-        done, extract = 0, self._ready(data)
-        for images, targets in self._records(data):
-            known = None
-            if isinstance(self.labeler, RecognisesRecords):
-                known = self.labeler.record_digests(images, targets)
-            features = _finite(extract(images))
-            if table is None:
-                table = self.memory.table(len(labels), features.shape[1], folder)
-                # One piece: small ones, kept while large blocks come and go, would leave holes that none fits into.
-                digests = None if known is None else known.new_empty(len(labels), *known.shape[1:])
-            if digests is not None and known is not None:
-                digests[done : done + len(images)] = known
-            table[done : done + len(images)] = features
-            labels[done : done + len(images)] = targets
-            done += len(images)
-        if table is None:  # an empty shard
-            table = self._first_public(data)[:0]
-        if isinstance(self.labeler, RecognisesRecords):
-            self.labeler.private_digests = digests
-        return table, labels
-
-
-def _finite(features: Tensor) -> Tensor:
-    """Features ``(b, d)``; zeros for a record without finite ones, since an error would reveal it."""
-    return torch.where(features.isfinite().all(dim=1, keepdim=True), features, 0.0)
+        if shard is not None and not data.private_in_shards:
+            rows = shard.rows
+            if rows is None:
+                rows = torch.arange(len(data.private))[shard.first :: shard.stride]
+        return PrivateRecords(
+            data.private,
+            self._ready(data),
+            owners=data.private_groups if self.unit == "person" else None,
+            ids=data.private_ids,
+            rows=rows,
+            shard=shard,
+            public=functools.partial(self._public_features, data),
+            allocate=functools.partial(self.memory.table, folder=folder),
+        )
 
 
 def public_extractor(
@@ -547,18 +474,18 @@ class ReleasedHead(nn.Module):
         self, labeler: Labeler, extractor: Callable[[Tensor], Tensor], state: dict[str, dict[str, Tensor]]
     ) -> None:
         super().__init__()
-        self._extractor = extractor
+        self.extractor = extractor
         if isinstance(extractor, Extractor) and extractor.learns:
             # The run's own goes on learning in later rounds.
-            self._extractor = copy.deepcopy(extractor)
-            self._extractor.load_state_dict(state["extractor"])
+            self.extractor = copy.deepcopy(extractor)
+            self.extractor.load_state_dict(state["extractor"])
         if not isinstance(labeler, MakesModel):
             raise TypeError(f"labeler={type(labeler).__name__} releases no model")
         self._predict, self._shift = labeler.head(state["head"]), state.get("shift", {}).get("prior")
 
     def has_features_of(self, module: nn.Module) -> bool:
         """Whether a student's extractor gives the same features."""
-        return alike(self._extractor, getattr(module, "extractor", None))
+        return alike(self.extractor, getattr(module, "extractor", None))
 
     @torch.no_grad()
     def forward(self, images: Tensor, features: Tensor | None = None) -> Tensor:
@@ -568,7 +495,7 @@ class ReleasedHead(nn.Module):
             images: ``(n, channels, height, width)``.
             features: of these images, where they are known (:meth:`has_features_of`).
         """
-        features = self._extractor(images.cpu()) if features is None else features
+        features = self.extractor(images.cpu()) if features is None else features
         return shifted(self._predict(features.cpu()).float(), self._shift)
 
 

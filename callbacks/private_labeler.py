@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_path
@@ -45,8 +45,10 @@ from pl_privknn.callbacks.selection import FullSelection, RandomSelection, Selec
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages
-from pl_privknn.features.alone import is_foreign, keeps_apart
+from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
+from pl_privknn.features.backbone import undisturbed
 from pl_privknn.features.base import Extractor
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
@@ -59,7 +61,6 @@ from pl_privknn.privacy.folders import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import (
-    PREDICTS_ALONE,
     READS_ALONE,
     Guarantee,
     Level,
@@ -70,7 +71,6 @@ from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS, Outputs
 
-_EVALUATED_AT_ONCE = 256  # held-out images
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
 
@@ -320,21 +320,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     def _hits(self, module: pl.LightningModule, held: LabeledImages, outputs: Outputs) -> Tensor:
         """**Private.** Whether the released model predicts each held-out record right: see :meth:`Outputs.hits`."""
         head = self.load_head(self._place) if self.released != "student" else None
-        foreign = not keeps_apart(module) or any(
-            is_foreign(one) for one in self.features if isinstance(one, Extractor)
-        )
-        was_training, found = module.training, list[Tensor]()
-        module.eval()
-        for rows in torch.arange(len(held)).split(1 if foreign else _EVALUATED_AT_ONCE):
-            images, probabilities = held.images(rows), torch.zeros(len(rows), held.num_classes)
-            if head is not None:
-                probabilities += head(images).cpu()
-            if self.released != "head":
-                probabilities += outputs.probabilities(module(images.to(module.device))).cpu()
-            mean = probabilities / (2 if self.released == "mean" else 1)
-            found.append(outputs.hits(mean, held.labels[rows]))
-        module.train(was_training)
-        return torch.cat(found)
+        records, parts = PrivateRecords(held, nn.Identity()), list[Tensor]()
+        if head is not None:
+            parts.append(records.map(head)[0])
+        if self.released != "head":
+            with undisturbed(module, torch.device(module.device)):
+                parts.append(outputs.probabilities(records.map(module)[0]))
+        return outputs.hits(torch.stack(parts).mean(dim=0), held.labels)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Release the run's folder; the ledger stays readable for reports."""
@@ -392,8 +384,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             *data.conditions,
             *([] if reader is None else [READS_ALONE.format(reader)]),
         )
-        if self.evaluate is not None and self.released != "head" and not keeps_apart(pl_module):
-            stated += (PREDICTS_ALONE.format(type(pl_module).__name__),)
+        if self.evaluate is not None and self.released != "head":
+            with undisturbed(pl_module, torch.device(pl_module.device)):
+                some = data.public.images(torch.arange(min(COMPARED, len(data.public))))
+                stated += kept_apart(pl_module, some)[1]
         self._stated = stated
         guarantee = Guarantee("conditional", stated) if stated else Guarantee()
         plan = stated_plan(

@@ -20,6 +20,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "TextDataModule",
         ],
         "features": ["HOG", "PublicFeatures", "TimmFeatures"],
+        "features.private_records": ["PrivateRecords"],
         "labelers": [
             "Attributes",
             "IndKNN",

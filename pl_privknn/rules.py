@@ -18,6 +18,7 @@ from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_b
 from pl_privknn.config import as_section
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.kernel_pca import PublicKernelPCA
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
@@ -199,7 +200,7 @@ def answers(
         nothing = torch.full((len(public),), -1)
         pool = PublicPool(nothing, nothing >= 0, lambda: public)
         selection = select(pool, sizes.clusters, torch.Generator().manual_seed(seed))
-        votes.fit(private, labels, sizes.num_classes)
+        votes.fit(PrivateRecords.of(private, labels, sizes.num_classes))
         release = votes.label(selection.query_features(public), ledger)
         assert selection.spread is not None
         assert release.scores is not None
@@ -212,8 +213,7 @@ def answers(
         task=sizes.task,
         noise_source=source,
     )
-    sums.fit_public(public)
-    sums.fit(private, labels, sizes.num_classes)
+    sums.fit(PrivateRecords.of(private, labels, sizes.num_classes, public=public))
     soft = sums.label(public, ledger).soft
     state = sums.head_state()
     assert soft is not None

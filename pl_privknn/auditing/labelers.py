@@ -16,13 +16,11 @@ from torch.nn import functional
 from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, audit_scores
 from pl_privknn.auditing.canaries import Canaries, canaries_of, true_votes
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE, IndKNN, Labeler
 from pl_privknn.labelers.base import (
     MakesModel,
-    ProtectsPersons,
-    RecognisesRecords,
     Release,
-    UsesPublicFeatures,
 )
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.labelers.reverse_knn import RecordVotes
@@ -86,15 +84,17 @@ class Target:
         made = copy.deepcopy(self.labeler)
         made.noise_source = noise
         release_everything(made)
-        if isinstance(made, ProtectsPersons):
-            owners = self.records(torch.arange(len(labels)))
-            made.private_owners = owners if self.unit == "person" else None
-            features, labels = self.records(features), self.records(labels)
-        if isinstance(made, RecognisesRecords):
-            made.private_ids = torch.arange(len(labels))  # saves the identification of records
-        if isinstance(made, UsesPublicFeatures):
-            made.fit_public(self.public)
-        made.fit(features, labels, self.num_classes)
+        owners = self.records(torch.arange(len(labels))) if self.unit == "person" else None
+        features, labels = self.records(features), self.records(labels)
+        records = PrivateRecords.of(
+            features,
+            labels,
+            self.num_classes,
+            owners=owners,
+            ids=torch.arange(len(labels)),  # saves the identification of records
+            public=self.public,
+        )
+        made.fit(records)
         return made
 
     def with_canaries(self, noise: NoiseSource, placed: Canaries, present: Tensor) -> Labeler:

@@ -33,7 +33,9 @@ def is_foreign(extractor: Extract) -> bool:
     """Whether an extractor, or a part of it, is defined outside of this package."""
     if type(extractor) is BackboneFeatures:
         return not keeps_apart(extractor.module)
-    if isinstance(extractor, nn.Module) or not type(extractor).__module__.startswith(_OWN):
+    if isinstance(extractor, nn.Module):
+        return not keeps_apart(extractor)
+    if not type(extractor).__module__.startswith(_OWN):
         return True
     return any(is_foreign(part) for parts in _parts(extractor).values() for part in parts)
 
@@ -45,7 +47,8 @@ def kept_apart(
 
     Those of this package do so already and are returned as they are. One of others is traced on a tensor without
     values: what was recorded has no Python left, and examples go through it by ``vmap`` or one by one. Where that
-    fails it is called with one example at a time, and what this rests on is a condition.
+    fails a fresh copy is called for each example, so that it can keep nothing of one for the next, and what this
+    rests on is a condition.
 
     Args:
         extractor: has learned what it learns. Modules run in evaluation mode.
@@ -94,9 +97,9 @@ def _parts(extractor: Any) -> dict[str, list[Extract]]:
 
 def keeps_apart(module: nn.Module) -> bool:
     """Whether a network of this package processes examples independently by its structure."""
-    inner: Any = getattr(module, "extractor", None)  # of a student, frozen
     own = type(module).__module__.startswith(_OWN) and all(map(_is_plain, module.modules()))
-    return own and (inner is None or not is_foreign(inner))
+    inner = [getattr(layer, "extractor", None) for layer in module.modules()]  # of students and heads, frozen
+    return own and not any(is_foreign(extractor) for extractor in inner if extractor is not None)
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -132,13 +135,12 @@ class _Alone:
             self._refuse_training_mode()
         parameter = next(self._module.parameters(), None)
         self._device = device or (None if parameter is None else parameter.device)
-        self._function, self._at_once = function, at_once
+        self._function, self._owner, self._at_once = function, owner, at_once
         images = images.to(self._device or images.device)
         self.conditions: tuple[str, ...] = ()
         try:
             # A trace leaves tensors without values in what a module keeps. A copy has no need of the trainer.
-            trainer = getattr(owner, "_trainer", None)
-            copied = copy.deepcopy(function, {} if trainer is None else {id(trainer): None})
+            copied = self._copy()
         except Exception:  # locks, sessions, open files: not traced then
             copied = None
         with undisturbed(self._module, images.device), torch.no_grad():
@@ -162,11 +164,24 @@ class _Alone:
             return self(images.new_zeros(1, *images.shape[1:]))[:0]
         if self.conditions:
             with undisturbed(self._module, images.device):
-                return torch.cat([self._function(image) for image in images.split(1)])
+                return torch.cat([self._fresh()(image) for image in images.split(1)])
         if self._by_vmap:
             mapped = torch.func.vmap(self._graph, randomness="different")
             return torch.cat([mapped(part) for part in images.split(self._at_once)])
         return torch.stack([self._graph(image) for image in images])
+
+    def _copy(self) -> Extract:
+        """A copy of the function and its owner, with the owner's tensors and without its trainer."""
+        trainer = getattr(self._owner, "_trainer", None)
+        memo: dict[int, Any] = {} if trainer is None else {id(trainer): None}
+        return copy.deepcopy(self._function, memo)
+
+    def _fresh(self) -> Extract:
+        """A copy for one example; the function itself where it can't be copied."""
+        try:
+            return self._copy()
+        except Exception:
+            return self._function
 
     def _refuse_training_mode(self) -> None:
         for name, layer in self._module.named_modules():

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_positive
+from pl_privknn.features.alone import kept_apart
 from pl_privknn.features.base import Extractor
+from pl_privknn.features.private_records import PrivateRecords, check_table, made_up
 from pl_privknn.federated.messages import TRUSTS, Refused, Request, encode, extractor_digest, seal
-from pl_privknn.labelers.base import check_table
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.persons import check_owners
@@ -164,8 +165,13 @@ class Client:
         self.shuffler_key = shuffler_key
         self.num_classes = check_int("num_classes", num_classes, 2)
         self.extractor = extractor_digest(extractor)
-        with torch.inference_mode():
-            self._features = images if isinstance(extractor, str) else extractor(images).cpu()
+        #: What the separation of records rests on, in words; empty unless the extractor can't be traced.
+        self.conditions: tuple[str, ...] = ()
+        self._features = images
+        if not isinstance(extractor, str):
+            alone, self.conditions = kept_apart(extractor, made_up(images.shape[1:]))
+            with torch.no_grad():
+                self._features = alone(images).cpu()
         check_table(self._features, labels, self.num_classes)
         self._labels = labels
         self.unit = "record" if private_groups is None else "person"
@@ -186,8 +192,7 @@ class Client:
         protocol = request.message()
         coins = self.noise_source.stream("records", request.round)
         voter = ReverseKNN(k=request.k, noise_source=coins)  # looks for queries; no noise is drawn
-        voter.private_owners = self._owners
-        voter.fit(self._features, self._labels, self.num_classes)
+        voter.fit(PrivateRecords.of(self._features, self._labels, self.num_classes, owners=self._owners))
         nearest, labels = voter.votes(request.features())
         self.answered.spend(request.round, request.epsilon, self.max_epsilon)
         noise = self.noise_source.stream("client", request.round)

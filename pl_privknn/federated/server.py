@@ -156,8 +156,7 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
         raise ValueError(
             f"release={str(target)!r} already exists, and each round is queried once; give another name to a new one"
         )
-    # Of no record here; what is charged is for the unit of the nodes.
-    labeler.private_owners = torch.empty(0, dtype=torch.int64) if config.budget.unit == "person" else None
+    labeler.unit = config.budget.unit
     ledger = Ledger(config.ledger, config.budget)
     with contextlib.closing(ledger):
         run = ledger.run(config.name, plan=config.plan())

@@ -1,7 +1,7 @@
 """Private teachers: one file each, behind :class:`~pl_privknn.labelers.base.Labeler`."""
 
 from pl_privknn.labelers.attributes import Attributes, FixedThresholds, LearnedThresholds
-from pl_privknn.labelers.base import Labeler, Release, check_table
+from pl_privknn.labelers.base import Labeler, PrivateRecords, Release
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.noisy_sgd import LinearModel, LinearOptimization, NoisySGDTeacher
@@ -37,11 +37,11 @@ __all__ = [
     "NoisySGDTeacher",
     "PreconditionedGradients",
     "PrivateKNN",
+    "PrivateRecords",
     "RandomPartition",
     "Release",
     "ReverseKNN",
     "Screening",
     "ShuffledReverseKNN",
     "SufficientStatistics",
-    "check_table",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pl_privknn._checks import shape_text
 from pl_privknn.config import HasInitArguments, as_group
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.neighbors.processes import ALONE, ProcessGroup, Shard
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms.base import (
@@ -25,15 +26,12 @@ from pl_privknn.privacy.mechanisms.base import (
     noise_guarantee,
 )
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.persons import check_owners, records_drawn
 from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.settings import Budget
 
 _Value = TypeVar("_Value")
-# Of a table that is looked through for values that are not finite: 16 MB.
-_VALUES_AT_A_TIME = 1 << 22
 
-__all__ = ["ChargesLedger", "Labeler", "Release", "check_table", "stated_plan"]
+__all__ = ["ChargesLedger", "Labeler", "PrivateRecords", "Release", "stated_plan"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +104,10 @@ class Labeler(HasInitArguments, abc.ABC):
     #: Arguments that a plan may look for (:mod:`pl_privknn.planning`): the first that a configuration states, else
     #: the first of them. One that takes an object represents the argument that the object's class names.
     free_parameters: ClassVar[tuple[str, ...]] = ()
-    #: What this process holds, where private records lie in shards; set before each fit. Private.
+    #: Place of this process's records, where they lie in shards. **Private**; of the records of the last :meth:`fit`.
     shard: Shard | None = None
+    #: Unit of privacy of the charges; likewise.
+    unit: Unit = "record"
     #: Whether a release depends on the shard in which a record lies; that must then not depend on other records, as
     #: the number of a row does.
     lasting_shards: bool = False
@@ -121,6 +121,18 @@ class Labeler(HasInitArguments, abc.ABC):
         return False
 
     @property
+    def protects_persons(self) -> bool:
+        """Whether the guarantee holds for a person with all of their records, where the records have owners.
+
+        The sensitivities are those of adding, removing or replacing a *person* then, and the coins are persons'.
+        """
+        return False
+
+    def drawn_records(self, records: PrivateRecords, most: int = 1) -> Tensor:
+        """**Private.** Rows of at most ``most`` records a person; see :meth:`PrivateRecords.drawn`."""
+        return records.drawn(most, self.noise_source.stream("records of persons", self.processes.rank))
+
+    @property
     def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
         """Neighbouring relations under which :meth:`plan` is valid in shards."""
         return self.adjacencies
@@ -131,17 +143,26 @@ class Labeler(HasInitArguments, abc.ABC):
         return ALONE if self.shard is None else self.shard.group
 
     @abc.abstractmethod
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table. May be called again with other features of the same records.
+    def fit(self, records: PrivateRecords) -> None:
+        """Take the private records. May be called again with other features of the same records.
+
+        A subclass calls this method of the base class, which takes the unit of privacy and the place among the
+        processes from the records.
 
         Args:
-            features: float32, shape ``(n, d)``.
-            labels: int64, shape ``(n,)``, values in ``[0, num_classes)``.
-            num_classes: number of classes, a public constant.
+            records: gives a table or blocks of feature vectors, labels, and what else is known of the records; all
+                of it **private**.
 
         Raises:
-            ValueError: on shapes, dtypes or label values that do not fit.
+            ValueError: for labels of another kind than :attr:`tasks`.
         """
+        if records.task not in self.tasks:
+            raise ValueError(
+                f"labels: shape {shape_text(records.labels.shape)} are {records.task}, and {type(self).__name__} "
+                f"takes {' or '.join(self.tasks)}; give int64 (n,) of classes, or (n, num_classes) of attributes"
+            )
+        check_protects(self, records.unit)
+        self.shard, self.unit = records.shard, records.unit
 
     @abc.abstractmethod
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
@@ -182,7 +203,7 @@ class Labeler(HasInitArguments, abc.ABC):
                 count,
                 noise=self.noise_source,
                 adjacencies=self.adjacencies if self.shard is None else self.adjacencies_in_shards,
-                unit=unit_of(self),
+                unit=self.unit,
             )
         )
         return self.noise_source.stream(*self.shard_key(), key, row)
@@ -231,60 +252,6 @@ def stated_plan(
     ]
 
 
-def check_features(features: Tensor) -> None:
-    """Raise ``ValueError`` unless ``features`` are finite floats of shape ``(n, d)``, without showing one of them."""
-    if features.ndim != 2 or not features.is_floating_point():
-        raise ValueError(
-            f"features: shape {shape_text(features.shape)}, {features.dtype}; expected float of shape (n, d)"
-        )
-    rows = max(1, _VALUES_AT_A_TIME // max(1, features.shape[1]))
-    if not all(bool(torch.isfinite(part).all()) for part in features.split(rows)):
-        raise ValueError("features: some are NaN or infinite; a distance to them has no meaning")
-
-
-def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
-    """Raise ``ValueError`` unless ``features`` and ``labels`` make a table of ``num_classes`` classes.
-
-    Messages give shapes, dtypes and bounds, never a private value.
-    """
-    check_features(features)
-    if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
-        raise ValueError(
-            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; expected int64 of shape (n,), one for each "
-            "row of features"
-        )
-    if num_classes < 2:
-        raise ValueError(f"num_classes={num_classes} must be at least 2")
-    if len(labels) and bool(((labels < 0) | (labels >= num_classes)).any()):
-        raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")
-
-
-def check_attribute_table(features: Tensor, labels: Tensor, num_attributes: int) -> None:
-    """Raise ``ValueError`` unless ``features`` and ``labels`` make a table of 0/1 attributes.
-
-    Messages give shapes, dtypes and bounds, never a private value.
-
-    Args:
-        features: float, shape ``(n, d)``.
-        labels: int64, shape ``(n, num_attributes)``, 0 or 1.
-        num_attributes: number of attributes, a public constant.
-    """
-    check_features(features)
-    if labels.shape != (len(features), num_attributes) or labels.dtype != torch.int64:
-        raise ValueError(
-            f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; expected int64 of shape "
-            f"(n, {num_attributes}), a row of attributes for each row of features. Data with one class a record goes "
-            "to PrivateKNN, PATE or ReverseKNN"
-        )
-    if bool(((labels < 0) | (labels > 1)).any()):
-        raise ValueError("labels: some attributes are neither 0 nor 1; fill in what isn't known")
-
-
-def check_records(features: Tensor, labels: Tensor, num_targets: int, task: str) -> None:
-    """Raise ``ValueError`` unless these make a table of classes, or of attributes where ``task`` says so."""
-    (check_table if task == "multiclass" else check_attribute_table)(features, labels, num_targets)
-
-
 def nonnegative_shares(noisy: Tensor) -> Tensor:
     """Non-negative part of noisy counts, each row scaled to sum 1; uniform where a row has none.
 
@@ -298,78 +265,6 @@ def nonnegative_shares(noisy: Tensor) -> Tensor:
     total = positive.sum(dim=1, keepdim=True)
     uniform = torch.full_like(positive, 1.0 / positive.shape[1])
     return torch.where(total > 0, positive / total.clamp(min=torch.finfo(torch.float64).tiny), uniform)
-
-
-#: Gives the private records anew at each call, block by block: features, float32 ``(b, d)``, and labels.
-RecordBlocks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-
-
-class UsesPublicFeatures(Labeler):
-    """Mixin of labelers that read the features of all public examples before each round."""
-
-    @property
-    def uses_public_features(self) -> bool:
-        """Whether public features are used with these settings."""
-        return True
-
-    @abc.abstractmethod
-    def fit_public(self, features: Tensor) -> None:
-        """Take this round's features of all public examples, float32 ``(n, d)``.
-
-        Called before :meth:`Labeler.fit` in each round that asks something.
-        """
-
-
-class StreamsRecords(Labeler):
-    """Mixin of labelers that read records block by block, without a table in memory."""
-
-    @property
-    def streams(self) -> bool:
-        """Whether :meth:`fit_blocks` replaces :meth:`fit`; false in a subclass that overrides :meth:`fit`."""
-        owner = next(kind for kind in type(self).__mro__ if {"fit", "fit_blocks"} & vars(kind).keys())
-        return "fit_blocks" in vars(owner) and "fit" not in vars(self)
-
-    @abc.abstractmethod
-    def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
-        """Take the private records block by block, instead of :meth:`Labeler.fit`.
-
-        Args:
-            blocks: gives all records anew whenever it is called; a block may be made only as it is looked at.
-            num_classes: number of classes, a public constant.
-        """
-
-
-class ProtectsPersons(Labeler):
-    """Mixin of labelers whose guarantee can hold for a person with all of their records.
-
-    Such a labeler looks at :attr:`private_owners` in each :meth:`Labeler.fit`. Where they are set, its sensitivities
-    are those of adding, removing or replacing a *person*, its coins are persons', and its charges state so; a ledger
-    of the other unit refuses them. Labelers that don't derive from this class are refused where the unit is a person.
-    """
-
-    #: The person of each private record, int64 ``(n,)``, numbers from 0; None where the unit is a record. Set before
-    #: :meth:`Labeler.fit`. Private.
-    private_owners: Tensor | None = None
-
-    @property
-    def protects_persons(self) -> bool:
-        """Whether persons can be protected with these settings."""
-        return True
-
-    def checked_owners(self, num_records: int) -> Tensor | None:
-        """**Private.** :attr:`private_owners`, checked against the number of records."""
-        return None if self.private_owners is None else check_owners(self.private_owners, num_records)
-
-    def drawn_records(self, num_records: int, most: int = 1) -> Tensor:
-        """**Private.** Rows that take part: at most ``most`` per person, drawn by private coins; all without persons.
-
-        What holds of these rows whatever the coins, holds of the table: a person has no more than ``most`` of them.
-        """
-        owners = self.checked_owners(num_records)
-        if owners is None:
-            return torch.arange(num_records)
-        coins = self.noise_source.stream("records of persons", self.processes.rank)
-        return records_drawn(owners, most, coins)
 
 
 class SpendsBudget(Labeler):
@@ -456,40 +351,13 @@ class SpendsBudget(Labeler):
             self.take_budget(self.budget or Budget())
 
 
-def unit_of(labeler: Labeler) -> Unit:
-    """Unit of privacy of a labeler with its present settings."""
-    protects = isinstance(labeler, ProtectsPersons) and labeler.private_owners is not None
-    return "person" if protects else "record"
-
-
 def check_protects(labeler: Labeler, unit: Unit) -> None:
     """Raise ``ValueError`` where a labeler can't protect this unit."""
-    if unit == "person" and not (isinstance(labeler, ProtectsPersons) and labeler.protects_persons):
+    if unit == "person" and not labeler.protects_persons:
         raise ValueError(
             f"unit='person': {type(labeler).__name__} with these settings protects single records alone; use "
             "unit='record', or a teacher that protects persons, as PrivateKNN"
         )
-
-
-class RecognisesRecords(Labeler):
-    """Mixin of labelers that keep state per record and recognise records when their features change."""
-
-    #: Lasting numbers of the private records, int64 ``(n,)``, where the data module has them; set before each fit.
-    #: Private.
-    private_ids: Tensor | None = None
-    #: What :meth:`record_digests` gave for the records, in the table's order; set before each fit. Private.
-    private_digests: Tensor | None = None
-    #: Whether the table of a fit has no other reader, so that it may be overwritten; set around it.
-    owns_table: bool = False
-
-    @abc.abstractmethod
-    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor | None:
-        """**Private.** Digests that identify records, one row each, or None.
-
-        Args:
-            images: a batch of private images as the data module gives them, shape ``(b, channels, height, width)``.
-            labels: int64, shape ``(b,)``.
-        """
 
 
 class JoinsRuns(Labeler):

@@ -23,11 +23,9 @@ from pl_privknn.features.whitening import PublicWhitening
 from pl_privknn.labelers.base import (
     ChargesLedger,
     MakesModel,
-    ProtectsPersons,
+    PrivateRecords,
     Release,
     SpendsBudget,
-    check_table,
-    unit_of,
 )
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
@@ -102,7 +100,7 @@ class LinearOptimization:
         check_int("steps_per_charge", self.steps_per_charge)
 
 
-class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
+class NoisySGDTeacher(MakesModel, SpendsBudget):
     """Teacher that is a softmax regression on features, trained by noisy SGD (Abadi et al. 2016).
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
@@ -167,6 +165,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
         self.constant = float(self.model.bias)
         self.records_per_person = check_int("records_per_person", records_per_person)
         self._table: tuple[Tensor, Tensor, int] | None = None
+        self._owners: Tensor | None = None
         self._head: dict[str, Tensor] | None = None
         self._vectors = torch.empty(0)  # of this process's records, changed
         if noise_multiplier is not None:
@@ -200,11 +199,16 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
             self.expected_batch_size,
         )
 
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`. Training waits for the queries."""
-        check_table(features, labels, num_classes)
-        self.checked_owners(len(features))
-        self._table = (features, labels, num_classes)
+    @property
+    def protects_persons(self) -> bool:
+        """Always true: a Poisson batch is one of persons then."""
+        return True
+
+    def fit(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.fit`. Training waits for the queries."""
+        super().fit(records)
+        self._table = (records.table(), records.labels, records.num_classes)
+        self._owners = records.owners
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """All steps of all rounds; see :meth:`Labeler.plan`."""
@@ -217,9 +221,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
             RuntimeError: before :meth:`fit`.
         """
         if self._table is None:
-            raise RuntimeError(
-                "NoisySGDTeacher.label needs the private table: call fit(features, labels) first"
-            )
+            raise RuntimeError("NoisySGDTeacher.label needs the private table: call fit(records) first")
         released = torch.full((len(queries),), -1, dtype=torch.int64)
         if len(queries) == 0:
             return Release(released)
@@ -266,7 +268,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
         rank = self.processes.rank
         # The system's generator is each process's own; seeded streams must differ between shards.
         coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
-        rate, owners = self.mechanism.sampling_rate, self.private_owners
+        rate, owners = self.mechanism.sampling_rate, self._owners
         if owners is None:
             drawn = poisson_sample(len(self._vectors), rate, coins)
         else:
@@ -278,9 +280,7 @@ class NoisySGDTeacher(ProtectsPersons, MakesModel, SpendsBudget):
 
     def _train(self, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
-        steps = PaidSteps(
-            ledger, self.mechanism, self.steps, self.optimization.steps_per_charge, unit_of(self)
-        )
+        steps = PaidSteps(ledger, self.mechanism, self.steps, self.optimization.steps_per_charge, self.unit)
         weights = torch.zeros(num_classes, self._vectors.shape[1] + 1, dtype=torch.float64)
         velocity = torch.zeros_like(weights)
         processes, noise = self.processes, self.noise_source

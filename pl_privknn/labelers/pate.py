@@ -11,12 +11,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
-from pl_privknn.labelers.base import (
-    ChargesLedger,
-    Release,
-    check_records,
-    stated_plan,
-)
+from pl_privknn.labelers.base import ChargesLedger, PrivateRecords, Release, stated_plan
 from pl_privknn.labelers.pate_training import (
     LinearTeachers,
     Partitioner,
@@ -155,31 +150,27 @@ class PATE(VotingLabeler):
         """A record that replaces another one may belong in another shard: two teachers would change."""
         return ("add_remove",)
 
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Partition the private table and train the teachers; see :meth:`Labeler.fit`.
-
-        Attributes are ``(n, num_classes)``, 0 or 1.
+    def fit(self, records: PrivateRecords) -> None:
+        """Partition the private records and train the teachers; see :meth:`Labeler.fit`.
 
         Raises:
             ValueError: also if there are fewer records (or persons) than teachers.
             RuntimeError: if all teachers break.
         """
-        check_records(features, labels, num_classes, self.tasks[0])
-        owners = self.checked_owners(len(features))
-        trained = self._train(features, labels, num_classes, owners)
+        super().fit(records)
+        trained = self._train(records)
         if bool((trained.failed | trained.empty).all()):
             kinds = ", ".join(sorted(trained.failures))
             raise RuntimeError(
                 f"every teacher of {type(self.teachers).__name__} failed ({kinds}); try its settings on "
                 "public data first"
             )
-        self._trained, self._num_classes = trained, num_classes
+        self._trained, self._num_classes = trained, records.num_classes
         self._fits += 1
 
-    def _train(
-        self, features: Tensor, labels: Tensor, num_classes: int, owners: Tensor | None
-    ) -> TrainedTeachers:
+    def _train(self, records: PrivateRecords) -> TrainedTeachers:
         teachers, rank = self._own_teachers(), self.processes.rank
+        features, labels, num_classes = records.table(), records.labels, records.num_classes
         shown = self.progress and not rank
         with progress_bar(f"training {teachers} teachers", shown) as progress, silenced():
             parts = self.partitioner.assign(
@@ -189,7 +180,7 @@ class PATE(VotingLabeler):
                 num_classes=max(2, num_classes),
                 num_parts=teachers,
                 noise=self.noise_source.stream("partition", self._fits, *(("rank", rank) if rank else ())),
-                groups=owners,
+                groups=records.owners,
             )
             return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 
@@ -239,7 +230,7 @@ class PATE(VotingLabeler):
             RuntimeError: before :meth:`fit`.
         """
         if self._trained is None:
-            raise RuntimeError("PATE needs the private table: call fit(features, labels, num_classes) first")
+            raise RuntimeError("PATE needs the private table: call fit(records) first")
         return self._trained
 
     def votes(self, queries: Tensor) -> Tensor:
@@ -289,7 +280,7 @@ class PATE(VotingLabeler):
     def __getstate__(self) -> dict[str, Any]:
         """Settings alone, no teachers and no votes."""
         kept = dict(self.__dict__)
-        for name in ("_trained", "_asked", "_answered", "private_owners"):
+        for name in ("_trained", "_asked", "_answered"):
             kept.pop(name, None)
         return kept
 

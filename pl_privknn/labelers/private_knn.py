@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
+from pl_privknn.labelers.base import PrivateRecords
 from pl_privknn.labelers.voting import (
     Aggregation,
     Neighbors,
@@ -86,10 +86,8 @@ class PrivateKNN(NeighborVoting):
         """Whether classes are voted for: each process searches its own records."""
         return self.attributes is None
 
-    def _units(self, own: int) -> int:
-        if self._owners is not None:
-            return int(self.processes.sum(torch.tensor([own]))[0])
-        return own if self.shard is None else self.shard.total
+    def _units(self, records: PrivateRecords) -> int:
+        return int(records.processes.sum(torch.tensor([super()._units(records)]))[0])
 
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
         # Its guarantee is for exactly k votes, with and without any one record.
@@ -100,13 +98,14 @@ class PrivateKNN(NeighborVoting):
                 f"the private table holds fewer than k={self.k} records; lower k or collect more records"
             )
 
-    def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
+    def _find(self, records: PrivateRecords) -> Neighbors:
+        features, labels, owners = records.table(), records.labels, records.owners
         if self.attributes is not None:
             values = clip_attributes(labels, self.attributes.tau)
             return PoissonSums(
-                features, values, self.k, self.sampling_rate, owners=self._owners, device=self.device
+                features, values, self.k, self.sampling_rate, owners=owners, device=self.device
             )
-        table = (features, labels, num_classes, self.k, self.sampling_rate)
-        if self.shard is not None:
-            return ShardedNeighbors(*table, self.shard, owners=self._owners, device=self.device)
-        return PoissonNeighbors(*table, owners=self._owners, device=self.device)
+        table = (features, labels, records.num_classes, self.k, self.sampling_rate)
+        if records.shard is not None:
+            return ShardedNeighbors(*table, records.shard, owners=owners, device=self.device)
+        return PoissonNeighbors(*table, owners=owners, device=self.device)

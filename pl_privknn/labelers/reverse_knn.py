@@ -21,12 +21,9 @@ from pl_privknn.labelers.attributes import (
 )
 from pl_privknn.labelers.base import (
     ChargesLedger,
-    ProtectsPersons,
-    RecordBlocks,
+    PrivateRecords,
     Release,
     SpendsBudget,
-    StreamsRecords,
-    check_records,
     nonnegative_shares,
 )
 from pl_privknn.labelers.reverse_knn_local import Table, true_counts
@@ -71,7 +68,7 @@ def decide(
     return Release(labels, nonnegative_shares(noisy).float(), released, deviation)
 
 
-class RecordVotes(StreamsRecords, ProtectsPersons, SpendsBudget):
+class RecordVotes(SpendsBudget):
     """Base class of labelers whose records vote for their nearest queries.
 
     Args:
@@ -100,27 +97,22 @@ class RecordVotes(StreamsRecords, ProtectsPersons, SpendsBudget):
         self.k = check_int("k", k)
         self.soft = check_switch("soft", soft)
         self.abstain = check_non_negative("abstain", abstain)
-        self._blocks: RecordBlocks | None = None
+        self._records: PrivateRecords | None = None
         self._drawn: Tensor | None = None
         self._num_classes = 0
 
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
-        check_records(features, labels, num_classes, self.tasks[0])
-        self.checked_owners(len(labels))
-        self.fit_blocks(lambda: [(features, labels)], num_classes)
+    @property
+    def protects_persons(self) -> bool:
+        """Always true: of a person one record, drawn by a private coin, votes."""
+        return True
 
-    def fit_blocks(self, blocks: RecordBlocks, num_classes: int) -> None:
-        """Take the private records block by block, each read once per round; see the base class.
-
-        Of a person one record, drawn by a private coin, is looked at.
-        """
-        self._blocks, self._num_classes = blocks, num_classes
-        self._drawn = None
-        if self.private_owners is not None:
-            count = len(self.private_owners)
-            self._drawn = torch.zeros(count, dtype=torch.bool)
-            self._drawn[self.drawn_records(count)] = True
+    def fit(self, records: PrivateRecords) -> None:
+        """Take the private records, which are read block by block, once a round; see :meth:`Labeler.fit`."""
+        super().fit(records)
+        self._records, self._num_classes, self._drawn = records, records.num_classes, None
+        if records.owners is not None:
+            self._drawn = torch.zeros(len(records), dtype=torch.bool)
+            self._drawn[self.drawn_records(records)] = True
 
     def counts(self, queries: Tensor) -> Tensor:
         """**Private.** Exact counts, for the data owner and for tests only.
@@ -144,17 +136,14 @@ class RecordVotes(StreamsRecords, ProtectsPersons, SpendsBudget):
 
     def _choices(self, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
-        if self._blocks is None:
-            raise RuntimeError(
-                f"{type(self).__name__} needs the private table: call fit(features, labels) first"
-            )
+        if self._records is None:
+            raise RuntimeError(f"{type(self).__name__} needs the private table: call fit(records) first")
         if len(queries) < self.k:
             raise ValueError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
         done = 0
-        for features, labels in self._blocks():
-            check_records(features, labels, self._num_classes, self.tasks[0])
+        for features, labels in self._records.blocks():
             if self._drawn is not None:
                 rows, done = self._drawn[done : done + len(labels)], done + len(labels)
                 features, labels = features[rows], labels[rows]

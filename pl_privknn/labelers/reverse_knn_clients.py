@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int
-from pl_privknn.labelers.base import ChargesLedger, Release
+from pl_privknn.labelers.base import ChargesLedger, PrivateRecords, Release
 from pl_privknn.labelers.reverse_knn import RecordVotes, decide
 from pl_privknn.labelers.reverse_knn_local import (
     RANDOMIZERS,
@@ -83,10 +83,10 @@ class ClientReverseKNN(RecordVotes):
     def check_clients(self, count: int) -> None:
         """Raise ``ValueError`` for fewer clients than the guarantee assumes."""
 
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`."""
-        super().fit(features, labels, num_classes)
-        self.check_clients(len(labels) if self._drawn is None else int(self._drawn.sum()))
+    def fit(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.fit`."""
+        super().fit(records)
+        self.check_clients(len(records) if self._drawn is None else int(self._drawn.sum()))
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One round of messages per round; see :meth:`Labeler.plan`."""

@@ -30,11 +30,9 @@ from pl_privknn.labelers.base import (
     ChargesLedger,
     JoinsRuns,
     MakesModel,
-    ProtectsPersons,
+    PrivateRecords,
     Release,
     SpendsBudget,
-    UsesPublicFeatures,
-    check_records,
 )
 from pl_privknn.labelers.centre import Centre, centre_of, differences
 from pl_privknn.privacy.ledger import LedgerRun
@@ -313,7 +311,7 @@ class ReleaseLostError(RuntimeError):
     """Raised where a paid release was lost; nothing may be drawn in its place."""
 
 
-class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPersons, SpendsBudget):
+class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     """Base class of teachers that release sums over all private records and answer by a linear model of them.
 
     The releases are made once, when the first query comes, and paid for one by one before each is drawn. They lie in
@@ -575,15 +573,18 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
             self._kept.close()
         self._kept = None
 
-    def fit_public(self, features: Tensor) -> None:
-        """Take the features of all public examples, float32 ``(m, d)``: curvature, directions, or centres.
+    @property
+    def protects_persons(self) -> bool:
+        """Always true: a person's records are drawn, and their part of a sum is clipped."""
+        return True
 
-        Raises:
-            ValueError: for other tensors, or where a released centre would be no more than noise.
-        """
-        if features.ndim != 2 or not features.is_floating_point() or len(features) < 1:
+    def _learn_public(self, features: Tensor | None) -> None:
+        """Learn curvature, directions, or centres from the features of all public examples, float32 ``(m, d)``."""
+        if features is None or features.ndim != 2 or not features.is_floating_point() or len(features) < 1:
+            given = None if features is None else f"shape {tuple(features.shape)}, {features.dtype}"
             raise ValueError(
-                f"features: shape {tuple(features.shape)}, {features.dtype}; expected float of shape (m, d)"
+                f"records.public={given}: {type(self).__name__} learns from public features; expected float of shape "
+                "(m, d)"
             )
         self.learn_publicly(features)
         public = self.inputs(features)
@@ -598,29 +599,34 @@ class StatisticsTeacher(UsesPublicFeatures, JoinsRuns, MakesModel, ProtectsPerso
             self._public, self._public_mean = public, public.mean(dim=0)
             self._weights = self.centre = None
 
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`. Nothing is computed before the first query."""
-        check_records(features, labels, num_classes, self.targets.task)
+    def fit(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.fit`. No sum is computed before the first query.
+
+        Raises:
+            ValueError: also without public features, or where a released centre would be no more than noise.
+        """
+        super().fit(records)
+        self._learn_public(records.public)
+        features, labels, owners = records.table(), records.labels, records.owners
         self._persons = None
-        if (owners := self.checked_owners(len(features))) is not None:
-            rows = self.drawn_records(len(features), self.records_per_person)
+        if owners is not None:
+            rows = self.drawn_records(records, self.records_per_person)
             if self.records_per_person > 1:
                 rows = rows[owners[rows].argsort(stable=True)]
                 self._persons = owners[rows].unique_consecutive(return_inverse=True)[1]
             features, labels = features[rows], labels[rows]
-        self._table = (features, labels, num_classes)
+        self._table = (features, labels, records.num_classes)
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Answer the first ``max_answers`` queries; the first call charges and releases. See :meth:`Labeler.label`.
 
         Raises:
-            RuntimeError: before :meth:`fit` and :meth:`fit_public`.
+            RuntimeError: before :meth:`fit`.
             ReleaseLostError: where the features of the public examples are no more those of the releases.
         """
         if self._table is None or self._public is None:
             raise RuntimeError(
-                f"{type(self).__name__}.label needs public features and the private table: call fit_public(features) "
-                "and fit(features, labels, num_classes) first"
+                f"{type(self).__name__}.label needs the private table: call fit(records) first"
             )
         num_classes = self._table[2]
         released, soft = self.targets.unknown(len(queries), num_classes)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_rate, check_switch
 from pl_privknn.labelers.attributes import Attributes, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, ProtectsPersons, Release, check_records
+from pl_privknn.labelers.base import ChargesLedger, Labeler, PrivateRecords, Release
 from pl_privknn.neighbors import Coins
 from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import (
@@ -181,7 +181,7 @@ class Neighbors(Protocol):
         """Votes of one fresh sample for each query, int64 ``(m, c)``; of attributes float64 ``(m, a)``."""
 
 
-class VotingLabeler(ProtectsPersons):
+class VotingLabeler(Labeler):
     """Base class of labelers in which one record, or one person, changes one vote per query.
 
     Args:
@@ -240,6 +240,11 @@ class VotingLabeler(ProtectsPersons):
             sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
             self.noise = noise
 
+    @property
+    def protects_persons(self) -> bool:
+        """Whether persons can be protected with these settings."""
+        return True
+
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """Plan of one screening per query and one aggregation per answer; see :meth:`Labeler.plan`."""
         return self.aggregation(num_classes).plan(num_queries, max_answers)
@@ -271,31 +276,28 @@ class NeighborVoting(VotingLabeler):
     has one coin, and moves votes as one record does. See :class:`VotingLabeler` for the arguments.
     """
 
-    _owners: Tensor | None = None
     _neighbors: Neighbors | None = None
     _aggregation: Aggregation | None = None
 
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`. Attributes are ``(n, num_classes)``, 0 or 1."""
-        check_records(features, labels, num_classes, self.tasks[0])
-        aggregation = self.aggregation(num_classes)
-        self._owners = self.checked_owners(len(features))
-        own = len(features) if self._owners is None else len(self._owners.unique())
-        self._check_size(self._units(own), aggregation)
+    def fit(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.fit`."""
+        super().fit(records)
+        aggregation = self.aggregation(records.num_classes)
+        self._check_size(self._units(records), aggregation)
         self._aggregation = aggregation
-        self._neighbors = self._find(features, labels, num_classes)
+        self._neighbors = self._find(records)
 
-    def _units(self, own: int) -> int:
+    def _units(self, records: PrivateRecords) -> int:
         """Number of records, or of persons, of all processes."""
-        return own
+        return len(records) if records.owners is None else len(records.owners.unique())
 
     @abc.abstractmethod
     def _check_size(self, num_records: int, aggregation: Aggregation) -> None:
         """Refuse a table that is too small."""
 
     @abc.abstractmethod
-    def _find(self, features: Tensor, labels: Tensor, num_classes: int) -> Neighbors:
-        """The neighbours of a private table."""
+    def _find(self, records: PrivateRecords) -> Neighbors:
+        """Return the neighbours among private records."""
 
     def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
         """Screen and answer; see :meth:`Labeler.label`.
@@ -308,7 +310,7 @@ class NeighborVoting(VotingLabeler):
         neighbors, aggregation = self._neighbors, self._aggregation
         if neighbors is None or aggregation is None:
             raise RuntimeError(
-                f"{type(self).__name__}.label needs the private table: call fit(features, labels) first"
+                f"{type(self).__name__}.label needs the private table: call fit(records) first"
             )
         ranked = neighbors.rank(queries)
         pay = functools.partial(self.charge_and_draw, ledger)
@@ -326,7 +328,7 @@ class NeighborVoting(VotingLabeler):
         """
         if self._neighbors is None or self.shard is not None:
             raise RuntimeError(
-                f"{type(self).__name__} needs the whole private table: call fit(features, labels) first"
+                f"{type(self).__name__} needs the whole private table: call fit(records) first"
             )
         return self._neighbors.votes(self._neighbors.rank(queries), coins)
 

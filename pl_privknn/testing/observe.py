@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.labelers.base import Labeler, RecognisesRecords, Release, UsesPublicFeatures
+from pl_privknn.features.private_records import PrivateRecords
+from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.privacy.ledger import BudgetExceeded
 from pl_privknn.privacy.mechanisms import (
     Adjacency,
@@ -193,11 +194,14 @@ class ObservedRun:
         """Fit public features, then the private table, as before each round."""
         self.labels, self._records = False, len(table)
         with observing(self._observed):
-            if isinstance(self.labeler, UsesPublicFeatures):
-                self.labeler.fit_public(self._public)
-            if isinstance(self.labeler, RecognisesRecords):
-                self.labeler.private_digests = self.labeler.record_digests(table.features, table.labels)
-            self.labeler.fit(table.features.clone(), table.labels.clone(), self.num_classes)
+            records = PrivateRecords.of(
+                table.features.clone(),
+                table.labels.clone(),
+                self.num_classes,
+                public=self._public,
+                examples=table.features,
+            )
+            self.labeler.fit(records)
         return self
 
     def label(self, queries: Tensor, max_answers: int | None = None) -> ObservedRun:

@@ -26,9 +26,9 @@ class Watched(PrivateKNN):
 
     seen = 0
 
-    def fit(self, features, labels, num_classes):
-        self.seen = len(labels)
-        super().fit(features, labels, num_classes)
+    def fit(self, records):
+        self.seen = len(records)
+        super().fit(records)
 
 
 def fit(folder, noise=None, student=None, **given):

@@ -27,8 +27,9 @@ class OracleLabeler(Labeler):
         super().__init__()
         self.mechanism, self.refuse_every, self.asked = Gaussian(sigma), refuse_every, []
 
-    def fit(self, features, labels, num_classes):
-        self.features, self.labels = features, labels
+    def fit(self, records):
+        super().fit(records)
+        self.features, self.labels = records.table(), records.labels
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         return [Charge(self.mechanism, num_queries)]

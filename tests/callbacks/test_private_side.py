@@ -12,7 +12,7 @@ from torch import nn
 from pl_privknn._checks import check_int
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.labelers import Release
-from pl_privknn.labelers.base import UsesPublicFeatures
+from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
@@ -35,12 +35,12 @@ def quote(*_):
         raise told from error
 
 
-class Careless(UsesPublicFeatures):
+class Careless(Labeler):
     """A teacher that answers its first round, and fails in the second at one place."""
 
     def __init__(self, place):
         super().__init__()
-        self.place, self.calls = place, {"fit": 0, "label": 0, "fit_public": 0}
+        self.place, self.calls = place, {"fit": 0, "label": 0}
         self.release = Gaussian(1.0)
 
     def call(self, place):
@@ -48,10 +48,9 @@ class Careless(UsesPublicFeatures):
         if place == self.place and self.calls[place] == 2:
             quote()
 
-    def fit_public(self, features):
-        self.call("fit_public")
-
-    def fit(self, features, labels, num_classes):
+    def fit(self, records):
+        super().fit(records)
+        records.table()
         self.call("fit")
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
@@ -110,7 +109,7 @@ def left_in(folder):
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("place", ["fit_public", "fit", "label", "extractor"])
+@pytest.mark.parametrize("place", ["fit", "label", "extractor"])
 def test_a_teachers_error_comes_out_as_type_and_place(tmp_path, capfd, caplog, monkeypatch, place):
     with pytest.raises(RedactedError) as caught:
         fit_student(tmp_path / "a", place)

@@ -11,13 +11,14 @@ import torch.distributed as dist
 from pl_privknn.callbacks import labeling_round
 from pl_privknn.callbacks.labeling_round import check_whole_persons, shard_of
 from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import (
     PATE,
     ClassBalancedPartition,
     LocalReverseKNN,
     PrivateKNN,
 )
-from pl_privknn.labelers.base import FollowerLedger, ProtectsPersons, RecognisesRecords
+from pl_privknn.labelers.base import FollowerLedger
 from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
@@ -187,8 +188,8 @@ def test_processes_that_shuffled_the_private_records_each_in_its_own_way_are_ref
 def test_a_refused_charge_ends_both_processes_with_the_same_error(tmp_path):
     def task(rank, group):
         teacher = PrivateKNN(2, 1.0, noise=Gaussian(1.0))
-        teacher.shard = Shard(group, rank, 2, 12)
-        teacher.fit(torch.eye(6), torch.arange(6) % 3, 3)
+        shard = Shard(group, rank, 2, 12)
+        teacher.fit(PrivateRecords.of(torch.eye(6), torch.arange(6) % 3, 3, shard=shard))
         ledger = FollowerLedger()
         if not rank:
             ledger = Ledger(tmp_path / "ledger.sqlite", Budget(epsilon=0.1)).run("a", [])
@@ -207,15 +208,10 @@ def test_a_refused_charge_ends_both_processes_with_the_same_error(tmp_path):
     assert first[1] > 0.1
 
 
-class Recognising(PrivateKNN, ProtectsPersons, RecognisesRecords):
-    def record_digests(self, images, labels):
-        return None
-
-
 def test_numbers_of_records_come_with_the_records_of_the_shard(tmp_path):
     data = nine_records()
     data.private_ids, data.private_groups = torch.arange(9) * 10, torch.arange(9) * 100
-    teacher = Recognising(2, 1.0)
+    teacher = PrivateKNN(2, 1.0)
     labeling = labeling_round.LabelingRound(teacher, torch.nn.Flatten(), None, 1, 1, 1, 0, unit="person")
     for shard, rows in (
         (None, list(range(9))),
@@ -223,9 +219,9 @@ def test_numbers_of_records_come_with_the_records_of_the_shard(tmp_path):
         (Shard(Pretended(), 0, 1, 9, torch.tensor([2, 7])), [2, 7]),
     ):
         teacher.shard = shard
-        labeling._fit_labeler(data, tmp_path, lambda what, done, total: None)
-        assert teacher.private_ids.tolist() == [10 * row for row in rows]
-        assert teacher.private_owners.tolist() == [100 * row for row in rows]
+        records = labeling._records(data, tmp_path)
+        assert records.ids.tolist() == [10 * row for row in rows]
+        assert records.owners.tolist() == [100 * row for row in rows]
 
 
 @needs_fork

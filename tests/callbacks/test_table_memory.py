@@ -6,11 +6,13 @@ import stat
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from pl_privknn.callbacks import ClusterSelection, labeling_round
 from pl_privknn.callbacks.labeling_round import FeatureStore
+from pl_privknn.datamodules.datasets import LabeledImages, TensorImages
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
-from pl_privknn.labelers.base import RecognisesRecords
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -64,65 +66,47 @@ def test_answers_are_the_same_and_nothing_is_left(tmp_path, monkeypatch):
     assert left[0] == left[1]
 
 
-def test_a_teacher_owns_its_table_in_the_fit_alone(tmp_path):
-    owned = []
-
-    class Failing(PrivateKNN, RecognisesRecords):
-        def record_digests(self, images, labels):
-            return None
-
-        def fit(self, *args):
-            owned.append(self.owns_table)
-            super().fit(*args)
-            raise RuntimeError("stop")
-
-    teacher = Failing(3, 1.0)
-    with pytest.raises(RuntimeError):
-        fit_student(tmp_path, teacher, 0.1, queries_per_round=30)
-    assert owned == [True]
-    assert not teacher.owns_table
-
-
 # --- teachers that hold no table
 
 
 def test_a_streaming_teacher_never_sees_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr("pl_privknn.callbacks.labeling_round._IMAGES_AT_ONCE", 64)
     monkeypatch.setattr(FeatureStore, "table", lambda *args: pytest.fail("a table was made"))
-    monkeypatch.setattr(ReverseKNN, "fit", lambda *args: pytest.fail("a table was given"))
     teacher = ReverseKNN(1, budget=Budget(epsilon=2.0), noise_source=SeededNoise(3))
-    blocks = []
-    table = ReverseKNN.fit_blocks
-
-    def spied(self, given, num_classes):
-        def counted():
-            for block in given():
-                blocks.append(len(block[0]))
-                yield block
-
-        table(self, counted, num_classes)
-
-    monkeypatch.setattr(ReverseKNN, "fit_blocks", spied)
     _, data = fit_student(tmp_path, teacher, 0.1, queries_per_round=12, selection=ClusterSelection())
-    assert blocks == [64, 64, 64, 64, 44]
     assert int((data.public.labels >= 0).sum()) == 60
 
 
-def test_blocks_and_a_table_give_the_same_counts():
+def small_records(count, extract=None, rows=None, **given):
     generator = torch.Generator().manual_seed(0)
-    table, queries = torch.rand(200, 5, generator=generator), torch.rand(9, 5, generator=generator)
-    labels = torch.arange(200) % 3
-    whole, streamed = ReverseKNN(2, budget=Budget(epsilon=2.0)), ReverseKNN(2, budget=Budget(epsilon=2.0))
-    whole.fit(table, labels, 3)
-    streamed.fit_blocks(lambda: zip(table.split(17), labels.split(17), strict=True), 3)
-    assert torch.equal(whole.counts(queries), streamed.counts(queries))
-    assert torch.equal(streamed.counts(queries), streamed.counts(queries))
+    examples = LabeledImages(
+        TensorImages(torch.rand(count, 3, 64, 64, generator=generator)), torch.arange(count) % 3, 3
+    )
+    return examples, PrivateRecords(examples, extract or nn.Flatten(), rows=rows, **given)
 
 
-def test_bad_records_of_a_block_are_refused_before_anything_is_paid():
-    teacher = ReverseKNN(1, budget=Budget(epsilon=2.0))
-    features = torch.rand(4, 2)
-    features[2, 1] = torch.nan
-    teacher.fit_blocks(lambda: [(features, torch.tensor([0, 1, 0, 1]))], 2)
-    with pytest.raises(ValueError, match="features: some are NaN"):
-        teacher.label(torch.rand(3, 2), None)
+def test_blocks_are_the_rows_of_the_table_in_their_order():
+    rows = torch.arange(1, 900, 2)
+    examples, records = small_records(900, rows=rows)
+    blocks = list(records.blocks())
+    assert len(blocks) > 1
+    assert torch.equal(torch.cat([features for features, _ in blocks]), records.table())
+    assert torch.equal(records.table(), examples.images(rows).flatten(1))
+    assert torch.equal(torch.cat([labels for _, labels in blocks]), records.labels)
+    assert torch.equal(records.labels, rows % 3)
+
+
+def test_a_record_without_finite_features_counts_as_zeros():
+    def extract(images):
+        found = images.flatten(1)[:, :4]
+        return torch.where(found[:, :1] > 0.5, found / 0.0, found)
+
+    examples, records = small_records(20, extract)
+    bad = examples.images()[:, 0, 0, 0] > 0.5
+    assert 0 < int(bad.sum()) < 20
+    assert bool((records.table()[bad] == 0).all())
+    assert bool((records.table()[~bad] != 0).any(dim=1).all())
+
+
+def test_an_empty_shard_has_a_table_as_wide_as_the_others():
+    _, records = small_records(9, rows=torch.arange(0))
+    assert records.table().shape == (0, 3 * 64 * 64)

@@ -18,6 +18,7 @@ from pl_privknn.config import known_classes
 from pl_privknn.datamodules import PrivatePublicDataModule
 from pl_privknn.export import export_run
 from pl_privknn.features import HOG, CachedFeatures, Pixels, PublicPCA
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.students import SupervisedStudent, VATStudent
 from pl_privknn.testing import FreeLedger
@@ -134,8 +135,7 @@ def test_the_file_is_the_model_that_was_released(tmp_path, capsys, kind):
     features = extractor(public)
     student.whitening.fit(features)
     teacher = SufficientStatistics(noise_multiplier=0.5, private_records=60)
-    teacher.fit(features, torch.arange(60) % 4, 4)
-    teacher.fit_public(features)
+    teacher.fit(PrivateRecords.of(features, torch.arange(60) % 4, 4, public=features))
     teacher.label(features[:5], FreeLedger())
     _left(tmp_path, student)
     save_head(tmp_path, teacher, extractor)

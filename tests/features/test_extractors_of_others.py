@@ -37,9 +37,9 @@ def watched(**settings):
     teacher = PrivateKNN(**settings)
     literal = teacher.fit
 
-    def fit(features, labels, num_classes):
-        teacher.vectors = features.clone()
-        literal(features, labels, num_classes)
+    def fit(records):
+        teacher.vectors = records.table(fresh=True)
+        literal(records)
 
     teacher.fit = fit
     return teacher

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.federated import FederatedRound, Refused, run_round
 from pl_privknn.federated.messages import decode
 from pl_privknn.labelers import LocalReverseKNN, ReverseKNN
@@ -69,7 +70,7 @@ def test_epsilon_is_that_of_one_process(tmp_path):
     run_round(asked(tmp_path, seeded()), Wire(four(tmp_path)))
     one = seeded()
     features, labels = zip(*map(records, range(4)), strict=True)
-    one.fit(torch.cat(features), torch.cat(labels), CLASSES)
+    one.fit(PrivateRecords.of(torch.cat(features), torch.cat(labels), CLASSES))
     ledger = Ledger(tmp_path / "one.sqlite", Budget(adjacency="replace_one"))
     one.label(queries(), ledger.run("first", plan=stated_plan(one, 4, 4, CLASSES)))
     ours, single = reports(tmp_path / "ledger.sqlite"), ledger.report()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
@@ -25,7 +26,7 @@ class ReplaceOnly(RandomPartition):
 
 def of_replaced_records(run):
     labeler = PATE(4, LinearTeachers(steps=2), ReplaceOnly(), noise=Gaussian(2.0), progress=False)
-    labeler.fit(torch.randn(40, 4), torch.arange(40) % 3, 3)
+    labeler.fit(PrivateRecords.of(torch.randn(40, 4), torch.arange(40) % 3, 3))
     labeler.noise_source = Scripted([])
     labeler.label(torch.randn(3, 4), run)
 

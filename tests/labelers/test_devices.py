@@ -11,6 +11,7 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_arguments import device_of
 from pl_privknn.features import HOG, JoinedFeatures, PatchDictionary, Pixels, Scattering
 from pl_privknn.features.base import extract_on
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN, PrivateKNN, ReverseKNN, Screening
 from pl_privknn.labelers.attributes import FixedThresholds
 from pl_privknn.labelers.ind_knn import Similarity
@@ -73,9 +74,9 @@ def test_labelers_search_where_they_are_told_to(table, queries, name):
         labeler.device = device
         labels = torch.arange(len(table)) % 3
         if "multilabel" in name:
-            labeler.fit(table, torch.stack([labels % 2, labels // 2], dim=1), 2)
+            labeler.fit(PrivateRecords.of(table, torch.stack([labels % 2, labels // 2], dim=1), 2))
         else:
-            labeler.fit(table, labels, 3)
+            labeler.fit(PrivateRecords.of(table, labels, 3))
         return labeler.label(queries, FreeLedger()).labels
 
     with PretendedDevice() as device:
@@ -95,7 +96,7 @@ def ind_knn_answers(table, queries, device, kernel="cosine", threshold=0.8, inde
         similarity=Similarity(kernel=kernel),
     )
     labeler.device = device
-    labeler.fit(table, torch.arange(len(table)) % 3, 3)
+    labeler.fit(PrivateRecords.of(table, torch.arange(len(table)) % 3, 3))
     if index is not None:
         labeler._engine.index = index
     release = labeler.label(queries, FreeLedger())

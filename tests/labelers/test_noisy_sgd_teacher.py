@@ -9,6 +9,7 @@ from opacus.accountants import RDPAccountant
 from torch.nn import functional as F
 
 from pl_privknn.callbacks import FullSelection
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import NoisySGDTeacher
 from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
 from pl_privknn.privacy import Budget
@@ -84,7 +85,7 @@ def test_without_noise_it_is_plain_gradient_descent(bias, scheduler):
         optimization={"lr": 3.0, "momentum": 0.8, "noise_limit": None, "scheduler": scheduler},
         model={"components": None, "soft": True, "bias": bias},
     )
-    teacher.fit(features, labels, 3)
+    teacher.fit(PrivateRecords.of(features, labels, 3))
     assert teacher.head_state() is None
     release = teacher.label(queries, FreeLedger())
 
@@ -120,7 +121,7 @@ def test_every_step_is_paid_before_its_noise_and_draws_from_its_own_stream():
         "steps": 23, "noise_multiplier": 2.0, "optimization": {"steps_per_charge": 10}, "model": {"components": None},
     }  # fmt: skip
     teacher = NoisySGDTeacher(**settings, noise_source=Watched(0))
-    teacher.fit(*table(), 3)
+    teacher.fit(PrivateRecords.of(*table(), 3))
     teacher.label(table(30, seed=1)[0], ledger)
     for kind in ("batch", "step"):  # coins too
         assert [total for words, total in drawn if words[0] == kind] == [10] * 10 + [20] * 10 + [23] * 3

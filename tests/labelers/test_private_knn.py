@@ -3,6 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
@@ -38,7 +39,7 @@ def test_same_distribution_as_the_literal_algorithm():
     labeler = PrivateKNN(
         k, rate, Screening(4.0, Gaussian(1.5)), Gaussian(sigma=4.0), noise_source=SeededNoise(1)
     )
-    labeler.fit(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), c)
+    labeler.fit(PrivateRecords.of(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), c))
     queries = torch.tensor(query, dtype=torch.float32).repeat(draws, 1)
     ours = labeler.label(queries, FreeLedger()).labels.numpy()
     table = [[np.sum(np.asarray(who) == outcome) for outcome in range(-1, c)] for who in (literal, ours)]
@@ -48,7 +49,7 @@ def test_same_distribution_as_the_literal_algorithm():
     broken = PrivateKNN(
         k, rate, Screening(4.0, Gaussian(1.5)), Gaussian(sigma=2.0), noise_source=SeededNoise(1)
     )
-    broken.fit(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), c)
+    broken.fit(PrivateRecords.of(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), c))
     other = broken.label(queries, FreeLedger()).labels.numpy()
     table[1] = [np.sum(other == outcome) for outcome in range(-1, c)]
     assert stats.chi2_contingency(table).pvalue < 1e-3
@@ -56,7 +57,7 @@ def test_same_distribution_as_the_literal_algorithm():
 
 def _fitted(labeler, n=60, c=3):
     generator = torch.Generator().manual_seed(0)
-    labeler.fit(torch.randn(n, 4, generator=generator), torch.arange(n) % c, c)
+    labeler.fit(PrivateRecords.of(torch.randn(n, 4, generator=generator), torch.arange(n) % c, c))
     return labeler
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pl_privknn.callbacks.selection import ClusterSelection
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN
 from pl_privknn.labelers.private_knn import Screening
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
@@ -22,7 +23,7 @@ def table(n=400, d=5, classes=3, seed=0):
 
 def knn(noise, seed=0, screening=None, **kwargs):
     labeler = PrivateKNN(40, 0.5, screening, noise, SeededNoise(seed), **kwargs)
-    labeler.fit(*table(), 3)
+    labeler.fit(PrivateRecords.of(*table(), 3))
     return labeler
 
 
@@ -69,7 +70,7 @@ def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(given
     for shown in (False, True):
         brief = LinearTeachers(steps=20, batch_size=8)
         teacher = PATE(12, brief, release_counts=shown, progress=False, noise_source=SeededNoise(3), **given)
-        teacher.fit(*table(), 3)
+        teacher.fit(PrivateRecords.of(*table(), 3))
         ledger = FreeLedger()
         releases.append((teacher.label(queries, ledger), ledger.rows))
         if not shown:

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PrivateKNN, Screening
 from pl_privknn.privacy import Gaussian
 from pl_privknn.privacy.mechanisms import NoisyScreening
@@ -49,7 +50,7 @@ def test_a_sample_may_hold_fewer_records_and_its_counts_stay():
 def test_private_knn_wants_more_than_k_records_for_screening_without_sampling():
     def fit(records, screening, rate=1.0):
         labels = torch.arange(records) % CLASSES
-        PrivateKNN(K, rate, screening).fit(torch.randn(records, 2), labels, CLASSES)
+        PrivateKNN(K, rate, screening).fit(PrivateRecords.of(torch.randn(records, 2), labels, CLASSES))
 
     screening = Screening(4, Gaussian(1.0))
     for records in (K - 1, K):

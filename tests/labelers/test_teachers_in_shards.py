@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE, IndKNN, NoisySGDTeacher, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.privacy import Budget
@@ -35,11 +36,10 @@ def made(name):
 def led(name, parts):
     """Teachers of shards, whose public features differ in all but the first."""
     features, classes = records()
-    shards = Members(lambda: made(name), PARTS[parts], features, labels_for(made(name), classes), 3)
-    shards.members[0].fit_public(table(40, seed=7)[0])
-    for number, member in enumerate(shards.members[1:]):
-        member.fit_public(torch.randn(30, 5, generator=torch.Generator().manual_seed(number)))
-    return shards
+    public = [table(40, seed=7)[0]]
+    for number in range(len(PARTS[parts]) - 1):
+        public.append(torch.randn(30, 5, generator=torch.Generator().manual_seed(number)))
+    return Members(lambda: made(name), PARTS[parts], features, labels_for(made(name), classes), 3, public)
 
 
 @EVERY_PART
@@ -195,7 +195,7 @@ def sgd(noise, rate=0.4):
 def test_noisy_sgd_takes_the_steps_of_one_process_where_coins_belong_to_records(parts, rate):
     queries = table(30, seed=5)[0]
     alone, ledgers = sgd(OfRecords(range(COUNT)), rate), [FreeLedger(), FreeLedger()]
-    alone.fit(*records(), 3)
+    alone.fit(PrivateRecords.of(*records(), 3))
     expected = alone.label(queries, ledgers[0])
     sources = iter(OfRecords(rows) for _, _, rows in PARTS[parts])
     shards = Members(lambda: sgd(next(sources), rate), PARTS[parts], *records(), 3)
@@ -261,7 +261,7 @@ def test_teachers_of_all_shards_vote_as_if_they_had_been_trained_in_one_process(
         own = torch.arange(rank, 7, len(shards))
         of_record[rows] = own[NUMBERS[rows] % len(own)]
     whole = pate(7, partitioner=Given(of_record), noise_source=SeededNoise(4))
-    whole.fit(features, labels, 3)
+    whole.fit(PrivateRecords.of(features, labels, 3))
     sources = iter(Dealt(rows) for _, _, rows in shards)
     together = Members(lambda: pate(7, noise_source=next(sources)), shards, features, labels, 3)
     assert torch.equal(together.each(lambda member: member.votes(queries))[0], whole.votes(queries))
@@ -279,7 +279,7 @@ def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charge
     with pytest.raises(ValueError, match=r"states its cost under 'add_remove' only"):
         shards.label(table(3, seed=5)[0], run)
     alone = pate(6)
-    alone.fit(*records(), 3)
+    alone.fit(PrivateRecords.of(*records(), 3))
     alone.label(table(3, seed=5)[0], run)
     assert run.num_charges == 1
 

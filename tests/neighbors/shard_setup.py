@@ -3,6 +3,7 @@
 import functools
 
 from benchmarks.threads import Threads
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import FollowerLedger
 from pl_privknn.neighbors.processes import Shard
 
@@ -47,13 +48,21 @@ class Members:
         members: the teachers; the first one charges and draws.
     """
 
-    def __init__(self, make, shards, features, labels, num_classes):
-        self.threads, self.members = Threads(len(shards)), []
-        for group, (first, stride, rows) in zip(self.threads.groups, shards, strict=True):
-            member = make()
-            member.shard = Shard(group, first, stride, len(labels))
-            member.fit(features[rows], labels[rows], num_classes)
-            self.members.append(member)
+    def __init__(self, make, shards, features, labels, num_classes, public=None):
+        self.threads, self.members = Threads(len(shards)), [make() for _ in shards]
+        held = []
+        for number, (group, (first, stride, rows)) in enumerate(
+            zip(self.threads.groups, shards, strict=True)
+        ):
+            records = PrivateRecords.of(
+                features[rows],
+                labels[rows],
+                num_classes,
+                shard=Shard(group, first, stride, len(labels)),
+                public=None if public is None else public[number],
+            )
+            held.append(functools.partial(self.members[number].fit, records))
+        self.threads.run(held)
 
     def each(self, work):
         """``work(member)`` of all, at the same time."""

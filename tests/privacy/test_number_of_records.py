@@ -9,10 +9,11 @@ from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
 
 from pl_privknn.callbacks.labeling_round import rich_progress
 from pl_privknn.datamodules import ArraysDataModule
-from pl_privknn.labelers import PATE, IndKNN, PrivateKNN, ReverseKNN
+from pl_privknn.features.private_records import PrivateRecords
+from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.pate_training import RandomPartition
 from pl_privknn.neighbors import PoissonNeighbors
-from pl_privknn.privacy import Budget, Gaussian, redaction
+from pl_privknn.privacy import redaction
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.record_budgets import read_ids
 from tests.labelers.multilabel.attributes_setup import attribute_knn
@@ -60,21 +61,14 @@ def table(labels=N, dtype=torch.float32):
     return torch.zeros(N, 3, dtype=dtype), torch.zeros(labels, dtype=torch.int64)
 
 
-def owned(labeler):
-    labeler.private_owners = torch.zeros(N - 1, dtype=torch.int64)
-    return labeler
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: PrivateKNN(5).fit(*table(N - 1), 2),
-        lambda: PrivateKNN(5).fit(*table(dtype=torch.int64), 2),
-        lambda: PrivateKNN(N, 1.0).fit(*table(), 2) or PrivateKNN(N + 1, 1.0).fit(*table(), 2),
-        lambda: ReverseKNN(1, budget=Budget(epsilon=1.0)).fit(*table(N - 1), 2),
-        lambda: IndKNN(0.1, Gaussian(0.5), budget=Budget(epsilon=1.0, delta=1e-5)).fit(*table(N - 1), 2),
-        lambda: attribute_knn(5).fit(*table(), 2),
-        lambda: owned(PATE(4)).fit(*table(), 2),
+        lambda: PrivateRecords.of(*table(N - 1), 2),
+        lambda: PrivateRecords.of(*table(dtype=torch.int64), 2),
+        lambda: PrivateKNN(N + 1, 1.0).fit(PrivateRecords.of(*table(), 2)),
+        lambda: attribute_knn(5).fit(PrivateRecords.of(*table(), 2)),
+        lambda: PrivateRecords.of(*table(), 2, owners=torch.zeros(N - 1, dtype=torch.int64)),
         lambda: RandomPartition().assign(
             *table(), num_classes=2, num_parts=N + 1, noise=SeededNoise(0)
         ),

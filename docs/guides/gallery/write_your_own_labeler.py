@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pl_privknn import HOG, Budget, DigitsDataModule, Gaussian, Labeler, Ledger, Release
-from pl_privknn.labelers import check_table
+from pl_privknn import HOG, Budget, DigitsDataModule, Gaussian, Labeler, Ledger, PrivateRecords, Release
 from pl_privknn.privacy import account
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.testing import check_labeler
@@ -26,12 +25,12 @@ class NoisyPrototypes(Labeler):
         self.mechanism = Gaussian(sigma, l2_sensitivity=1.0)  # a unit vector enters one class's sum
         self.prototypes = None
 
-    def fit(self, features, labels, num_classes):
-        """Take the private table."""
-        check_table(features, labels, num_classes)  # refuses NaN, wrong shapes and classes
-        units = torch.nn.functional.normalize(features)  # each record separately: no private mean
-        sums = torch.zeros(num_classes, features.shape[1], dtype=torch.float64)  # float32 would round
-        self._sums = sums.index_add_(0, labels, units.double())
+    def fit(self, records):
+        """Take the private records."""
+        super().fit(records)
+        units = torch.nn.functional.normalize(records.table())  # each record separately: no private mean
+        sums = torch.zeros(records.num_classes, units.shape[1], dtype=torch.float64)  # float32 would round
+        self._sums = sums.index_add_(0, records.labels, units.double())
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         """Plan the maximum cost of a run."""
@@ -60,13 +59,12 @@ class NoisyPrototypes(Labeler):
 data = DigitsDataModule()
 data.setup("fit")
 features = HOG()
-private = torch.cat([features(images) for images, _ in data.private_batches(256)])
-labels = torch.cat([label for _, label in data.private_batches(256)])
+records = PrivateRecords(data.private, features)
 public = features(data.public.images(torch.arange(len(data.public))))
 
 # %%
 teacher = NoisyPrototypes(sigma=4.0)
-teacher.fit(private, labels, data.num_classes)
+teacher.fit(records)
 with tempfile.TemporaryDirectory() as folder:
     ledger = Ledger(Path(folder) / "ledger.sqlite", Budget(delta=1e-4))
     run = ledger.run("try", plan=teacher.plan(500, 500, data.num_classes))

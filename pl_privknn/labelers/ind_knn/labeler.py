@@ -16,12 +16,9 @@ from pl_privknn.config import as_group
 from pl_privknn.labelers.base import (
     ChargesLedger,
     JoinsRuns,
-    ProtectsPersons,
-    RecognisesRecords,
+    PrivateRecords,
     Release,
     SpendsBudget,
-    UsesPublicFeatures,
-    check_table,
     nonnegative_shares,
 )
 from pl_privknn.labelers.ind_knn.algorithm import (
@@ -34,7 +31,6 @@ from pl_privknn.labelers.ind_knn.algorithm import (
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.privacy.record_budgets import (
     BudgetTable,
@@ -93,7 +89,7 @@ class Records:
     state_dir: str | Path | None = None
 
 
-class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, SpendsBudget):
+class IndKNN(JoinsRuns, SpendsBudget):
     """Teacher by kernel votes, with a privacy budget for every record (Ind-KNN: Zhu, Zhao, Guo and Wang 2023).
 
     Private records whose kernel value with the query reaches a public threshold vote with that value. Their
@@ -135,8 +131,8 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
         similarity: the kernel, and the floor under the noisy number of neighbours.
         record_budgets: how ε becomes a budget of each record, or that budget itself.
         switches: thresholds from public density, answers as public records, hashing, held-back answers. Public
-            examples for ``density`` are all of those in the data module, or in other uses those given to
-            :meth:`use_public`, or else the queries asked so far.
+            examples for ``density`` are all of those in the data module (``records.public``), or else the queries
+            asked so far.
         records: which record is which, and where their budgets are kept.
         soft: release class probabilities too: the non-negative part of the noisy votes, normalised.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
@@ -156,8 +152,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
 
     free_parameters = ("record_budgets.rho",)
     _parameters: IndKNNParameters | None = None
-    _public: Tensor | None = None
-    _offered: Tensor | None = None
+    _asked_refer = False  # whether density is that of the queries asked so far
     _budgets: BudgetTable | None = None
     _run_folder: Path | None = None
     _engine: IndKNNEngine | None = None
@@ -217,17 +212,8 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
 
     # ------------------------------------------------------------------ the labeler's contract
 
-    @property
-    def uses_public_features(self) -> bool:
-        """Whether thresholds are taken from them."""
-        return self.switches.density is not None
-
-    def fit_public(self, features: Tensor) -> None:
-        """Take the features of all public examples, float32 ``(n, d)``, for ``density``; before :meth:`fit`."""
-        self._offered = None if self.switches.density is None else features
-
-    def fit(self, features: Tensor, labels: Tensor, num_classes: int) -> None:
-        """Take the private table; see :meth:`Labeler.fit`.
+    def fit(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.fit`.
 
         Budgets belong to records, not to features: they go on when other features of the same records come, where
         ``ids`` or the data module identify records.
@@ -236,15 +222,15 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
             ValueError: also where it is not certain that every record keeps its own budget.
             PrivateStoreError: if the budgets' folder is damaged, incomplete, an older or second copy, or in use.
         """
-        check_table(features, labels, num_classes)
-        digests, self.private_digests = self.private_digests, None
-        budgets, shard = self._open_budgets(), self.shard
+        super().fit(records)
+        budgets, shard, labels = self._open_budgets(), records.shard, records.labels
+        digests = records.digests(budgets.key.digests)
+        features = records.table(fresh=True)
         rows, total = np.arange(len(labels)), len(labels)
         if shard is not None:
             rows, total = shard.index(torch.from_numpy(rows)).numpy(), shard.total
-        given = self.private_ids if self.ids is None else read_ids(self.ids, total)[rows]
-        owners = self.private_owners
-        if owners is None:
+        given = records.ids if self.ids is None else read_ids(self.ids, total)[rows]
+        if records.owners is None:
             ids = budgets.recognise(
                 None if given is None else read_ids(given, len(labels)),
                 digests,
@@ -253,22 +239,19 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
             )
             owned_by = ids
         else:
-            ids, owned_by = rows, check_owners(owners, len(labels)).numpy()
+            ids, owned_by = rows, records.owners.numpy()
             persons, here = np.unique(owned_by), shard is not None
             budgets.recognise(persons, None, (features, labels), is_shard=here, unit="person")
-        engine = IndKNNEngine(self.parameters, self.switches, num_classes, features.shape[1], budgets)
+        engine = IndKNNEngine(self.parameters, self.switches, records.num_classes, features.shape[1], budgets)
         engine.device = self.device
-        engine.add(ids, unit_rows(features, overwrite=self.owns_table), labels.cpu().numpy(), owned_by)
-        if (then := self._engine) is not None:
-            if len(ids) and torch.equal(then.vectors, engine.vectors):
-                engine.answered, engine.reference = then.answered, then.reference
-            else:
-                self._public = None  # those were public examples in other features
-        if self._offered is not None:
-            self._public, self._offered = unit_rows(self._offered), None
-        if self._public is not None:
-            check_queries(self._public, features.shape[1])
-            engine.reference = self._public
+        engine.add(ids, unit_rows(features, overwrite=True), labels.cpu().numpy(), owned_by)
+        if (then := self._engine) is not None and len(ids) and torch.equal(then.vectors, engine.vectors):
+            engine.answered, engine.reference = then.answered, then.reference
+        public = None if self.switches.density is None else records.public
+        if public is not None:
+            check_queries(public, features.shape[1])
+            engine.reference = unit_rows(public)
+        self._asked_refer = public is None
         self._engine = engine
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
@@ -292,7 +275,7 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
         scores = torch.full((len(queries), engine.num_classes), torch.nan, dtype=torch.float64)
         asked = queries[:max_answers]
         if len(asked):
-            if self.switches.density is not None and self._public is None:
+            if self.switches.density is not None and self._asked_refer:
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
             answers = engine.answer(asked, self.noise_source, ledger, self.processes)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
@@ -304,26 +287,10 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
             return Release(labels, soft)
         return Release(labels, soft, scores, self.parameters.sigma2)
 
-    def use_public(self, features: Tensor) -> None:
-        """Give public examples for ``density`` to take thresholds from.
-
-        They serve as long as the features stay the same; after a :meth:`fit` with others, call it again.
-
-        Args:
-            features: float, shape ``(r, d)``; of any public examples, with or without labels.
-        """
-        self._public = unit_rows(features)
-        if self._engine is not None:
-            check_queries(features, self._engine.vectors.shape[1])
-            self._engine.reference = self._public
 
     def remaining(self) -> NDArray[np.float64]:
         """Remaining budget of each private record of this process. **Private**: for the owner of the data alone."""
         return self._fitted("remaining").remaining()
-
-    def record_digests(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Keyed digests of private records; see :meth:`RecognisesRecords.record_digests`."""
-        return self._open_budgets().key.digests(images, labels)
 
     # ------------------------------------------------------------------ runs and shards
 
@@ -400,5 +367,5 @@ class IndKNN(JoinsRuns, RecognisesRecords, UsesPublicFeatures, ProtectsPersons, 
 
     def _fitted(self, method: str) -> IndKNNEngine:
         if self._engine is None:
-            raise RuntimeError(f"IndKNN.{method} needs the private table: call fit(features, labels) first")
+            raise RuntimeError(f"IndKNN.{method} needs the private table: call fit(records) first")
         return self._engine

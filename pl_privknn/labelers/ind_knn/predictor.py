@@ -14,8 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int, shape_text
+from pl_privknn.features.alone import Extract, kept_apart
 from pl_privknn.features.base import Extractor
-from pl_privknn.labelers.base import ChargesLedger, check_table, nonnegative_shares
+from pl_privknn.features.private_records import check_table, made_up
+from pl_privknn.labelers.base import ChargesLedger, nonnegative_shares
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
@@ -113,6 +115,9 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         self.dimension = check_int("dimension", dimension)
         self.switches = switches if switches is not None else IndKNNSwitches()
         self.extractor = extractor
+        #: What the separation of images' features rests on, in words; empty unless the extractor can't be traced.
+        self.conditions: tuple[str, ...] = ()
+        self._extract: dict[tuple[int, ...], Extract] = {}
         self.noise_source = noise_source if noise_source is not None else default_noise()
         self._ledger, self._turn = ledger, threading.RLock()
         self._engine = self._opened(None)
@@ -355,8 +360,11 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             raise ValueError(
                 f"x: images of shape {shape_text(x.shape)}, but there is no extractor; pass one, or give features"
             )
-        with torch.inference_mode():
-            return self.extractor(x)
+        shape = tuple(x.shape[1:])
+        if shape not in self._extract:
+            self._extract[shape], self.conditions = kept_apart(self.extractor, made_up(shape))
+        with torch.no_grad():
+            return self._extract[shape](x)
 
 
 def _read(budgets: BudgetTable, name: str, dimension: int) -> tuple[Ids, Ids, Ids, Tensor]:

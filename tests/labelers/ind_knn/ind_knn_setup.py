@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.threads import Threads
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN, IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, unit_rows
@@ -126,9 +127,9 @@ class Stream:
     def refit(self, rows, labels, numbers=None, features=None):
         if self.kind == "numbers":
             self.labeler.ids = numbers
-        if self.kind == "digests of the data module":
-            self.labeler.private_digests = self.labeler.record_digests(rows, labels)
-        self.labeler.fit(rows if features is None else features, labels, C)
+        examples = rows if self.kind == "digests of the data module" else None
+        features = rows if features is None else features
+        self.labeler.fit(PrivateRecords.of(features, labels, C, examples=examples))
 
     def fit_places(self, places):
         places = np.asarray(places)
@@ -178,11 +179,18 @@ class Together:
     def each(self, work):
         return self.threads.run([functools.partial(work, member) for member in self.members])
 
-    def fit(self, numbers=None):
+    def fit(self, numbers=None, owners=None):
         for member, (_, _, places) in zip(self.members, self.shards, strict=True):
-            member.private_ids = None if numbers is None else torch.as_tensor(numbers[places])
-            member.private_digests = member.record_digests(self.rows[places], self.labels[places])
-            member.fit(self.rows[places], self.labels[places], C)
+            records = PrivateRecords.of(
+                self.rows[places],
+                self.labels[places],
+                C,
+                owners=None if owners is None else owners[places],
+                ids=None if numbers is None else torch.as_tensor(numbers[places]),
+                shard=member.shard,
+                examples=self.rows[places],
+            )
+            member.fit(records)
         return self
 
     def ask(self, queries=QUERIES):

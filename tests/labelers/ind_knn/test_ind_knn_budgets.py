@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.ind_knn.engine import unit_rows
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
@@ -88,12 +89,12 @@ def test_numbers_of_the_data_module_and_of_a_file(tmp_path):
     for places, ids in ((ALL[::-1], None), (ALL, tmp_path / "ids.npy")):
         stream.close()
         stream.labeler = teacher(**stream.settings, ids=ids)
-        stream.labeler.private_ids = torch.from_numpy(NUMBERS[places].copy())
-        stream.labeler.fit(torch.rand(12, D), LABELS[places], C)
+        given = torch.from_numpy(NUMBERS[places].copy())
+        stream.labeler.fit(PrivateRecords.of(torch.rand(12, D), LABELS[places], C, ids=given))
         stream.ask()
         np.testing.assert_array_equal(stream.labeler._engine.ids, NUMBERS[places])
     with pytest.raises(ValueError, match="ids: shape"):
-        stream.labeler.fit(ROWS[:11], LABELS[:11], C)
+        stream.labeler.fit(PrivateRecords.of(ROWS[:11], LABELS[:11], C))
 
 
 # ---------------------------------------------------------------- a past that comes back
@@ -152,7 +153,7 @@ def test_each_ledger_is_paid_though_its_runs_have_one_name(tmp_path):
     first, second = (ledger.run("run", []) for ledger in ledgers)
     for order in ([second], [first, second, first, second]):
         labeler = teacher(**SETTINGS)
-        labeler.fit(ROWS, LABELS, C)
+        labeler.fit(PrivateRecords.of(ROWS, LABELS, C))
         for run in order:
             labeler.label(QUERIES, run)
     assert (first.num_charges, second.num_charges) == (1, 2)

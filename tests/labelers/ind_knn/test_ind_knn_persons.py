@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNNPredictor
-from pl_privknn.labelers.base import unit_of
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget
@@ -114,9 +114,9 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     assert min(left.values()) < 1 / 32 < max(left.values())  # some can not pay to be counted any more
     # The teacher of students is the same algorithm.
     labeler = any_teacher(0.2, 1.5, rho=0.3, sigma1=4.0, min_count=2.0, noise_source=Draws(0))
-    labeler.private_owners, ledger = torch.from_numpy(PERSONS), FreeLedger()
-    labeler.fit(features, labels, C)
-    assert unit_of(labeler) == "person"
+    ledger = FreeLedger()
+    labeler.fit(PrivateRecords.of(features, labels, C, owners=torch.from_numpy(PERSONS)))
+    assert labeler.unit == "person"
     assert labeler.label(queries, ledger).labels.tolist() == answers
     np.testing.assert_allclose(labeler.remaining(), predictor.remaining()[1], atol=1e-9)
 
@@ -130,12 +130,8 @@ def test_persons_lie_in_shards():
         return any_teacher(rho=0.3, sigma1=4.0, soft=True, noise_source=SeededNoise(1))
 
     alone = teacher()
-    alone.private_owners = persons
-    alone.fit(features, labels, C)
-    together = Together(teacher, shards, features, labels)
-    for member, (_, _, places) in zip(together.members, shards, strict=True):
-        member.private_owners = persons[places]
-    together.fit()
+    alone.fit(PrivateRecords.of(features, labels, C, owners=persons))
+    together = Together(teacher, shards, features, labels).fit(owners=persons)
     assert torch.equal(together.ask(queries).labels, alone.label(queries, FreeLedger()).labels)
     np.testing.assert_allclose(together.left(), alone.remaining(), rtol=1e-5, atol=1e-5)
 
@@ -167,9 +163,7 @@ def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
     with pytest.raises(ValueError, match="units are never composed"):
         refused.predict(rows(1)[0])
     labeler = any_teacher(rho=0.3, state_dir=tmp_path / "state")
-    labeler.private_owners = torch.arange(12)
-    labeler.fit(*rows(12), C)
+    labeler.fit(PrivateRecords.of(*rows(12), C, owners=torch.arange(12)))
     labeler.label(rows(3)[0], FreeLedger())
-    labeler.private_owners = None
     with pytest.raises(ValueError, match="belong to numbers of persons, and now come digests"):
-        labeler.fit(*rows(12), C)
+        labeler.fit(PrivateRecords.of(*rows(12), C))

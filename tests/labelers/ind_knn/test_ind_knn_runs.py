@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN
 from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
@@ -157,7 +158,7 @@ def test_the_private_folder_is_beside_the_run_and_nothing_of_it_inside(tmp_path)
 
 def test_every_run_has_a_stream_of_its_own_or_charges_for_the_one_that_it_shares(tmp_path):
     labeler = teacher()
-    labeler.fit(torch.rand(9, 4), torch.arange(9) % 3, 3)  # it was used before
+    labeler.fit(PrivateRecords.of(torch.rand(9, 4), torch.arange(9) % 3, 3))  # it was used before
     for name in ("a", "a"):
         shutil.rmtree(tmp_path / "a" / "run", ignore_errors=True)  # another run in the same place
         callback, _ = fit_student(tmp_path / name, labeler, 0.15, private=120, **PROMISE)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.ind_knn import PublicDensity
 from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
 from pl_privknn.neighbors.hashing import SignProjections
@@ -63,7 +64,7 @@ def test_answers_and_payments_are_those_of_one_process(parts, settings):
     features, labels = table()
     queries = torch.cat([QUERIES, rows(30, seed=5)[0]])
     alone, ledgers = teacher(**OTHERS[settings]), [FreeLedger(), FreeLedger()]
-    alone.fit(features, labels, C)
+    alone.fit(PrivateRecords.of(features, labels, C))
     expected = alone.label(queries, ledgers[0])
     shards = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], features, labels, ledgers[1]).fit()
     found = shards.ask(queries)
@@ -90,7 +91,7 @@ def test_the_last_query_of_each_call_is_paid_for(tmp_path, folder):
 
     run, place = Ledger(tmp_path / "ledger.sqlite").run("run"), folder and tmp_path / "state"
     alone, shards = make(), Together(make, THREE, ROWS, LABELS, run, place).fit()
-    alone.fit(ROWS, LABELS, C)
+    alone.fit(PrivateRecords.of(ROWS, LABELS, C))
     for queries in (QUERIES[:1], QUERIES[1:4], QUERIES[4:5], QUERIES[5:]):
         before = shards.left()
         alone.label(queries, FreeLedger())
@@ -153,7 +154,7 @@ def test_other_numbers_of_shards_and_budgets_that_are_not_there_are_refused_by_n
     with pytest.raises(PrivateStoreError, match=words):
         teacher(noise_source=Silent(0)).join_run(place, Ledger(tmp_path / "ledger.sqlite").run("run"))
     with pytest.raises(PrivateStoreError, match=r"shard-00001 holds the budgets of shard 1 of 3"):
-        teacher(state_dir=place / "shard-00001").fit(ROWS, LABELS, C)
+        teacher(state_dir=place / "shard-00001").fit(PrivateRecords.of(ROWS, LABELS, C))
 
     one, two = place / "shard-00001", place / "shard-00002"
     one.rename(place / "aside")

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.pate_training import ClassBalancedPartition
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.testing import FreeLedger
@@ -24,16 +25,16 @@ def test_tables_that_do_not_fit_are_refused(make):
     features, labels, queries, _ = clusters()
     for bad in (labels[:, 0], labels[:, :4], labels.float(), labels * 2):
         with pytest.raises(ValueError, match="labels"):
-            make().fit(features, bad, 5)
+            make().fit(PrivateRecords.of(features, bad, 5))
     with pytest.raises(ValueError, match="features"):
-        make().fit(features * math.nan, labels, 5)
+        make().fit(PrivateRecords.of(features * math.nan, labels, 5))
     with pytest.raises(RuntimeError, match="private table"):
         make().label(queries, FreeLedger())
 
 
 def few():
     teacher = attribute_reverse_knn(k=3, epsilon=1.0)
-    teacher.fit(*clusters()[:2], 5)
+    teacher.fit(PrivateRecords.of(*clusters()[:2], 5))
     teacher.label(torch.zeros(2, 2), FreeLedger())
 
 
@@ -42,7 +43,7 @@ test_parameters_that_do_not_fit_are_refused = refusals(
         "noise": lambda: attribute_knn(noise=ExponentialArgmax(5.0)),
         "tau": lambda: attribute_knn(tau=0),
         "l2_sensitivity": lambda: attribute_knn(tau=2, noise=Gaussian(5.0, 1.4)).plan(5, 5, 10),
-        "k=300": lambda: attribute_knn(sampling_rate=1.0).fit(*clusters()[:2], 5),
+        "k=300": lambda: attribute_knn(sampling_rate=1.0).fit(PrivateRecords.of(*clusters()[:2], 5)),
         "partitioner": lambda: attribute_pate(partitioner=ClassBalancedPartition()),
         "give exactly one": attribute_reverse_knn,
         r"attributes=.* task=.multiclass.": lambda: attribute_knn(task="multiclass"),

@@ -2,6 +2,7 @@
 
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import LinearTeachers
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -32,5 +33,5 @@ def fitted(n=300, given=None, **arguments):
         "noise_source": SeededNoise(0), **arguments,
     }  # fmt: skip
     pate = PATE(**arguments)
-    pate.fit(*(table(n) if given is None else given), 3)
+    pate.fit(PrivateRecords.of(*(table(n) if given is None else given), 3))
     return pate

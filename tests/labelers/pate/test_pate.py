@@ -5,7 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from pl_privknn.labelers.base import check_protects, stated_plan, unit_of
+from pl_privknn.features.private_records import PrivateRecords
+from pl_privknn.labelers.base import check_protects, stated_plan
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.pate_training import (
     ClassBalancedPartition,
@@ -140,13 +141,13 @@ def test_a_replaced_record_changes_one_teacher(partitioner):
 
 def test_persons_are_dealt_out_where_a_partition_can():
     pate = fitted()
-    pate.private_owners = torch.arange(300) // 6
-    assert unit_of(pate) == "person"
+    assert pate.unit == "record"
+    pate.fit(PrivateRecords.of(*table(), 3, owners=torch.arange(300) // 6))
+    assert pate.unit == "person"
     with pytest.raises(ValueError, match="unit='person': PATE"):
         check_protects(PATE(5, noise=Gaussian(1.0), partitioner=GuidedPartition()), "person")
-    pate.private_owners = torch.tensor([1, 2, 3, 4, 5])
     with pytest.raises(ValueError, match=r"private_groups: must be int64 of shape \(n,\)"):
-        pate.fit(*table(), 3)
+        PrivateRecords.of(*table(), 3, owners=torch.tensor([1, 2, 3, 4, 5]))
 
 
 # ---------------------------------------------------------------------- broken and missing teachers

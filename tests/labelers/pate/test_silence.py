@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -61,7 +62,7 @@ def test_teachers_are_not_heard(capfd, caplog):
     pate = PATE(2, Talking(), noise=Gaussian(1.0), noise_source=SeededNoise(0))
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
-        pate.fit(x, y, 2)
+        pate.fit(PrivateRecords.of(x, y, 2))
         pate.votes(x)
         assert not pate.trained.failed.any()
         assert CANARY not in heard(capfd, caplog, recorded)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.reverse_knn import ReverseKNN, decide
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
@@ -28,7 +29,7 @@ def _table(n=200, s=12, c=4, seed=0):
 def test_counts_equal_a_literal_loop(k):
     features, labels, queries = _table()
     labeler = ReverseKNN(budget=Budget(epsilon=1.0), k=k)
-    labeler.fit(features, labels, 4)
+    labeler.fit(PrivateRecords.of(features, labels, 4))
     literal = np.zeros((len(queries), 4), dtype=int)
     for x, y in zip(features.double().numpy(), labels.numpy(), strict=True):
         for query in np.argsort(((queries.double().numpy() - x) ** 2).sum(1), kind="stable")[:k]:
@@ -47,7 +48,7 @@ def test_counts_carry_the_charged_noise_and_everything_follows_from_them(k, adja
     features, labels, queries = _table(s=1000)
     settings = {"k": k, "epsilon": 0.2, "abstain": 0.5, "adjacency": adjacency}
     labeler = ReverseKNN(**grouped(ReverseKNN, **settings), noise_source=SeededNoise(4))
-    labeler.fit(features, labels, 4)
+    labeler.fit(PrivateRecords.of(features, labels, 4))
     release = labeler.label(queries, FreeLedger())
     noise = (release.scores.double() - labeler.counts(queries)).flatten().numpy()
     # A correct draw fails for one seed in 10,000.
@@ -70,7 +71,7 @@ def test_decisions():
 
 def few():
     labeler = ReverseKNN(budget=Budget(epsilon=1), k=5)
-    labeler.fit(*_table()[:2], 4)
+    labeler.fit(PrivateRecords.of(*_table()[:2], 4))
     labeler.label(torch.zeros(3, 5), FreeLedger())
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import LocalReverseKNN, ReverseKNN, ShuffledReverseKNN
 from pl_privknn.labelers.reverse_knn_local import (
     MultiMessage,
@@ -124,7 +125,7 @@ def test_labelers_answer_and_pay_without_a_curator(tmp_path, cls, settings):
     features, labels = clusters()
     labeler = cls(**grouped(cls, adjacency="replace_one", **settings), noise_source=SeededNoise(3))
     assert labeler.adjacencies == ("replace_one",)
-    labeler.fit(features, labels, 3)
+    labeler.fit(PrivateRecords.of(features, labels, 3))
     plan = labeler.plan(3, 3, 3)
     run = Ledger(tmp_path / "l.sqlite", Budget(adjacency="replace_one")).run("a", plan=plan)
     release = labeler.label(torch.eye(3) * 5.5, run)
@@ -135,8 +136,7 @@ def test_labelers_answer_and_pay_without_a_curator(tmp_path, cls, settings):
     if cls is ShuffledReverseKNN:  # fewer clients than stated are refused before anything is paid
         charges = run.num_charges
         with pytest.raises(ValueError, match="num_clients=3000"):
-            labeler.fit(features[1:], labels[1:], 3)
-        labeler.fit_blocks(lambda: [(features[1:], labels[1:])], 3)  # counted as they come
+            labeler.fit(PrivateRecords.of(features[1:], labels[1:], 3))
         with pytest.raises(ValueError, match="num_clients=3000"):
             labeler.label(torch.eye(3), run)
         assert run.num_charges == charges
@@ -160,11 +160,11 @@ test_bad_arguments_are_named = refusals(
 def test_how_records_are_spread_over_clients_changes_nothing():
     features, labels = clusters()
     queries, whole, total = torch.eye(3) * 5.5, ReverseKNN(budget=Budget(epsilon=1.0)), 0
-    whole.fit(features, labels, 3)
+    whole.fit(PrivateRecords.of(features, labels, 3))
     order = torch.randperm(3000, generator=torch.Generator().manual_seed(4))
     for chosen in order.tensor_split([10, 700, 701]):
         client = ReverseKNN(budget=Budget(epsilon=1.0))
-        client.fit(features[chosen], labels[chosen], 3)
+        client.fit(PrivateRecords.of(features[chosen], labels[chosen], 3))
         total += client.counts(queries)
     assert torch.equal(total, whole.counts(queries))
     # One release of the sum is that of the whole table, at the same price.

@@ -2,6 +2,7 @@
 
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from tests.setup.grouped import grouped
 
@@ -22,11 +23,11 @@ def labels_for(teacher, classes):
     return ATTRIBUTES[classes] if teacher.tasks == ("multilabel",) else classes
 
 
-def fitted(teacher, features=None, classes=None):
-    public, _ = table(40, seed=7)
-    teacher.fit_public(public)
+def fitted(teacher, features=None, classes=None, public=None, owners=None):
+    public = table(40, seed=7)[0] if public is None else public
     features, classes = table() if features is None else (features, classes)
-    teacher.fit(features, labels_for(teacher, classes), 3)
+    labels = labels_for(teacher, classes)
+    teacher.fit(PrivateRecords.of(features, labels, 3, public=public, owners=owners))
     return teacher
 
 

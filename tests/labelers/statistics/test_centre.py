@@ -9,6 +9,7 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from pl_privknn.auditing import attack_labeler, small_target
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.centre import ERROR_RATE, centre_of
 from pl_privknn.labelers.statistics import CENTRE, ReleaseLostError, write_release
@@ -62,9 +63,8 @@ def test_the_first_release_is_the_sum_of_differences_from_the_public_mean(name):
 
 def test_a_person_adds_the_mean_of_their_records():
     teacher = gradients(noise_multiplier=1.0, records_per_person=3, noise_source=SeededNoise(0))
-    teacher.private_owners = torch.tensor([0, 0, 1, 1, 1, 2])
     features, classes = shifted(6)
-    fitted(teacher, features, classes)
+    fitted(teacher, features, classes, owners=torch.tensor([0, 0, 1, 1, 1, 2]))
     rows = teacher.unit(features) - teacher.unit(table(40, seed=7)[0]).mean(dim=0)
     rows /= rows.norm(dim=1, keepdim=True).clamp(min=1)
     expected = rows[:2].mean(dim=0) + rows[2:5].mean(dim=0) + rows[5]
@@ -154,8 +154,7 @@ def test_means_of_one_distribution_pass_for_a_shift_as_often_as_stated():
 def test_only_a_shift_is_subtracted(kind):
     records = table(2000, seed=4) if kind == "same" else shifted(2000, seed=4)
     teacher = gradients(noise_multiplier=8.0, private_records=2000, noise_source=SeededNoise(2))
-    teacher.fit_public(table(2000, seed=7)[0])
-    teacher.fit(*records, 3)
+    teacher.fit(PrivateRecords.of(*records, 3, public=table(2000, seed=7)[0]))
     teacher.label(table()[0], FreeLedger())
     state = teacher.head_state()
     assert ("of another kind" in teacher.remark(state)) == (kind == "other")
@@ -221,10 +220,8 @@ def test_shards_release_the_centre_of_one_process(name):
 
     features, classes = shifted()
     alone, queries = fitted(made(), features, classes), table(30, seed=5)[0]
-    shards = Members(made, parts_of(60)["three"], features, labels_for(made(), classes), 3)
-    shards.members[0].fit_public(table(40, seed=7)[0])
-    for member in shards.members[1:]:
-        member.fit_public(torch.randn(30, 5, generator=torch.Generator().manual_seed(1)))
+    public = [table(40, seed=7)[0], *[torch.randn(30, 5, generator=torch.Generator().manual_seed(1))] * 2]
+    shards = Members(made, parts_of(60)["three"], features, labels_for(made(), classes), 3, public)
     expected, ledger = alone.label(queries, FreeLedger()), FreeLedger()
     found = shards.each(lambda member: member.label(queries, paying(member, ledger)))
     assert torch.equal(shards.members[0].noisy_sums[CENTRE].noisy, alone.noisy_sums[CENTRE].noisy)

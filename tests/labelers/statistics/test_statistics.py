@@ -11,6 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.statistics import TARGETS, fit_least_squares, fit_maximum_likelihood
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.noise import SeededNoise
@@ -85,8 +86,7 @@ def test_without_noise_releases_give_the_model_of_all_labels(name, releases):
     rows, classes = table()
     curved = {"clip_norms": [1.5] * releases, "releases": releases} if "curvature" in name else {}
     teacher = MADE[name](noise_multiplier=1e-9, ridge=1e9, **curved)
-    teacher.fit_public(rows)  # the public examples are the private ones
-    teacher.fit(rows, labels_for(teacher, classes), 3)
+    teacher.fit(PrivateRecords.of(rows, labels_for(teacher, classes), 3, public=rows))
     x, y = teacher.inputs(rows), ATTRIBUTES[classes].double()
     penalty = teacher.penalty(3) * 60
     if name == "class sums of attributes":

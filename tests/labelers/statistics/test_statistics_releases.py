@@ -7,6 +7,7 @@ import torch
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.statistics import ReleaseLostError, write_release
 from pl_privknn.privacy import Budget
@@ -105,7 +106,7 @@ def test_another_ledger_pays_anew():
 def test_other_features_in_a_later_round_are_refused():
     teacher, ledger = fitted(SufficientStatistics(noise_multiplier=2.0)), FreeLedger()
     teacher.label(table()[0], ledger)
-    teacher.fit_public(-table(40, seed=7)[0])
+    fitted(teacher, public=-table(40, seed=7)[0])
     with pytest.raises(ReleaseLostError, match=r"same features in all rounds"):
         teacher.label(table()[0], ledger)
     for features in (None, [HOG(), Pixels()]):
@@ -132,8 +133,11 @@ test_bad_arguments_are_named = refusals(
         ),
         "adjacency='none'": lambda: PreconditionedGradients(budget=Budget(epsilon=1.0, adjacency="none")),
         r"noise_multiplier=3000000\.0 must be at most 2": lambda: SufficientStatistics(noise_multiplier=3e6),
-        r"call fit_public\(features\)": lambda: SufficientStatistics(budget=Budget(epsilon=1.0)).label(
+        r"call fit\(records\) first": lambda: SufficientStatistics(budget=Budget(epsilon=1.0)).label(
             torch.ones(2, 3), FreeLedger()
+        ),
+        "records.public=None": lambda: SufficientStatistics(budget=Budget(epsilon=1.0)).fit(
+            PrivateRecords.of(torch.ones(2, 3), torch.tensor([0, 1]), 2)
         ),
     }
 )

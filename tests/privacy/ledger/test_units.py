@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pl_privknn.cli.main import main
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE
 from pl_privknn.labelers.base import Labeler, check_protects
 from pl_privknn.privacy import Budget
@@ -104,7 +105,7 @@ def test_a_run_states_its_unit(tmp_path, unit):
     teacher, owners = PATE(5, noise=Gaussian(2.0), progress=False), torch.arange(300) // 6
     callback, _ = fit_student(tmp_path, teacher, 0.1, owners=owners, queries_per_round=20, unit=unit)
     assert callback.privacy_summary()["unit"] == callback.ledger.budget.unit == unit
-    assert (teacher.private_owners is not None) == (unit == "person")
+    assert teacher.unit == unit
 
 
 def test_persons_need_owners_and_a_teacher_that_protects_them(tmp_path):
@@ -124,7 +125,7 @@ def test_persons_need_owners_and_a_teacher_that_protects_them(tmp_path):
 class RecordsAlone(Labeler):
     """A teacher that knows nothing of persons."""
 
-    def fit(self, features, labels, num_classes):
+    def fit(self, records):
         raise AssertionError
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
@@ -137,7 +138,7 @@ class RecordsAlone(Labeler):
 def test_a_teacher_without_owners_charges_for_records(tmp_path):
     teacher = PATE(5, noise=Gaussian(2.0), progress=False)
     generator = torch.Generator().manual_seed(0)
-    teacher.fit(torch.randn(60, 3, generator=generator), torch.arange(60) % 2, 2)
+    teacher.fit(PrivateRecords.of(torch.randn(60, 3, generator=generator), torch.arange(60) % 2, 2))
     run = Ledger(tmp_path / "person.sqlite", Budget(unit="person")).run("a")
     with pytest.raises(ValueError, match="units are never composed"):
         teacher.label(torch.zeros(2, 3), run)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
@@ -98,7 +99,7 @@ def test_noise_of_ones_own_is_filled_in_and_drawn_from():
 
     teacher = PrivateKNN(5, 0.5, noise=Own(0.25), noise_source=SeededNoise(0), release_counts=True)
     assert teacher.noise == Own(0.25, l1_sensitivity=2.0)
-    teacher.fit(torch.randn(60, 2), torch.zeros(60, dtype=torch.int64), 2)
+    teacher.fit(PrivateRecords.of(torch.randn(60, 2), torch.zeros(60, dtype=torch.int64), 2))
     release = teacher.label(torch.zeros(9, 2), FreeLedger())
     assert release.score_deviation == 0.1
     assert float((release.scores - torch.tensor([5.0, 0.0])).abs().max()) <= 0.25
