@@ -469,7 +469,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         mean, step = self._public_mean[: len(self._public_mean) - bool(self.bias)], step_for(1.0)
 
         def parts(features: Tensor) -> Tensor:
-            return differences(self.unit(features), mean)
+            return differences(self.unit_vectors(features), mean)
 
         total = torch.zeros(1, len(mean), dtype=torch.int64)
         if self._persons is not None:
@@ -660,7 +660,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         """Result of the test of the released centre; see :meth:`MakesModel.remark`."""
         return "" if (centre := _centre_in(state)) is None else str(centre)
 
-    def unit(self, features: Tensor) -> Tensor:
+    def unit_vectors(self, features: Tensor) -> Tensor:
         """Vectors of length 1 at most, float64 ``(n, d)``, each from its own row of features."""
         unit = functional.normalize(self.transformed(features), dim=1) * _INSIDE
         # One record whose features are too large to compute with must not be able to spoil a release.
@@ -673,7 +673,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
             features: float.
             private: whether they are of the private records' kind, so that a released shift is subtracted.
         """
-        unit = self.unit(features)
+        unit = self.unit_vectors(features)
         if private and self.centre is not None and self.centre.is_shift:
             unit = functional.normalize(unit - self.centre.offset, dim=1) * _INSIDE
         return torch.cat([unit, unit.new_full((len(unit), 1), self.bias)], dim=1) if self.bias else unit

@@ -43,8 +43,8 @@ def gradients(**given):
 @NAMES
 def test_the_first_release_is_the_sum_of_differences_from_the_public_mean(name):
     teacher = fitted(MADE[name](noise_multiplier=1e-6, centre=0.3), *shifted())
-    unit = teacher.unit(shifted()[0])
-    public = teacher.unit(table(40, seed=7)[0])
+    unit = teacher.unit_vectors(shifted()[0])
+    public = teacher.unit_vectors(table(40, seed=7)[0])
     rows = unit - public.mean(dim=0)
     rows /= rows.norm(dim=1, keepdim=True).clamp(min=1)
     teacher.label(table()[0], FreeLedger())
@@ -65,7 +65,7 @@ def test_a_person_adds_the_mean_of_their_records():
     teacher = gradients(noise_multiplier=1.0, records_per_person=3, noise_source=SeededNoise(0))
     features, classes = shifted(6)
     fitted(teacher, features, classes, owners=torch.tensor([0, 0, 1, 1, 1, 2]))
-    rows = teacher.unit(features) - teacher.unit(table(40, seed=7)[0]).mean(dim=0)
+    rows = teacher.unit_vectors(features) - teacher.unit_vectors(table(40, seed=7)[0]).mean(dim=0)
     rows /= rows.norm(dim=1, keepdim=True).clamp(min=1)
     expected = rows[:2].mean(dim=0) + rows[2:5].mean(dim=0) + rows[5]
     weights = torch.zeros(3, 6, dtype=torch.float64)
