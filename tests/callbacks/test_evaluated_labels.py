@@ -113,13 +113,23 @@ class Foreign(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize(("student", "level"), [(None, "unconditional"), (Foreign, "conditional")])
-def test_a_student_of_others_is_a_condition(tmp_path, student, level):
+class Branching(Foreign):
+    """Can't be traced: its Python looks at values."""
+
+    def forward(self, x):
+        return self.net(x) if float(x.mean()) < 2 else -self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("student", "level"),
+    [(None, "unconditional"), (Foreign, "unconditional"), (Branching, "conditional")],
+)
+def test_a_student_that_cannot_be_traced_is_a_condition(tmp_path, student, level):
     labeling, *_ = fit(tmp_path, default_noise(), student and student(), retrain=False)
     assert labeling.guarantee == level
     guarantee = Ledger.open_readonly(tmp_path / "holdout.sqlite").report().guarantee
     assert guarantee.guarantee == level
-    said = "Foreign predicts a held-out record from that record alone"
+    said = "Branching computes a vector from one example alone"
     assert (said in guarantee.reason) == (level == "conditional")
 
 
