@@ -334,6 +334,11 @@ class IndKNN(JoinsRuns, SpendsBudget):
         """Always true: a query needs sums over records alone."""
         return True
 
+    @property
+    def protects_persons(self) -> bool:
+        """Always true: a budget is a person's then."""
+        return True
+
     def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
         """Open the budgets of this shard next to those of the first one, after checking that they match."""
         own = folder / f"shard-{self.processes.rank:05d}"
