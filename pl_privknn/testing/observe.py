@@ -190,14 +190,15 @@ class ObservedRun:
         self.labeler.noise_source = WatchedNoise(self, SeededNoise(seed), ())
         self.releases: list[Release] = []
 
-    def fit(self, table: Table) -> ObservedRun:
-        """Fit public features, then the private table, as before each round."""
+    def fit(self, table: Table, owners: Tensor | None = None) -> ObservedRun:
+        """Fit the labeler to a table, as before each round; ``owners`` are the persons of its records, if any."""
         self.labels, self._records = False, len(table)
         with observing(self._observed):
             records = PrivateRecords.of(
                 table.features.clone(),
                 table.labels.clone(),
                 self.num_classes,
+                owners=owners,
                 public=self._public,
                 examples=table.features,
             )

@@ -17,6 +17,7 @@ from pl_privknn.auditing.canaries import canaries_of
 from pl_privknn.auditing.labelers import score_labeler, target_of_config
 from pl_privknn.cli.main import main
 from pl_privknn.config import read_document
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import (
     PATE,
     IndKNN,
@@ -187,16 +188,15 @@ def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
 class EachRecordCounts(ReverseKNN):
     """It protects records, and persons have several."""
 
-    def drawn_records(self, num_records, most=1):
-        return torch.arange(num_records)
+    def drawn_records(self, records, most=1):
+        return torch.arange(len(records))
 
 
 class EachRecordVotes(PrivateKNN):
     """It protects records, and persons have several."""
 
-    def _find(self, *table):
-        self._owners = None
-        return super()._find(*table)
+    def _find(self, records):
+        return super()._find(PrivateRecords.of(records.table(), records.labels, records.num_classes))
 
 
 @pytest.mark.parametrize(

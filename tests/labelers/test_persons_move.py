@@ -8,6 +8,7 @@ import functools
 import pytest
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import (
     PreconditionedGradients,
     PrivateKNN,
@@ -23,25 +24,24 @@ EACH, CLASSES = 3, 5
 
 
 class EachRecordCounts(ReverseKNN):
-    def drawn_records(self, num_records, most=1):
-        return torch.arange(num_records)
+    def drawn_records(self, records, most=1):
+        return torch.arange(len(records))
 
 
 class EachRecordAdds(SufficientStatistics):
-    def drawn_records(self, num_records, most=1):
-        return torch.arange(num_records)
+    def drawn_records(self, records, most=1):
+        return torch.arange(len(records))
 
 
 class EachRecordIsClipped(PreconditionedGradients):
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
+    def fit(self, records):
+        super().fit(records)
         self._persons = None
 
 
 class EachRecordVotes(PrivateKNN):
-    def _find(self, *table):
-        self._owners = None
-        return super()._find(*table)
+    def _find(self, records):
+        return super()._find(PrivateRecords.of(records.table(), records.labels, records.num_classes))
 
 
 #: A labeler of persons, one that protects records alone, and their arguments.
@@ -71,15 +71,10 @@ def exceeded(kind, settings):
         runs = []
         for persons in (30, 29):
             owners = torch.arange(persons).repeat_interleave(EACH)
-
-            def make(owners=owners):
-                labeler = kind(**settings)
-                labeler.private_owners = owners
-                return labeler
-
             few = type(table)("", features[: len(owners)], labels[: len(owners)], table.queries)
-            new = functools.partial(ObservedRun, make, CLASSES, public, 0, after=runs[0] if runs else None)
-            runs.append(new().fit(few).label(table.queries))
+            after = runs[0] if runs else None
+            run = ObservedRun(functools.partial(kind, **settings), CLASSES, public, 0, after=after)
+            runs.append(run.fit(few, owners).label(table.queries))
         found = moves(*(run.pools.values() for run in runs))
         shares += [(move.amount - move.rounding) / move.allowed for move in found]
     return max(shares)

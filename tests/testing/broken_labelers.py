@@ -4,8 +4,9 @@ import math
 
 import torch
 
+from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import Attributes, LinearTeachers, LocalReverseKNN, PrivateKNN, ReverseKNN
-from pl_privknn.labelers.base import Labeler, Release, check_table
+from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.pate_training import Partitioner
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy import Budget
@@ -25,9 +26,9 @@ class Honest(Labeler):
         super().__init__(noise_source)
         self.mechanism = Gaussian(2.0, self.sensitivity, self.rate)
 
-    def fit(self, features, labels, num_classes):
-        check_table(features, labels, num_classes)
-        self._table, self._labels, self.num_classes = features, labels, num_classes
+    def fit(self, records):
+        super().fit(records)
+        self._table, self._labels, self.num_classes = records.table(), records.labels, records.num_classes
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         answers = min(num_queries, max_answers)
@@ -217,9 +218,9 @@ class HalvesTheNoise(Honest):
 
 
 class PlansByTheTable(Honest):
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
-        self.mechanism = Gaussian(max(1.0, len(labels) / 10), self.sensitivity)
+    def fit(self, records):
+        super().fit(records)
+        self.mechanism = Gaussian(max(1.0, len(records) / 10), self.sensitivity)
 
 
 # ---------------------------------------------------------------------------- answers
@@ -236,10 +237,11 @@ class TakesNoneForAll(Honest):
 
 
 class RemembersTheFirstTable(Honest):
-    def fit(self, features, labels, num_classes):
+    def fit(self, records):
+        features, labels = records.table(), records.labels
         if hasattr(self, "_table"):
             features, labels = torch.cat([self._table, features]), torch.cat([self._labels, labels])
-        super().fit(features, labels, num_classes)
+        super().fit(PrivateRecords.of(features, labels, records.num_classes))
 
 
 # ---------------------------------------------------------------------------- sensitivity
@@ -252,10 +254,10 @@ class SensitivityOne(Honest):
 class NearMajority(Honest):
     """Labels of records are smoothed over their private neighbours first."""
 
-    def fit(self, features, labels, num_classes):
-        check_table(features, labels, num_classes)
+    def fit(self, records):
+        features, labels = records.table(), records.labels
         near = torch.cdist(features, features).topk(min(3, len(labels)), largest=False).indices
-        super().fit(features, labels[near].mode(dim=1).values, num_classes)
+        super().fit(PrivateRecords.of(features, labels[near].mode(dim=1).values, records.num_classes))
 
 
 class UnclippedVotes(PrivateKNN):
@@ -264,9 +266,9 @@ class UnclippedVotes(PrivateKNN):
             k=5, sampling_rate=1.0, noise=Gaussian(2.0), task="multilabel", attributes=Attributes(2.0)
         )
 
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
-        self._neighbors = PoissonSums(features, labels.double(), self.k, 1.0)
+    def fit(self, records):
+        super().fit(records)
+        self._neighbors = PoissonSums(records.table(), records.labels.double(), self.k, 1.0)
 
 
 class ScreensTheSum(Honest):
@@ -368,8 +370,9 @@ class OnlyTheFirst(Counts):
 
     most = 50
 
-    def fit(self, features, labels, num_classes):
-        super().fit(features[: self.most], labels[: self.most], num_classes)
+    def fit(self, records):
+        features, labels = records.table()[: self.most], records.labels[: self.most]
+        super().fit(PrivateRecords.of(features, labels, records.num_classes))
 
 
 class OnlyTheFirstThousand(OnlyTheFirst):
@@ -381,10 +384,10 @@ class NoRareClasses(Counts):
 
     fewest = 10
 
-    def fit(self, features, labels, num_classes):
-        check_table(features, labels, num_classes)
-        kept = torch.bincount(labels, minlength=num_classes)[labels] >= self.fewest
-        super().fit(features[kept], labels[kept], num_classes)
+    def fit(self, records):
+        labels, classes = records.labels, records.num_classes
+        kept = torch.bincount(labels, minlength=classes)[labels] >= self.fewest
+        super().fit(PrivateRecords.of(records.table()[kept], labels[kept], classes))
 
 
 class NoRareClassesOfReplaced(NoRareClasses):
@@ -407,9 +410,10 @@ class AddsUnderReplacement(Counts):
 class ScaledByTheTable(Counts):
     """It divides features by their largest private values."""
 
-    def fit(self, features, labels, num_classes):
+    def fit(self, records):
+        features = records.table()
         self._scale = features.abs().amax(dim=0).clamp(min=1e-6)
-        super().fit(features / self._scale, labels, num_classes)
+        super().fit(PrivateRecords.of(features / self._scale, records.labels, records.num_classes))
 
     def counts(self, queries):
         return super().counts(queries / self._scale)
@@ -418,29 +422,18 @@ class ScaledByTheTable(Counts):
 class ClassesOfTheTable(Counts):
     """It counts the classes that occur, and no others."""
 
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
-        self._there = labels.unique()
+    def fit(self, records):
+        super().fit(records)
+        self._there = records.labels.unique()
 
     def counts(self, queries):
         return super().counts(queries)[:, self._there]
 
 
-class NaNInSums(Honest):
-    """It weighs votes by the norm of a record, clipped to 1, and does not look for NaN."""
-
-    def fit(self, features, labels, num_classes):
-        self._table, self._labels, self.num_classes = features.nan_to_num(), labels, num_classes
-        self._weights = features.norm(dim=1).clamp(max=1.0)
-
-    def votes(self, queries, noise):
-        return super().votes(queries, noise) * self._weights.mean()
-
-
 class WeightsByNorm(Honest):
-    def fit(self, features, labels, num_classes):
-        super().fit(features, labels, num_classes)
-        self._weights = features.norm(dim=1)
+    def fit(self, records):
+        super().fit(records)
+        self._weights = records.table().norm(dim=1)
 
     def votes(self, queries, noise):
         return super().votes(queries, noise) * self._weights.amax()

@@ -60,7 +60,6 @@ FAULTS = {
     "UnclippedVotes": r"moves gaussian \(L2\) by .*, and 2 was charged",
     "ScaledByTheTable": r"moves laplace \(L1\) by .*, and 1 was charged",
     "ClassesOfTheTable": "sensitivity under add_remove: tables 'one record decides'",
-    "NaNInSums": r"'a record that is not finite'.*moves gaussian \(values that are not finite\)",
     "WeightsByNorm": r"moves gaussian \(L2\) by .*, and 1.41421 was charged",
     "ScreensTheSum": r"moves noisy_screening \(largest count\) by 2, and 1 was charged",
     "RawProbabilities": "soft differ between private tables",

@@ -287,7 +287,6 @@ class IndKNN(JoinsRuns, SpendsBudget):
             return Release(labels, soft)
         return Release(labels, soft, scores, self.parameters.sigma2)
 
-
     def remaining(self) -> NDArray[np.float64]:
         """Remaining budget of each private record of this process. **Private**: for the owner of the data alone."""
         return self._fitted("remaining").remaining()
