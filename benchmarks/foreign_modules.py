@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from benchmarks.record import Measured, entries, listed, markdown, rows_of
 from benchmarks.speed import _in_turns
 from pl_privknn._lightning import TRAINS_ALONE
-from pl_privknn.comparison.results import SEEDED, stated
+from pl_privknn.comparison.table import SEEDED, stated
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.record import Measured, entries, markdown
-from pl_privknn.comparison.results import SEEDED, stated
+from pl_privknn.comparison.table import SEEDED, stated
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.features import HOG
 from pl_privknn.features.private_records import PrivateRecords

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from benchmarks.record import Measured, entries, explained, markdown, spread
 from pl_privknn._lightning import TRAINS_ALONE
-from pl_privknn.comparison.results import guarantee_of, mark, stated
+from pl_privknn.comparison.table import guarantee_of, mark, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pl_privknn.comparison.results import footnotes, guarantee_of, mark
+from pl_privknn.comparison.table import footnotes, guarantee_of, mark
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 

@@ -8,7 +8,6 @@ was measured.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -41,9 +40,8 @@ from benchmarks.record import (
     runs,
     spread,
 )
-from pl_privknn.comparison import markdown_table
 from pl_privknn.comparison.plot import digest_of, draw
-from pl_privknn.comparison.results import Result, guarantee_of, in_order, mark, result_from
+from pl_privknn.comparison.table import Result, guarantee_of, mark, markdown_table
 from pl_privknn.privacy import account
 from pl_privknn.privacy.accounting.accountant import read_records
 from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
@@ -73,7 +71,7 @@ def render(options: argparse.Namespace) -> int:
             print(f"{page} is not up to date; run python -m benchmarks render")
         return int(bool(old))
     for name, found in comparisons().items():
-        draw(found, PLOTS / name, TITLES.get(name))
+        draw(found, PLOTS / name, TITLES.get(name, name))
     for place, figure in FIGURES.items():
         _save(figure(), DOCS / place)
     return 0
@@ -118,12 +116,14 @@ def _save(figure: Figure, place: Path) -> None:
 
 
 def comparison(name: str) -> list[Result]:
-    """Runs of a stored comparison."""
+    """Runs of a stored comparison, by method, ε and seed."""
     found = []
-    for part, entry in entries(name).items():
-        values = {**entry["results"], **entry["settings"], "versions": entry["versions"]}
-        found.append(result_from({**values, "seed": entry["seeds"][0]}, f"{name}, {part}"))
-    return in_order(found)
+    for entry in entries(name).values():
+        values = entry["results"]
+        target = float(values["target_epsilon"])
+        result = Result(values["method"], values["title"], target, entry["seeds"][0], values)
+        found.append(((values["place"], target, result.seed), result))
+    return [result for _, result in sorted(found, key=lambda item: item[0])]
 
 
 def comparisons() -> dict[str, list[Result]]:
@@ -131,17 +131,16 @@ def comparisons() -> dict[str, list[Result]]:
     return {name: comparison(name) for name in names() if name.startswith("compare_")}
 
 
-#: ε of the tables; the plots show all.
-_SHOWN = (0.1, 0.5, 1.0, 2.0, math.inf)
+#: Comparison that has a table beside its plot, and the table's ε.
+_TABULATED, _SHOWN = "compare_fashion_mnist", (0.1, 1.0)
 
 
 def compared() -> str:
-    """Plots and tables of all comparisons."""
-    parts = []
-    for name, found in comparisons().items():
-        picture = f"![test accuracy against ε: {name}]({name}.svg)"
-        parts += [picture, markdown_table([result for result in found if result.target in _SHOWN])]
-    return "\n\n".join(parts)
+    """Plots of all comparisons, and the table of one."""
+    stored = comparisons()
+    parts = [f"![test accuracy against ε: {name}]({name}.svg)" for name in stored]
+    shown = [result for result in stored[_TABULATED] if result.target in _SHOWN]
+    return "\n\n".join([*parts, markdown_table(shown)])
 
 
 def old_plots() -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +67,8 @@ def _run(config: str, seed: int, words: list[str], seeded: bool) -> dict[str, An
 
 def _comparison(options: argparse.Namespace) -> Iterator[Measured]:
     """Entries of a comparison; unchanged ones keep their commit."""
-    name = read_comparison(Path(options.config)).name
+    comparison = read_comparison(options.config)
+    name, methods = comparison.name, list(comparison.methods)
     folder = options.output or Path("runs") / "compare" / name
     begin(folder)
     failed = privknn(["compare", options.config, "--output", str(folder), *options.words])
@@ -74,14 +76,14 @@ def _comparison(options: argparse.Namespace) -> Iterator[Measured]:
         raise SystemExit(2)
     stored = entries(name)
     for result in read_results(folder):
-        values = dict(result.values)
-        del values["config"]  # follows from the file of the commit
+        of = {"comparison": name, "method": result.method, "title": result.title}
+        target = "inf" if result.target == math.inf else result.target
+        values = {**of, "place": methods.index(result.method), "target_epsilon": target, **result.values}
+        del values["versions"]  # those of this entry
         settings = {"config": Path(options.config).name, "overrides": options.words}
-        seed = values.pop("seed")
-        values.pop("versions")  # those of this entry
-        part = f"{values['method']}, ε {values['target_epsilon']}, seed {seed}"
+        part = f"{result.method}, ε {target}, seed {result.seed}"
         if stored.get(part, {}).get("results") != values:
-            yield Measured(values, [seed], part, settings, name)
+            yield Measured(values, [result.seed], part, settings, name)
     if failed:
         raise SystemExit(f"{options.config}: a run failed; what is done is stored")
 

@@ -62,24 +62,28 @@ _RISING: dict[str, tuple[float, float]] = {
 _NOISE = (1e-2, 1e9)
 
 
-def default_parameter(document: Mapping[str, Any]) -> str:
+def default_parameter(document: Mapping[str, Any], own_code: bool = False) -> str:
     """Dotted path of the default setting to calibrate, named by the class of the teacher or private training.
+
+    Args:
+        document: the configuration.
+        own_code: see :func:`plan_of`.
 
     Raises:
         ConfigurationError: where there is none, or its section is not stated.
     """
     place = "labeling.labeler"
     if get(document, place) is None:
-        place = next(private_trainings(document, known_classes().get), "")
+        place = next(private_trainings(document, functools.partial(_class, own_code=own_code)), "")
     if not place:
         raise ConfigurationError(_NOTHING)
-    found = known_classes().get(str(get(document, f"{place}.class_path") or get(document, place)))
+    found = _class(get(document, f"{place}.class_path") or get(document, place), own_code)
     if found is not None and issubclass(found, SpendsBudget):
         arguments = f"{place}.init_args"
         if all(get(document, f"{arguments}.{name}") is None for name in found.free_parameters):
             own = get(document, f"{arguments}.budget.epsilon") is not None
             return f"{arguments}.budget.epsilon" if own else "labeling.budget.epsilon"
-    return _named_by(document, place)
+    return _named_by(document, place, own_code)
 
 
 def _screenings(document: Mapping[str, Any], parameter: str) -> dict[str, float]:
@@ -102,10 +106,10 @@ def _number(document: Mapping[str, Any], path: str) -> float | None:
     return stated if number and 0 < stated < math.inf else None
 
 
-def _named_by(document: Mapping[str, Any], place: str) -> str:
+def _named_by(document: Mapping[str, Any], place: str, own_code: bool) -> str:
     section = get(document, place)
     name = section.get("class_path") if isinstance(section, Mapping) else section
-    found = known_classes().get(str(name))
+    found = _class(name, own_code)
     names: tuple[str, ...] = getattr(found, "free_parameters", ())
     if found is not None and issubclass(found, Mechanism):
         names = (dataclasses.fields(found)[0].name,)  # type: ignore[arg-type]
@@ -117,7 +121,7 @@ def _named_by(document: Mapping[str, Any], place: str) -> str:
     chosen = next((name for name in names if get(document, f"{arguments}.{name}") is not None), names[0])
     inner = get(document, f"{arguments}.{chosen}")
     if isinstance(inner, Mapping | str):
-        return _named_by(document, f"{arguments}.{chosen}")
+        return _named_by(document, f"{arguments}.{chosen}", own_code)
     wanted = inspect.signature(found).parameters.get(chosen) if found is not None else None
     if inner is None and wanted is not None and "float" not in str(wanted.annotation):
         raise ConfigurationError(
@@ -217,7 +221,7 @@ def solve(
         ValueError: as :func:`plan_of`; also for invalid limits, and where the target can't be met.
     """
     epsilon = check_positive("epsilon", epsilon)
-    name = default_parameter(document) if path is None else path
+    name = default_parameter(document, own_code) if path is None else path
     ties = {**(_screenings(document, name) if path is None else {}), **(tied or {})}
     for place in (name, *ties):
         check_choice("the section of " + place, place.split(".")[0], _SECTIONS)

@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli.common import add_set, importable, values_set
+from pl_privknn.cli.common import CommandError, add_set, importable, suggest, values_set
 from pl_privknn.cli.fit import add_places, places_of
 
 if TYPE_CHECKING:
-    from pl_privknn.comparison.run import Run
-    from pl_privknn.comparison.runner import Command
+    from pl_privknn.comparison.run import Command
 
 
 def add_compare(commands: Any, command: Command) -> None:
@@ -46,12 +45,12 @@ def add_compare(commands: Any, command: Command) -> None:
         default=1,
         help="number of parallel processes (1); 0: run everything in this process",
     )
-    add_set(parser, "replace values of the YAML, as in base.trainer.max_epochs=2")
+    add_set(parser, "settings of all runs, as those of privknn fit: trainer.max_epochs=2")
     parser.add_argument(
         "--dry-run", action="store_true", help="list finished and missing runs without running any"
     )
     parser.add_argument(
-        "--render", metavar="DIR", help="only write table, CSV and plot of the stored results in DIR"
+        "--render", metavar="DIR", help="only write table, CSV and plot of the comparison in DIR"
     )
     parser.set_defaults(run=_compare, command=command)
 
@@ -60,10 +59,8 @@ def _compare(parsed: argparse.Namespace) -> int:
     """Run or render a comparison; 1 where a run failed."""
     if parsed.render is not None:
         if parsed.config is not None:
-            raise ValueError("--render takes stored results; leave out the configuration")
-        from pl_privknn.comparison.plot import render
-
-        print(render(Path(parsed.render), Path(parsed.output or parsed.render)))
+            raise ValueError("--render takes finished runs; leave out the configuration")
+        print(_render(Path(parsed.render), Path(parsed.output or parsed.render)))
         return 0
     own, places = (parsed.data, parsed.epsilon, parsed.private_records), places_of(parsed)
     given = (*own, parsed.delta, places["columns"] or None, parsed.public, parsed.test)
@@ -78,15 +75,23 @@ def _compare(parsed: argparse.Namespace) -> int:
         return _run(parsed)
 
 
+def _render(folder: Path, output: Path) -> str:
+    """Write table, CSV and plot; returns the table and the cost of all runs."""
+    from pl_privknn.comparison.plot import render
+    from pl_privknn.comparison.run import joint_cost, read_results
+
+    return f"{render(read_results(folder), output, folder.resolve().name)}\n{joint_cost(folder)}"
+
+
 def _run(parsed: argparse.Namespace) -> int:
     from pl_privknn._checks import counted
+    from pl_privknn.cli.cost import cost_line
     from pl_privknn.comparison.own_data import own_comparison, total_of
-    from pl_privknn.comparison.plot import render
-    from pl_privknn.comparison.runner import choose, interruptible, run_comparison, state_of_runs
-    from pl_privknn.comparison.spec import read_comparison
+    from pl_privknn.comparison.run import choose, read_comparison, read_epsilon, run_comparison, states_of
 
+    place = Path(parsed.config or parsed.data)
     if parsed.data is None:
-        comparison = read_comparison(parsed.config, values_set("--set", parsed.set))
+        comparison = read_comparison(place, values_set("--set", parsed.set))
     else:
         comparison, found = own_comparison(
             parsed.data,
@@ -98,28 +103,29 @@ def _run(parsed: argparse.Namespace) -> int:
         )
         print(*found.reasons, sep="\n")
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
-    chosen = choose(comparison, parsed.only, parsed.seeds, parsed.epsilons)
+    epsilons = [read_epsilon("--epsilons", epsilon) for epsilon in parsed.epsilons]
+    chosen = choose(comparison, method=parsed.only, seed=parsed.seeds, epsilon=epsilons)
     if parsed.dry_run or parsed.data is not None:
-        print(*state_of_runs(chosen, output), sep="\n", flush=True)
+        print(*states_of(chosen, output), sep="\n", flush=True)
     if parsed.data is not None:
-        print(total_of(chosen), found.size_line(), sep="\n", flush=True)
+        print(total_of(comparison, chosen), cost_line(found, len(chosen)), sep="\n", flush=True)
     if parsed.dry_run:
         return 0
-    worker = ("pl_privknn.cli.worker", str(Path(parsed.config or parsed.data).resolve().parent))
-    with interruptible():
+    try:
         before, failed = run_comparison(
-            chosen, output, command=parsed.command, worker=worker, workers=parsed.workers, report=_print_state
+            comparison,
+            chosen,
+            output,
+            command=parsed.command,
+            folder=place.resolve().parent,
+            workers=parsed.workers,
         )
-    if any((output / "results").glob("*.json")):
-        print(render(output, output))
-    for label, error in failed.items():
-        print(f"failed: {label}: {error}")
-    done = len(chosen) - before - len(failed)
-    print(f"{counted(len(chosen), 'run')}: {before} done before, {done} now, {len(failed)} failed")
+    except KeyboardInterrupt:
+        raise CommandError("interrupted; the same command continues where it stopped") from None
+    if failed < len(chosen):
+        print(_render(output, output))
+    done = len(chosen) - before - failed
+    print(f"{counted(len(chosen), 'run')}: {before} done before, {done} now, {failed} failed")
+    suggest(f"report {output}")
     print(output)
-    return int(bool(failed))
-
-
-def _print_state(what: str, run: Run, text: str) -> None:
-    """Print one line for each run that starts or ends."""
-    print(f"{what}: {run.label}{f': {text}' if text else ''}", flush=True)
+    return int(failed > 0)

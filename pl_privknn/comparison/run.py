@@ -1,290 +1,490 @@
-"""Runs of a comparison: configuration, plan, fingerprint and folder."""
+"""Comparisons: configurations run by ``privknn fit`` at several values of ε and seeds, each run in its own folder."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
-import hashlib
-import json
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser
-
-from pl_privknn import _lightning as pl
-from pl_privknn._checks import at_most
-from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.comparison.spec import Comparison, Method, epsilon_text
+from pl_privknn._checks import at_most, check_int
+from pl_privknn.comparison.table import Result
 from pl_privknn.config import (
     ConfigurationError,
-    argument_names,
-    class_named,
+    differences,
     get,
-    known_classes,
     merged,
-    one_line,
     put,
+    read_document,
+    read_yaml,
+    write_yaml,
 )
-from pl_privknn.planning import plan_of, solve
-from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
+from pl_privknn.planning import default_parameter, solve
+from pl_privknn.privacy import Budget
+from pl_privknn.privacy.audit import ledger_of, mapping_of
+from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.folders import FolderLock
+from pl_privknn.privacy.verification import epsilon_of_files
+from pl_privknn.training.configured import private_trainings
+
+#: The comparison with its configurations, in its folder.
+COMPARISON = "comparison.yaml"
+#: Configuration of a run, written before its start.
+CONFIG = "run.yaml"
+_BUDGET = ("delta", "adjacency", "unit")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+#: Runs ``privknn`` with these arguments, and returns its exit status.
+Command = Callable[[list[str]], int]
+
+
+# ---------------------------------------------------------------------------- the file
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Comparison:
+    """Comparison, as stated in its YAML; docs/guides/comparison.md explains each key.
+
+    Attributes:
+        name: names the folder ``runs/compare/NAME``.
+        budget: δ, neighbouring relation and unit of privacy of every run.
+        seeds: one run each.
+        epsilons: target values of ε.
+        methods: ``title``, ``config``, ``set`` and ``at`` of each method.
+    """
+
+    name: str
+    budget: dict[str, Any]
+    seeds: list[int]
+    epsilons: list[float]
+    methods: dict[str, dict[str, Any]]
+
+    def cells(self) -> list[Cell]:
+        """All runs, seed by seed, so that the first seed gives a complete comparison.
+
+        Raises:
+            ConfigurationError: for methods on different data.
+            ValueError: for an override within a value that is no section.
+        """
+        found = []
+        for seed, (name, method) in itertools.product(self.seeds, self.methods.items()):
+            bound = [math.inf] if math.inf in method["at"] else []
+            private = _spender(_overridden(method["config"], method["set"])) is not None
+            for epsilon in [*self.epsilons, *bound] if private else [math.inf]:
+                own = method["at"].get(epsilon, {})
+                document = self._document(_overridden(method["config"], method["set"], own), epsilon, seed)
+                found.append(Cell(name, method["title"], epsilon, seed, document, own))
+        for cell in found[1:]:
+            if changes := differences(found[0].data, cell.data, "data"):
+                raise ConfigurationError(
+                    f"methods.{cell.method} must have the data of {found[0].method} ({'; '.join(changes)})"
+                )
+        return found
+
+    def _document(self, document: dict[str, Any], epsilon: float, seed: int) -> dict[str, Any]:
+        """Configuration with the seed and the budget that all methods have."""
+        spender = _spender(document)
+        put(document, "seed_everything", seed)
+        if spender != "labeling.labeler":
+            document.pop("labeling", None)
+            budget = f"{spender}.init_args.budget"
+        else:
+            put(document, "labeling.options.seed", seed)
+            budget = "labeling.budget"
+            if get(document, f"{spender}.init_args.budget") is not None:  # it would precede that of the run
+                put(document, f"{spender}.init_args.budget", None)
+        if spender is not None:
+            target = {"epsilon": epsilon} if epsilon < math.inf else {}
+            put(document, budget, {**(get(document, budget) or {}), **self.budget, **target})
+        return document
+
+
+def read_comparison(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Comparison:
+    """Read and check the YAML of a comparison.
+
+    Args:
+        path: the file, whose name is that of the comparison.
+        overrides: settings of all runs by dotted path, as in ``trainer.max_epochs``.
+
+    Raises:
+        ConfigurationError: for a key that is missing, unknown or has a bad value.
+        FileNotFoundError: if it, or a configuration that it names, does not exist.
+    """
+    path = Path(path)
+    document = read_document(path)
+    try:
+        return comparison_of(document, path.stem, path.parent, overrides)
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def comparison_of(
+    document: Any, name: str, folder: Path = Path(), overrides: Mapping[str, Any] | None = None
+) -> Comparison:
+    """Comparison from plain types; see :func:`read_comparison`.
+
+    Args:
+        document: the parsed YAML.
+        name: of the comparison.
+        folder: where the configurations lie that it names.
+        overrides: see :func:`read_comparison`.
+    """
+    known = ("config", "budget", "seeds", "epsilons", "methods")
+    top = _section("the comparison", document, known, needed=("epsilons", "methods"))
+    methods, changed = {}, dict(overrides or {})
+    for key, given in _section("methods", top["methods"]).items():
+        where = f"methods.{key}"
+        if not _NAME.fullmatch(str(key)):
+            raise ConfigurationError(f"{where} names a folder; use letters, digits, '.', '_' and '-'")
+        method = _section(where, given, ("title", "config", "set", "at"))
+        config = method.get("config", top.get("config"))
+        if isinstance(config, str):
+            config = read_document(folder / config)
+        methods[str(key)] = {
+            "title": str(method.get("title", key)),
+            "config": _section(f"{where}.config", config, needed=("data",)),
+            "set": _section(f"{where}.set", method.get("set")) | changed,
+            "at": {
+                read_epsilon(f"{where}.at", epsilon): _section(f"{where}.at.{epsilon}", settings) | changed
+                for epsilon, settings in _section(f"{where}.at", method.get("at")).items()
+            },
+        }
+    budget = dataclasses.asdict(Budget(**_section("budget", top.get("budget"), _BUDGET)))
+    epsilons = _list("epsilons", top["epsilons"])
+    seeds = _list("seeds", top.get("seeds", [0, 1, 2]))
+    return Comparison(
+        name=name,
+        budget={name: budget[name] for name in _BUDGET},
+        seeds=[check_int("seeds", seed, 0) for seed in seeds],
+        epsilons=sorted(read_epsilon("epsilons", epsilon) for epsilon in epsilons),
+        methods=methods,
+    )
+
+
+def read_epsilon(where: str, value: Any) -> float:
+    """Parse an ε above 0, or the word ``inf``.
+
+    Raises:
+        ConfigurationError: otherwise.
+    """
+    with contextlib.suppress(TypeError, ValueError):
+        if (number := float(value)) > 0:
+            return number
+    raise ConfigurationError(f"{where}: ε={value!r} must be a number above 0, or inf (no privacy)")
+
+
+def _section(
+    where: str, given: Any, known: Collection[str] = (), needed: Collection[str] = ()
+) -> dict[str, Any]:
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ConfigurationError(f"{where}: {given!r} must be a section with keys")
+    if unknown := [key for key in given if known and key not in known]:
+        raise ConfigurationError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known)}")
+    if missing := [key for key in needed if key not in given]:
+        raise ConfigurationError(f"{where} has no {missing[0]!r}; add it")
+    return given
+
+
+def _list(where: str, given: Any) -> list[Any]:
+    if not isinstance(given, list) or not given or len(set(map(str, given))) < len(given):
+        raise ConfigurationError(f"{where}={given!r} must be a list of at least one value, each once")
+    return given
+
+
+def _overridden(config: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy of a configuration with other values at dotted paths."""
+    document = merged(config, None)
+    for path, value in itertools.chain.from_iterable(each.items() for each in overrides):
+        put(document, path, value)
+    return document
+
+
+def _spender(document: Mapping[str, Any]) -> str | None:
+    """Dotted path of the teacher or private training; None where there is none."""
+    if get(document, "labeling.labeler") is not None:
+        return "labeling.labeler"
+    return next(private_trainings(document), None)
+
+
+# ---------------------------------------------------------------------------- one run
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
     """Run of one method at one ε with one seed.
 
     Attributes:
-        comparison: the comparison it belongs to.
-        method: the method.
+        method: name of the method.
+        title: name of the method in tables and plots.
         epsilon: target ε, ``math.inf`` for none.
-        seed: of training, of query selection and, with ``noise_seeded``, of noise.
-        document: configuration of ``privknn fit`` before calibration.
+        seed: of training and query selection.
+        document: configuration of ``privknn fit``, before calibration.
+        own: settings that the method states for this ε, by dotted path.
     """
 
-    comparison: Comparison
-    method: Method
+    method: str
+    title: str
     epsilon: float
     seed: int
     document: dict[str, Any] = dataclasses.field(repr=False)
-
-    @property
-    def private(self) -> bool:
-        """Whether the run has a finite target ε."""
-        return self.epsilon < math.inf
+    own: dict[str, Any] = dataclasses.field(repr=False)
 
     @property
     def label(self) -> str:
         """Name of the run in messages."""
-        return f"{self.method.name} ε={epsilon_text(self.epsilon)} seed {self.seed}"
+        return f"{self.method} ε={self.epsilon:g} seed {self.seed}"
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """All settings that determine the run's outcome, as plain types."""
-        return {
-            "document": self.document,
-            "target_epsilon": epsilon_text(self.epsilon),
-            "find": self.method.find if self.private else None,
-        }
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of :attr:`identity`."""
-        return fingerprint(self.identity)
-
-    @property
-    def result_name(self) -> str:
-        """File name of the run's JSON result."""
-        return f"{self.method.name}__eps_{epsilon_text(self.epsilon)}__seed_{self.seed}.json"
+    def data(self) -> dict[str, Any]:
+        """Section of the data, without the option to train on the truth of public examples."""
+        return _overridden(self.document["data"], {"init_args.train_on_truth": None})
 
     def folder(self, output: Path) -> Path:
         """Folder of the run within that of the comparison."""
-        return output / self.method.name / f"eps_{epsilon_text(self.epsilon)}" / f"seed_{self.seed}"
+        return output / self.method / f"eps_{self.epsilon:g}" / f"seed_{self.seed}"
+
+    def calibrated(self) -> Mapping[str, float]:
+        """Noise that meets the target ε, by dotted path; empty where the class sets it or the method states it.
+
+        Raises:
+            ConfigurationError: where no allowed value meets the target, or there is no setting to calibrate.
+        """
+        if self.epsilon == math.inf:
+            return {}
+        source = f"methods.{self.method} at ε={self.epsilon:g}"
+        try:
+            parameter = default_parameter(self.document, own_code=True)
+            if parameter.endswith("budget.epsilon") or get(_overridden({}, self.own), parameter) is not None:
+                return {}
+            return solve(self.document, None, self.epsilon, exact=False, source=source, own_code=True).values
+        except (ValueError, OverflowError) as error:
+            raise ConfigurationError(f"{source}: {error}") from error
+
+    def begun(self, output: Path) -> bool:
+        """Whether the run may have spent budget.
+
+        Raises:
+            ConfigurationError: if its folder holds a run of another configuration.
+        """
+        folder = self.folder(output)
+        files = ("labels.sqlite", "ledger.sqlite", "checkpoints", "summary.json")
+        if not any((folder / name).exists() for name in files):
+            return False
+        if changes := differences(mapping_of(folder / CONFIG), read_yaml(write_yaml(self.document))):
+            raise ConfigurationError(
+                f"{folder} holds {self.label} of another configuration ({'; '.join(changes)}), which may have spent "
+                "its budget; restore that, choose another --output, or remove the folder"
+            )
+        return True
+
+    def result(self, output: Path) -> Result | None:
+        """Result of the run; None where it is not finished."""
+        summary = mapping_of(self.folder(output) / "summary.json")
+        if summary.get("test_accuracy") is None:
+            return None
+        return Result(self.method, self.title, self.epsilon, self.seed, summary)
 
 
-def fingerprint(content: Any) -> str:
-    """Hash of a value of plain types."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+# ---------------------------------------------------------------------------- all runs
 
 
-def runs_of(comparison: Comparison) -> Iterator[Run]:
-    """All runs of a comparison, seed by seed, so that the first seed gives a complete comparison."""
-    for seed in comparison.seeds:
-        for method in comparison.methods:
-            for epsilon in method.epsilons:
-                yield Run(comparison, method, epsilon, seed, document_of(comparison, method, epsilon, seed))
+def choose(comparison: Comparison, **wanted: Collection[Any]) -> list[Cell]:
+    """Runs of given methods, seeds and values of ε; all by default.
 
-
-def document_of(comparison: Comparison, method: Method, epsilon: float, seed: int) -> dict[str, Any]:
-    """Configuration of one run: shared sections, sections of the method, and settings fixed by the comparison.
-
-    The comparison's δ, adjacency and unit are those of the budget of the labelling, or of a baseline that takes one;
-    so is ε, unless the method sets it. Labelers and baselines receive its noise source where they take one.
+    Args:
+        comparison: the comparison.
+        **wanted: allowed values of ``method``, ``seed`` and ``epsilon``; empty for all.
 
     Raises:
-        ConfigurationError: for a method that has no way to reach ε.
+        ConfigurationError: for values that are not in the comparison, or that no run has together.
     """
-    base = comparison.base
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-    shared: dict[str, Any] = {
-        "seed_everything": seed,
-        "data": base["data"],
-        "trainer": merged(quiet, base["trainer"]),
-    }
-    if method.kind != "baseline":
-        shared["model"] = base["student"]
-    if method.kind == "labeler":
-        shared["labeling"] = base["labeling"]
-    document = merged(shared, method.sections)
-    for path, value in method.settings.get(epsilon, {}).items():
-        put(document, path, value)
-    if method.kind == "true_labels":
-        put(document, "data.init_args.train_on_truth", True)
-        return document
-    where, budget = "model", "model.init_args.budget"
-    if method.kind == "labeler":
-        where, budget = "labeling.labeler", "labeling.budget"
-        put(document, "labeling.options.seed", seed)
-        put(document, "labeling.options.progress", False)
-    found, arguments = class_named(str(get(document, f"{where}.class_path"))), f"{where}.init_args"
-    names = [] if found is None else argument_names(found)
-    kept = {"delta": comparison.delta, "adjacency": comparison.adjacency, "unit": comparison.unit}
-    if epsilon < math.inf and get(document, f"{budget}.epsilon") is None:
-        kept["epsilon"] = epsilon
-    spends = any(name.split(".")[0] == "budget" for name in names)
-    if method.kind == "labeler" or spends:
-        for name, value in kept.items():
-            put(document, f"{budget}.{name}", value)
-    values: dict[str, Any] = {"progress": False}
-    if comparison.noise_seeded:
-        key = (
-            f"{comparison.name}|{method.name}|{epsilon_text(epsilon)}|{seed}"  # no two runs share their noise
-        )
-        drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
-        source = {"class_path": "pl_privknn.privacy.noise.SeededNoise", "init_args": {"seed": drawn}}
-        values["noise_source"] = source
-    if epsilon < math.inf and not spends and method.find is None and epsilon not in method.settings and found:
-        raise ConfigurationError(
-            f"methods.{method.name}: no setting gives ε={epsilon_text(epsilon)}; add find, or "
-            "settings for it, or list the method's own epsilons"
-        )
-    for name, value in values.items():
-        places = [path for path in names if path.split(".")[-1] == name]
-        if places:
-            put(document, f"{arguments}.{name if name in places else places[0]}", value)
-    return document
+    chosen = comparison.cells()
+    for name, given in wanted.items():
+        known = list(dict.fromkeys(getattr(cell, name) for cell in chosen))
+        if unknown := [value for value in given if value not in known]:
+            raise ConfigurationError(f"{name} {unknown[0]!r} is in none of the runs, which have {known}")
+        chosen = [cell for cell in chosen if not given or getattr(cell, name) in given]
+    return chosen
 
 
-def with_run_settings(document: dict[str, Any], run: Run, folder: Path) -> dict[str, Any]:
-    """Configuration with the settings of folder and loggers, which do not affect the outcome."""
-    placed = merged(document, None)
-    wandb = run.comparison.wandb
-    if wandb is not None and wandb["mode"] != "disabled":
-        logger: dict[str, Any] = {
-            "class_path": "pytorch_lightning.loggers.WandbLogger",
-            "init_args": {
-                "project": wandb["project"],
-                "name": run.label,
-                "id": run.fingerprint[:16],
-                "offline": wandb["mode"] == "offline",
-                "save_dir": str(folder),
-                "group": run.comparison.name,
-                "job_type": run.method.name,
-                **{key: wandb[key] for key in ("entity", "tags") if key in wandb},
-            },
-        }
-        others = placed["trainer"].get("logger")
-        listed = others if isinstance(others, list) else [others] if isinstance(others, dict) else []
-        placed["trainer"]["logger"] = [*listed, logger]
-        placed["attach_ledger"] = wandb["attach_ledger"]
-    return placed
+def states_of(cells: Sequence[Cell], output: Path) -> Iterator[str]:
+    """One line per run: done, begun or missing, and its calibrated noise."""
+    noise = _calibrated(cells)
+    for cell in cells:
+        state = "missing" if not cell.begun(output) else "done" if cell.result(output) else "begun"
+        found = [f"{path.rsplit('.', 1)[-1]}={value:g}" for path, value in noise[cell.label].items()]
+        yield f"{state:8} {cell.label:40} {', '.join(found)}".rstrip()
 
 
-def with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy of a configuration with other values at dotted paths."""
-    copy = merged(document, None)
-    for path, value in values.items():
-        put(copy, path, value)
-    return copy
+def _calibrated(cells: Sequence[Cell]) -> dict[str, Mapping[str, float]]:
+    """Calibrated noise of each run by label; seeds have no influence on it."""
+    known: dict[tuple[str, float], Mapping[str, float]] = {}
+    for cell in cells:
+        if (cell.method, cell.epsilon) not in known:
+            known[cell.method, cell.epsilon] = cell.calibrated()
+    return {cell.label: known[cell.method, cell.epsilon] for cell in cells}
 
 
-class Planned(NamedTuple):
-    """Plan of a run before its start.
+def run_comparison(
+    comparison: Comparison,
+    cells: Sequence[Cell],
+    output: Path,
+    *,
+    command: Command,
+    folder: Path = Path(),
+    workers: int = 1,
+) -> tuple[int, int]:
+    """Run every given run that is not finished, and print a line for each start and end.
 
-    Attributes:
-        calibrated: dotted paths and values of calibrated settings.
-        epsilon: ε of the plan; None where the model states its own plan, or for runs without privacy.
-        guarantee: guarantee of that ε; None where there is none.
+    A run that was interrupted continues as by ``privknn fit --resume``. After a failed run the others continue.
+
+    Args:
+        comparison: the comparison.
+        cells: its runs; see :func:`choose`.
+        output: the comparison's folder.
+        command: runs ``privknn`` in this process.
+        folder: where separate processes find modules that configurations name, after installed ones.
+        workers: number of parallel processes; 0 runs all in this process.
+
+    Returns:
+        The number of runs that were finished before, and the number that failed.
+
+    Raises:
+        ConfigurationError: where no noise meets an ε, or a folder holds a run of another configuration.
+        FolderInUse: if another process runs the comparison.
     """
+    check_int("workers", workers, 0)
 
-    calibrated: dict[str, float]
-    epsilon: float | None
-    guarantee: Guarantee | None
+    def start(words: list[str], log: Path) -> int:
+        return _run_here(command, words, log) if workers == 0 else _run_beside(words, log, folder, workers)
 
-
-_SOURCE = "the comparison"
-
-
-class Planner:
-    """Planner of runs; reuses calibrated settings for all seeds."""
-
-    def __init__(self) -> None:
-        known_classes()
-        self._known: dict[tuple[str, float], Planned] = {}
-        self._parsed: set[str] = set()
-
-    def check(self, run: Run) -> None:
-        """Parse the run's configuration as ``privknn fit`` does, without instantiating it.
-
-        Raises:
-            ConfigurationError: for sections that don't parse.
-        """
-        # A valid placeholder for a setting that is yet to be calibrated.
-        document = with_values(run.document, {run.method.find: 1} if run.private and run.method.find else {})
-        labeling, trainer = document.pop("labeling", {}), document.pop("trainer")
-        parts = [
-            *({name: section} for name, section in document.items()),
-            *({"labeling": {name: value}} for name, value in labeling.items()),
-            *({"trainer": {name: value}} for name, value in trainer.items()),
-        ]
-        for part in parts:  # parts shared by many runs are parsed once
-            if (key := fingerprint(part)) in self._parsed:
-                continue
-            try:
-                # Without defaults, which would be parsed once more at each level of nested classes.
-                _whole_parser().parse_object(part, defaults=False)
-            except (ArgumentError, TypeError, ValueError) as error:
-                raise ConfigurationError(f"{run.label}: {one_line(error)}") from error
-            self._parsed.add(key)
-
-    def plan(self, run: Run) -> Planned:
-        """Calibrate the run's noise where requested, and check that its plan keeps the target.
-
-        Raises:
-            ConfigurationError: where no allowed value meets the target, or the plan exceeds it.
-        """
-        key = run.method.name, run.epsilon  # ε does not depend on seeds
-        if key not in self._known:
-            self._known[key] = self._plan(run)
-        return self._known[key]
-
-    def _plan(self, run: Run) -> Planned:
-        if not run.private or run.method.kind != "labeler":
-            return Planned({}, None, None)
-        wanted, comparison = run.method.find, run.comparison
-        target: dict[str, Any] = {
-            "delta": comparison.delta,
-            "adjacency": comparison.adjacency,
-            "exact": False,
-        }
+    def run(cell: Cell) -> bool:
+        print(f"start: {cell.label}", flush=True)
         try:
-            if wanted is not None:
-                found = solve(run.document, wanted, run.epsilon, **target, source=_SOURCE, own_code=True)
-                calibrated, charges, epsilon = dict(found.values), found.charges, found.epsilon
-            else:
-                calibrated, charges = {}, plan_of(run.document, _SOURCE, own_code=True).charges
-                epsilon = account(charges, **target).epsilon
-                if epsilon > run.epsilon:
-                    epsilon = account(charges, **{**target, "exact": True}).epsilon
-        except (ValueError, OverflowError) as error:
-            what = "" if wanted is None else f"find {wanted}: "
-            raise ConfigurationError(f"{run.label}: {what}{error}") from error
-        if epsilon > run.epsilon:
-            raise ConfigurationError(
-                f"{run.label}: its plan costs ε={at_most(epsilon)}; give it more noise or fewer queries at this ε "
-                "(settings), or calibrate the noise (find)"
-            )
-        return Planned(calibrated, epsilon, weakest(charge.guarantee for charge in charges))
+            said = f"done: {cell.label}: {_fit(cell, output, noise.get(cell.label), start)}"
+        except (RuntimeError, OSError, ValueError) as error:
+            said = f"failed: {cell.label}: {error}"
+        print(said, flush=True)
+        return said.startswith("done")
+
+    with FolderLock(output), ThreadPoolExecutor(max(1, workers)) as pool:
+        begun = {cell.label for cell in cells if cell.begun(output)}
+        missing = [cell for cell in cells if cell.result(output) is None]
+        noise = _calibrated([cell for cell in missing if cell.label not in begun])
+        plain = dataclasses.asdict(comparison)
+        del plain["name"]
+        write_durably(output / COMPARISON, write_yaml(plain))
+        try:  # the main thread runs what is run here, since Lightning sets signal handlers
+            done = list(map(run, missing) if workers == 0 else pool.map(run, missing))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return len(cells) - len(missing), done.count(False)
 
 
-@functools.cache
-def _whole_parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(PrivateLabeler, "labeling")
-    parser.add_subclass_arguments(pl.both("LightningDataModule"), "data")
-    parser.add_subclass_arguments(pl.both("LightningModule"), "model")
-    parser.add_class_arguments(pl.Trainer, "trainer")
-    parser.add_argument("--seed_everything", type=int)
-    return parser
+def _fit(
+    cell: Cell, output: Path, noise: Mapping[str, float] | None, start: Callable[[list[str], Path], int]
+) -> str:
+    """Run ``privknn fit`` in the run's folder, or resume the run there where ``noise`` is None.
+
+    Returns:
+        The outcome in words.
+
+    Raises:
+        RuntimeError: where the run ended without a result.
+    """
+    folder = cell.folder(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    words, log = ["--resume", str(folder)], folder / "run.log"
+    if noise is not None:
+        write_durably(folder / CONFIG, write_yaml(cell.document))
+        settings = [f"--{path}={value!r}" for path, value in noise.items()]
+        words = ["--config", str(folder / CONFIG), "--run_dir", str(folder), *settings]
+    status = start(["fit", *words, *_QUIET], log)
+    if status:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+        raise RuntimeError(f"{last} (exit status {status}; see {log})")
+    if (result := cell.result(output)) is None:
+        raise RuntimeError("the run left no accuracy on the test set; the data module needs a test set")
+    values, epsilon = result.values, "none"
+    if values["epsilon"] is not None:
+        epsilon = f"{at_most(values['epsilon'])} ({at_most(values['epsilon_spent'])} spent)"
+    return f"test accuracy {result.accuracy:.4f}, ε {epsilon}, guarantee: {result.guarantee.level}"
+
+
+def _run_here(command: Command, words: list[str], log: Path) -> int:
+    """Execute a command in this process, with its output in the run's log."""
+    with (
+        log.open("a", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        try:
+            status = command(words)
+        except Exception:
+            traceback.print_exc()
+            status = 1
+    if status == 128 + signal.SIGINT:  # Ctrl-C is meant for the comparison, not for one run
+        raise KeyboardInterrupt
+    return status
+
+
+def _run_beside(words: list[str], log: Path, folder: Path, workers: int) -> int:
+    """Execute a command in a separate process, with its output in the run's log."""
+    threads = dict.fromkeys(_THREADS, str(max(1, (os.cpu_count() or 1) // workers)))
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder.resolve())]))
+    with log.open("ab") as file:
+        return subprocess.run(
+            [sys.executable, "-m", "pl_privknn.cli", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**(threads if workers > 1 else {}), **os.environ, "PYTHONPATH": path},
+            check=False,
+        ).returncode
+
+
+# ---------------------------------------------------------------------------- results
+
+
+def read_results(folder: str | Path) -> list[Result]:
+    """Results of the finished runs in a comparison's folder, by seed, in the comparison's order.
+
+    Raises:
+        FileNotFoundError: if it is no comparison's folder.
+    """
+    found = (cell.result(Path(folder)) for cell in read_comparison(Path(folder) / COMPARISON).cells())
+    return [result for result in found if result is not None]
+
+
+def joint_cost(folder: str | Path) -> str:
+    """Sentence on the joint privacy cost of all runs in a comparison's folder, which share their private records."""
+    comparison, private = read_comparison(Path(folder) / COMPARISON), {}
+    for cell in comparison.cells():
+        place = cell.folder(Path(folder))
+        if (ledger := ledger_of(place, mapping_of(place / "config.yaml"))) is not None:
+            private[ledger] = cell.epsilon < math.inf
+    ledgers = [ledger for ledger, counted in private.items() if counted]
+    if not ledgers:
+        return "No run has been charged."
+    total = epsilon_of_files(ledgers, comparison.budget["delta"], exact=False)
+    reason = f" ({total['reason']})" if total["reason"] else ""
+    without = " Runs without privacy come on top of that: on real records they void any guarantee."
+    return (
+        f"All runs together, on the same private records: ε ≤ {at_most(total['epsilon'])} at δ = {total['delta']:g}, "
+        f"guarantee: {total['guarantee']}{reason}.{without if len(ledgers) < len(private) else ''}"
+    )

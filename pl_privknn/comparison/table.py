@@ -1,17 +1,130 @@
-"""Markdown tables of comparisons."""
+"""Results of a comparison's runs, marks of their guarantees, and the table of all methods."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from pl_privknn._checks import at_most
 from pl_privknn.callbacks.labeling_round import MODELS
-from pl_privknn.comparison.results import SEEDED, Result, epsilon_of_all, footnotes, mark
-from pl_privknn.comparison.spec import epsilon_text
-from pl_privknn.privacy.mechanisms.base import SEVERAL_FILES, UNCONDITIONAL, Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import (
+    LEVELS,
+    UNCONDITIONAL,
+    Guarantee,
+    Level,
+    noise_guarantee,
+    weakest,
+)
+from pl_privknn.privacy.noise import SeededNoise
+
+#: Marks of an ε that holds only under a condition, or not at all.
+MARKS: dict[Level, str] = {"unconditional": "", "conditional": "†", "none": "‡"}
+#: Guarantee of releases whose noise was drawn from a seed.
+SEEDED = noise_guarantee(SeededNoise(0))
+NOT_RECORDED = "how far this ε holds was not recorded"
+_SEPARATOR = "; "
+_COLUMNS = (
+    "epsilon", "epsilon_spent", "delta", "adjacency", "unit", "label_accuracy", "queried", "answered",
+    "test_accuracy", "val_accuracy", "seconds",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- guarantees
+
+
+def mark(guarantee: Guarantee) -> str:
+    """Mark of an ε of this guarantee, after a space; empty for an unconditional one."""
+    return f" {MARKS[guarantee.level]}" if MARKS[guarantee.level] else ""
+
+
+def stated(guarantee: Guarantee) -> dict[str, str]:
+    """The fields ``guarantee`` and ``reason`` of a summary or a stored figure."""
+    return {"guarantee": guarantee.level, "reason": guarantee.reason}
+
+
+def guarantee_of(values: Mapping[str, Any]) -> Guarantee:
+    """Guarantee that a summary or a stored figure states.
+
+    Args:
+        values: its fields, of which ``guarantee`` and ``reason`` are read. Without ``guarantee`` the level is none,
+            since the source of its noise was not recorded.
+
+    Raises:
+        ValueError: for an unknown guarantee, or a reason with an unconditional one.
+    """
+    level, reason = values.get("guarantee"), values.get("reason")
+    if level is None:
+        return Guarantee("none", (NOT_RECORDED,))
+    if not reason:
+        return Guarantee(level, () if level == "unconditional" else ("the reason was not recorded",))
+    # A file holds all reasons in one line; split it to show each reason once.
+    return Guarantee(level, tuple(dict.fromkeys(reason.split(_SEPARATOR))))
+
+
+def footnotes(named: Iterable[tuple[str, Guarantee]]) -> list[str]:
+    """Explanations of the marks of a table or plot: one text for each mark, with the reasons.
+
+    Args:
+        named: names of the rows or lines shown, with their guarantees.
+    """
+    levels: dict[Level, dict[str, Guarantee]] = {level: {} for level in LEVELS}
+    for name, guarantee in named:
+        rows = levels[guarantee.level]
+        rows[name] = rows.get(name, UNCONDITIONAL) & guarantee
+    return [_footnote(level, rows) for level, rows in levels.items() if rows and MARKS[level]]
+
+
+def _footnote(level: Level, rows: Mapping[str, Guarantee]) -> str:
+    """Footnote of a mark: reasons shared by all rows, then those of single rows."""
+    shared = [
+        reason
+        for reason in weakest(rows.values()).reasons
+        if all(reason in guarantee.reasons for guarantee in rows.values())
+    ]
+    text = f"{MARKS[level]} guarantee: {level}{' – ' if shared else ''}{_SEPARATOR.join(shared)}."
+    own: dict[str, list[str]] = {}
+    for name, guarantee in rows.items():
+        if rest := _SEPARATOR.join(reason for reason in guarantee.reasons if reason not in shared):
+            own.setdefault(rest, []).append(name)
+    return " ".join([text, *(f"{', '.join(names)}: {rest}." for rest, names in own.items())])
+
+
+# ---------------------------------------------------------------------------- results
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Result of one run.
+
+    Attributes:
+        method: name of the method.
+        title: name of the method in tables and plots.
+        target: target ε, ``math.inf`` for none.
+        seed: the run's seed.
+        values: the run's summary.
+    """
+
+    method: str
+    title: str
+    target: float
+    seed: int
+    values: dict[str, Any] = dataclasses.field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy on the test set after the last epoch, in [0, 1]."""
+        return float(self.values["test_accuracy"])
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """Guarantee of the run's ε."""
+        return guarantee_of(self.values)
+
 
 Cells = Mapping[tuple[str, float], Sequence[Result]]
 
@@ -19,12 +132,12 @@ Cells = Mapping[tuple[str, float], Sequence[Result]]
 def cells_of(results: Sequence[Result]) -> dict[tuple[str, float], list[Result]]:
     """Results of all seeds by method and target, in the comparison's order; each model of a run is a method."""
     cells: dict[tuple[str, float], list[Result]] = {}
-    for model in (model for result in results for model in models_of(result)):
+    for model in (model for result in results for model in _models_of(result)):
         cells.setdefault((model.method, model.target), []).append(model)
     return cells
 
 
-def models_of(result: Result) -> list[Result]:
+def _models_of(result: Result) -> list[Result]:
     """Separate results of a run's student, head and their mean, where it evaluated them; else the run itself."""
     if result.values.get("head_test_accuracy") is None:
         return [result]
@@ -33,7 +146,7 @@ def models_of(result: Result) -> list[Result]:
             result,
             method=f"{result.method}, {model}",
             title=f"{result.title}, {words}",
-            accuracy=float(result.values[f"{model}_test_accuracy"]),
+            values={**result.values, "test_accuracy": result.values[f"{model}_test_accuracy"]},
         )
         for model, words in zip(MODELS, ("student", "head", "mean of both"), strict=True)
     ]
@@ -68,19 +181,13 @@ def weakened(cells: Cells) -> set[tuple[str, float]]:
     return {key for key, guarantee in found.items() if not shared.issuperset(guarantee.reasons)}
 
 
-def best_at(cells: Cells, target: float, *, apart: bool = False) -> str | None:
-    """Method of highest mean accuracy at a target, among those without a weaker guarantee.
-
-    Args:
-        cells: see :func:`cells_of`.
-        target: ε.
-        apart: rank the :func:`weakened` cells instead.
-    """
+def best_at(cells: Cells, target: float) -> str | None:
+    """Method of highest mean accuracy at a target ε, among those without a weaker guarantee."""
     out = weakened(cells)
     known = {
         key[0]: mean_and_spread(results)[0]
         for key, results in cells.items()
-        if key[1] == target and (key in out) == apart
+        if key[1] == target and key not in out
     }
     return max(known, key=lambda method: known[method]) if known else None
 
@@ -90,64 +197,37 @@ def mark_footnotes(cells: Cells) -> list[str]:
     return footnotes((cells[key][0].title, guarantee) for key, guarantee in guarantees(cells).items())
 
 
-def joint_cost(results: Sequence[Result]) -> str:
-    """Sentence on the joint privacy cost of all runs, which share their private records."""
-    if any(result.target == math.inf and result.values["kind"] != "true_labels" for result in results):
-        without = " Runs without privacy come on top of that: on real records they void any guarantee."
-    else:
-        without = ""
-    first = results[0].values
-    records = [record for result in results for record in result.values["records"]]
-    total = epsilon_of_all(records, first["delta"], first["adjacency"])
-    text = at_most(total)
-    private = [result.guarantee for result in results if result.target < math.inf]
-    whole = weakest([*private, *([Guarantee("conditional", (SEVERAL_FILES,))] if len(private) > 1 else [])])
-    return (
-        f"All runs together, on the same private records: ε ≤ {text} at δ = {first['delta']:g}, guarantee: "
-        f"{whole.level}{f' ({whole.reason})' if whole.reasons else ''}.{without}"
-    )
+# ---------------------------------------------------------------------------- files
 
 
 def markdown_table(results: Sequence[Result]) -> str:
     """Table of test accuracies, mean ± standard deviation over seeds, one row per method and one column per target.
 
     Results whose guarantee is conditional or none are marked, and the last lines give the reasons. The best method of
-    each column is bold and named; methods with a weaker guarantee than others are not ranked, and named where they
-    are ahead.
+    each column is bold; methods with a weaker guarantee than others are not ranked.
     """
     cells = cells_of(results)
-    methods = titles_of(cells)
     targets = sorted({result.target for result in results})
-    finite = [target for target in targets if target < math.inf]
+    best = {target: best_at(cells, target) for target in targets if target < math.inf}
     seeds = len({result.seed for result in results})
     lines = [f"| method | {' | '.join(map(head, targets))} |", "|---|" + "---|" * len(targets)]
-    best = {target: best_at(cells, target) for target in finite}
-    known = guarantees(cells)
-    for method, title in methods.items():
+    for method, title in titles_of(cells).items():
         row = [
             cell(cells, (method, target), seeds, "**" if best.get(target) == method else "")
             for target in targets
         ]
-        whole = weakest(guarantee for (other, _), guarantee in known.items() if other == method)
-        lines.append(f"| {title}{mark(whole)} | {' | '.join(row)} |")
-    named = [_best(cells, methods, target) if target < math.inf else "" for target in targets]
-    lines.append(f"| *best* | {' | '.join(named)} |")
-    return "\n".join([*lines, "", _notes(results, cells)])
+        lines.append(f"| {title}{mark(guarantee_of_method(cells, method))} | {' | '.join(row)} |")
+    return "\n\n".join(["\n".join(lines), _note(results, cells, seeds), *mark_footnotes(cells)])
 
 
-def _best(cells: Cells, methods: Mapping[str, str], target: float) -> str:
-    first, other = best_at(cells, target), best_at(cells, target, apart=True)
-    text = "–" if first is None else methods[first]
-    if other is not None:
-        ahead = mean_and_spread(cells[other, target])[0]
-        if first is None or ahead > mean_and_spread(cells[first, target])[0]:
-            text += f" ({methods[other]}{mark(guarantees(cells)[other, target])} is ahead)"
-    return text
+def guarantee_of_method(cells: Cells, method: str) -> Guarantee:
+    """Weakest guarantee of a method's cells."""
+    return weakest(guarantee for (name, _), guarantee in guarantees(cells).items() if name == method)
 
 
 def head(target: float) -> str:
     """Title of a column."""
-    return f"ε ≤ {epsilon_text(target)}" if target < math.inf else "without privacy"
+    return f"ε ≤ {target:g}" if target < math.inf else "without privacy"
 
 
 def cell(cells: Cells, key: tuple[str, float], seeds: int, around: str = "") -> str:
@@ -162,18 +242,38 @@ def cell(cells: Cells, key: tuple[str, float], seeds: int, around: str = "") -> 
     return f"{around}{text}{around}{mark(guarantees(cells).get(key, UNCONDITIONAL))}"
 
 
-def _notes(results: Sequence[Result], cells: Cells) -> str:
-    first = results[0].values
-    seeds = len({result.seed for result in results})
+def terms(results: Sequence[Result]) -> str:
+    """δ, neighbouring relation and unit of privacy of the private runs; empty where there are none."""
+    first = next((result.values for result in results if result.target < math.inf), None)
+    return (
+        ""
+        if first is None
+        else f"δ = {first['delta']:g} ({first['adjacency']}, a {first.get('unit', 'record')})"
+    )
+
+
+def _note(results: Sequence[Result], cells: Cells, seeds: int) -> str:
     counted = f"{seeds} seed{'' if seeds == 1 else 's, mean ± standard deviation'}"
-    parts = [
-        f"Test accuracy at δ = {first['delta']:g} ({first['adjacency']}, a {first.get('unit', 'record')}), {counted}."
-    ]
     reached = [
-        max(result.epsilon for result in here) / target
+        max(result.values["epsilon"] for result in here) / target
         for (_, target), here in cells.items()
         if target < math.inf
     ]
-    if reached:
-        parts.append(f"Each run's ε is at most its column's, and at least {min(reached):.2f} of it.")
-    return "\n\n".join([" ".join(parts), *mark_footnotes(cells)])
+    if not reached:
+        return f"Test accuracy, {counted}."
+    return (
+        f"Test accuracy at {terms(results)}, {counted}. Each run's ε is at most its column's, and at least "
+        f"{min(reached):.2f} of it."
+    )
+
+
+def write_csv(results: Sequence[Result], path: Path) -> None:
+    """Write all results as a CSV file, one row per run."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        own = ("method", "title", "target_epsilon", "seed", "guarantee", "reason")
+        writer = csv.DictWriter(file, [*own, *_COLUMNS], lineterminator="\n")
+        writer.writeheader()
+        for result in results:
+            row = {"method": result.method, "title": result.title, "target_epsilon": result.target}
+            found = {name: result.values.get(name) for name in _COLUMNS}
+            writer.writerow({**row, "seed": result.seed, **found, **stated(result.guarantee)})

@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from pl_privknn.cli.main import main
-from pl_privknn.comparison.results import Result
+from pl_privknn.comparison import Result
 
-SMOKE = {"max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "limit_val_batches": 1}
-SIGMA = "labeling.labeler.init_args.noise.init_args.sigma"
+LABELER = "labeling.labeler"
+SIGMA = f"{LABELER}.init_args.noise.init_args.sigma"
+TRUE = {"set": {"data.init_args.train_on_truth": True}}
 
 
 @pytest.fixture(autouse=True)
@@ -20,80 +21,68 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def knn(name="knn", class_path="PrivateKNN"):
+def knn(class_path="PrivateKNN", **noise):
+    arguments = {"k": 30, "sampling_rate": 0.5, "noise": {"class_path": "Gaussian", "init_args": noise}}
     return {
-        "name": name,
-        "labeling": {
-            "labeler": {
-                "class_path": class_path,
-                "init_args": {"k": 30, "sampling_rate": 0.5, "noise": {"class_path": "Gaussian"}},
-            },
-            "queries_per_round": 30,
-            "options": {"query_batch_size": 10},
-        },
-        "find": SIGMA,
+        "set": {
+            LABELER: {"class_path": class_path, "init_args": arguments},
+            "labeling.queries_per_round": 30,
+            "labeling.options.query_batch_size": 10,
+        }
     }
 
 
 def guided():
-    return {
-        "name": "guided",
-        "title": "Guided PATE",
-        "labeling": {
-            "labeler": {
-                "class_path": "PATE",
-                "init_args": {
-                    "num_teachers": 20,
-                    "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
-                    "partitioner": {
-                        "class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "sample": 200, "steps": 5},
-                    },
-                    "noise": {"class_path": "Gaussian"},
-                },
-            },
-            "queries_per_round": 10,
+    arguments = {
+        "num_teachers": 20,
+        "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
+        "partitioner": {
+            "class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "sample": 200, "steps": 5},
         },
-        "find": SIGMA,
+        "noise": {"class_path": "Gaussian"},
     }  # fmt: skip
-
-
-def sgd():
     return {
-        "name": "sgd",
-        "model": {
-            "class_path": "NoisySGD",
-            "init_args": {
-                "extractor": {"class_path": "HOG"},
-                "expected_batch_size": 200,
-                "private_records": 1000,
-                "feature_head": {"components": 10},
-                "options": {"steps_per_charge": 1},
-            },
-        },
-        "trainer": {"max_epochs": 2, "limit_train_batches": 1.0},
+        "title": "Guided PATE",
+        "set": {LABELER: {"class_path": "PATE", "init_args": arguments}, "labeling.queries_per_round": 10},
     }
 
 
-def write(methods, **changes):
+def sgd():
+    arguments = {
+        "extractor": {"class_path": "HOG"},
+        "expected_batch_size": 200,
+        "private_records": 1000,
+        "feature_head": {"components": 10},
+        "options": {"steps_per_charge": 1},
+    }
+    trainer = {"trainer.max_epochs": 2, "trainer.limit_train_batches": 1.0}
+    return {"set": {"model": {"class_path": "NoisySGD", "init_args": arguments}, **trainer}}
+
+
+def document(methods, **changes):
     whole = {
-        "name": "tiny",
-        "base": {
+        "config": {
             "data": {
                 "class_path": "DigitsDataModule",
                 "init_args": {"batch_size": 32, "public_examples": 100},
             },
-            "student": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
-            "trainer": SMOKE,
+            "model": {"class_path": "SupervisedStudent", "init_args": {"network": "small_cnn"}},
+            "trainer": {
+                "max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "limit_val_batches": 1,
+            },
             "labeling": {"features": {"class_path": "pl_privknn.features.hog.HOG"}},
         },
-        "delta": 1e-4,
-        "noise_seeded": True,
+        "budget": {"delta": 1e-4},
         "seeds": [0],
         "epsilons": [1, 4],
         "methods": methods,
-    }
+    }  # fmt: skip
+    return {**whole, **changes}
+
+
+def write(methods, **changes):
     path = Path("tiny.yaml")
-    path.write_text(yaml.safe_dump({**whole, **changes}, allow_unicode=True, sort_keys=False))
+    path.write_text(yaml.safe_dump(document(methods, **changes), allow_unicode=True, sort_keys=False))
     return str(path)
 
 
@@ -106,17 +95,33 @@ def folder(method, epsilon, seed=0):
 
 
 def result(method, epsilon, seed=0):
-    return json.loads(
-        Path(f"runs/compare/tiny/results/{method}__eps_{epsilon}__seed_{seed}.json").read_text()
-    )
+    return json.loads((folder(method, epsilon, seed) / "summary.json").read_text())
 
 
-def made(method, target, accuracy, seed=0, guarantee="unconditional", place=0, epsilon=None, reason=None):
-    values = {
-        "comparison": "made", "method": method, "title": method.upper(), "place": place, "kind": "labeler",
-        "target_epsilon": "inf" if target == math.inf else target, "seed": seed, "delta": 1e-5,
-        "epsilon": None if target == math.inf else (epsilon or 0.98 * target), "adjacency": "add_remove",
-        "guarantee": "none" if target == math.inf else guarantee, "test_accuracy": accuracy, "records": [],
+def store(output, results):
+    """Write a comparison's folder with these results."""
+    private = {one.method for one in results if one.target < math.inf}
+    methods = {one.method: knn() if one.method in private else TRUE for one in results}
+    unlimited = {one.method for one in results if one.target == math.inf}
+    methods = {
+        name: {**method, "title": name.upper(), "at": {math.inf: {}} if name in unlimited else {}}
+        for name, method in methods.items()
+    }
+    seeds = sorted({one.seed for one in results})
+    epsilons = sorted({one.target for one in results if one.target < math.inf})
+    output.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(document(methods, seeds=seeds, epsilons=epsilons), sort_keys=False)
+    (output / "comparison.yaml").write_text(text)
+    for one in results:
+        place = output / one.method / f"eps_{one.target:g}" / f"seed_{one.seed}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "summary.json").write_text(json.dumps(one.values))
+
+
+def made(method, target, accuracy, seed=0, guarantee="unconditional", reason=None, **values):
+    summary = {
+        "delta": 1e-5, "epsilon": None if target == math.inf else 0.98 * target, "adjacency": "add_remove",
+        "unit": "record", "guarantee": "none" if target == math.inf else guarantee, "test_accuracy": accuracy,
         "reason": reason or {"unconditional": "", "conditional": "if C", "none": "no noise"}[guarantee],
     }  # fmt: skip
-    return Result(method, method.upper(), place, target, seed, accuracy, values)
+    return Result(method, method.upper(), target, seed, {**summary, **values})

@@ -1,23 +1,20 @@
-"""Comparisons that run: whole, interrupted, with a fault, and what they leave."""
+"""Comparisons that run: whole, interrupted, killed, with a fault, and what they leave."""
 
-import json
-import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from pl_privknn.cli.main import main
-from pl_privknn.comparison import read_results
+from pl_privknn.comparison import markdown_table, read_results
 from pl_privknn.comparison.plot import digest_of
-from pl_privknn.config import get
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
 from pl_privknn.privacy.noisy_steps import PaidSteps
 from pl_privknn.privacy.verification import audit_ledger
 from tests.comparison.compare_setup import (
-    SIGMA,
+    LABELER,
+    TRUE,
     compare,
     folder,
     guided,
@@ -39,52 +36,38 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
         "    def label(self, queries, ledger, max_answers=None):\n"
         "        raise RuntimeError('the teacher broke')\n"
     )
-    methods = [
-        knn(),
-        {**knn("broken", "broken_teacher.Broken"), "epsilons": [4]},
-        {**guided(), "epsilons": [1]},
-        {**sgd(), "epsilons": [4]},
-        {"name": "true", "true_labels": True},
-    ]
-    assert compare(write(methods), "--dry-run", "--only", "knn", "broken") == 0
-    assert "missing  knn ε=1 seed 0" in capsys.readouterr().out
+    seeded = knn()
+    source = {"class_path": "SeededNoise", "init_args": {"seed": 3}}
+    seeded["set"][f"{LABELER}.init_args.noise_source"] = source
+    methods = {
+        "knn": seeded,
+        "broken": knn("broken_teacher.Broken"),
+        "guided": guided(),
+        "sgd": sgd(),
+        "true": TRUE,
+    }
+    config = write(methods, epsilons=[4])
+    assert compare(config, "--dry-run", "--only", "knn", "broken") == 0
+    assert "missing  knn ε=4 seed 0                           sigma=" in capsys.readouterr().out
     assert not Path("runs").exists()
-    assert compare(write(methods)) == 1
+    assert compare(config) == 1
     printed = capsys.readouterr().out
     assert "failed: broken ε=4 seed 0: privknn fit: RuntimeError at broken_teacher:4: its text" in printed
-    assert "6 runs: 0 done before, 5 now, 1 failed" in printed
-    error = json.loads((folder("broken", 4) / "error.json").read_text())["error"]
-    assert "RuntimeError at broken_teacher:4" in error
-    for method, epsilon in (("knn", 1), ("knn", 4), ("guided", 1), ("sgd", 4)):
-        values = result(method, epsilon)
-        assert values["delta"] == 1e-4
-        assert 0.99 * epsilon < values["epsilon"] <= epsilon
+    assert "5 runs: 0 done before, 4 now, 1 failed" in printed
+    for method, guarantee in (("knn", "none"), ("guided", "conditional"), ("sgd", "unconditional")):
+        values = result(method, 4)
+        assert (values["delta"], values["guarantee"]) == (1e-4, guarantee)
+        assert 0.98 * 4 < values["epsilon"] <= 4
         assert values["epsilon_spent"] <= values["epsilon"]
-        # The noise of this comparison comes from seeds.
-        assert (values["guarantee"], SEEDED_NOISE in values["reason"]) == ("none", True)
-        assert ("guided partition" in values["reason"]) == (method == "guided")
-        assert {"versions", "seconds", "config", "seed", "adjacency"} <= set(values)
-        # The JSON alone lets an auditor recompute its ε.
-        path = f"runs/compare/tiny/results/{method}__eps_{epsilon}__seed_0.json"
-        assert main(["epsilon", path, "--json"]) == 0
-        again = json.loads(capsys.readouterr().out)
-        assert again["epsilon"] == pytest.approx(values["epsilon"], rel=1e-6)
-        assert (again["guarantee"], again["reason"]) == (values["guarantee"], values["reason"])
-    assert result("knn", 1)["answered"] == 30
-    noise = [get(result("knn", epsilon)["config"], SIGMA) for epsilon in (1, 4)]
-    assert noise == [result("knn", epsilon)["calibrated"][SIGMA] for epsilon in (1, 4)]
-    assert noise[0] > noise[1]
-    truth = result("true", "inf")
-    assert (truth["epsilon"], truth["guarantee"], truth["target_epsilon"]) == (None, "none", "inf")
-    text = "".join(path.read_text() for path in Path("runs/compare/tiny/results").glob("*.json"))
-    assert str(tmp_path) not in text
-    assert socket.gethostname() not in text
-    table = Path("runs/compare/tiny/table.md").read_text()
-    assert f"| Guided PATE ‡ | {result('guided', 1)['test_accuracy']:.3f} ‡" in table
-    assert Path("runs/compare/tiny/comparison.png").read_bytes()[:4] == b"\x89PNG"
-    assert (
-        digest_of(read_results("runs/compare/tiny")) in Path("runs/compare/tiny/comparison.svg").read_text()
-    )
+    assert SEEDED_NOISE in result("knn", 4)["reason"]
+    assert (result("knn", 4)["answered"], result("true", "inf")["epsilon"]) == (30, None)
+    made = Path("runs/compare/tiny")
+    table, results = (made / "table.md").read_text(), read_results(made)
+    assert table == f"{markdown_table(results)}\n"
+    assert f"| Guided PATE † | {result('guided', 4)['test_accuracy']:.3f} †" in table
+    assert (made / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    assert digest_of(results) in (made / "comparison.svg").read_text()
+    assert len((made / "results.csv").read_text().splitlines()) == 1 + 4
     # Again: what is done stays, what failed is tried once more, and its fault is mended by now.
     (tmp_path / "broken_teacher.py").write_text(
         "from pl_privknn import PrivateKNN\nclass Broken(PrivateKNN): ...\n"
@@ -92,47 +75,22 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     sys.modules.pop("broken_teacher")
     ledgers = [path for path in Path("runs").rglob("ledger.sqlite") if "broken" not in str(path)]
     before = {path: path.read_bytes() for path in ledgers}
-    assert compare(write(methods)) == 0
-    assert "6 runs: 5 done before, 1 now, 0 failed" in capsys.readouterr().out
-    assert len(before) == 4
+    assert len(before) == 3
+    assert compare(config) == 0
+    printed = capsys.readouterr().out
+    assert "5 runs: 4 done before, 1 now, 0 failed" in printed
+    assert "All runs together, on the same private records: ε ≤ " in printed
+    assert "at δ = 0.0001, guarantee: none (" in printed
     assert all(path.read_bytes() == content for path, content in before.items())
     # The first start had paid for nothing: all queries were asked now, under the plan stated then.
-    assert (result("broken", 4)["answered"], result("broken", 4)["starts"]) == (30, 2)
-    assert not (folder("broken", 4) / "error.json").exists()
-    # Stored JSON alone gives the same table and plot.
-    shutil.copytree("runs/compare/tiny/results", "stored")
-    assert main(["compare", "--render", "stored", "--output", "shown"]) == 0
+    assert result("broken", 4)["answered"] == 30
+    assert main(["compare", "--render", str(made), "--output", "shown"]) == 0
     for name in ("table.md", "results.csv", "comparison.svg"):
-        assert Path("shown", name).read_bytes() == Path("runs/compare/tiny", name).read_bytes()
-
-
-def test_folder_of_another_configuration_is_refused(capsys):
-    truth = {"name": "true", "true_labels": True}
-    assert compare(write([truth])) == 0
-    capsys.readouterr()
-
-    def times():
-        files = [path for path in Path("runs").rglob("*") if path.is_file() and path.name != "run.lock"]
-        return sorted(path.stat().st_mtime_ns for path in files)
-
-    before = times()
-    assert compare(write([truth]), "--set", "base.student.init_args.network=mnist_cnn") == 2
-    error = capsys.readouterr().err
-    assert "document.model.init_args.network: 'small_cnn' then, 'mnist_cnn' now" in error
-    assert "--output" in error
-    assert times() == before
-    # Also where only the result was kept.
-    for path in folder("true", "inf").glob("*.json"):
-        path.unlink()
-    assert compare(write([truth]), "--set", "delta=1e-3", "base.trainer.max_epochs=2") == 2
-    assert "another configuration" in capsys.readouterr().err
-    for words in (["--set", "seeds"], ["--only", "nobody"]):
-        assert compare(write([truth]), *words) == 2
-        assert words[-1] in capsys.readouterr().err
+        assert Path("shown", name).read_bytes() == (made / name).read_bytes()
 
 
 def test_an_interrupted_run_stops_the_comparison_and_continues_its_plan(monkeypatch, capsys):
-    config, handler = write([sgd()], epsilons=[4, 8]), signal.getsignal(signal.SIGINT)
+    config, handler = write({"sgd": sgd()}, epsilons=[4, 8]), signal.getsignal(signal.SIGINT)
     release, calls = PaidSteps.release, []
 
     def stopped(self, gradients, noise):
@@ -157,7 +115,6 @@ def test_an_interrupted_run_stops_the_comparison_and_continues_its_plan(monkeypa
     (run,) = audit_ledger(folder("sgd", 4) / "ledger.sqlite")["runs"].values()
     charged = sum(record["count"] for record in run["charged"])
     assert charged <= sum(record["count"] for record in run["guaranteed"]) == values["steps_planned"] == 10
-    assert values["starts"] == 3
     assert values["epsilon_spent"] <= values["epsilon"] <= 4
 
 
@@ -178,13 +135,16 @@ def test_killed_comparison_goes_on_and_pays_for_nothing_twice(tmp_path, capsys):
         "            os.kill(os.getpid(), signal.SIGKILL)\n"
         "        return release\n"
     )
-    config = write([knn(), knn("dying", "dying_teacher.Dying")], epsilons=[4])
+    config = write({"knn": knn(), "dying": knn("dying_teacher.Dying")}, epsilons=[4])
     assert in_child(lambda: compare(config)) == -signal.SIGKILL
     ledgers = {name: folder(name, 4) / "ledger.sqlite" for name in ("knn", "dying")}
     done = ledgers["knn"].read_bytes()
     first = audit_ledger(ledgers["dying"])
     paid = sum(record["count"] for run in first["runs"].values() for record in run["charged"])
     assert paid == 20
+    # What was begun is not continued under other settings.
+    assert compare(config, "--set", "labeling.queries_per_round=40") == 2
+    assert "labeling.queries_per_round: 30 then, 40 now" in capsys.readouterr().err
     assert compare(config) == 0
     assert "2 runs: 1 done before, 1 now, 0 failed" in capsys.readouterr().out
     assert ledgers["knn"].read_bytes() == done
@@ -193,9 +153,8 @@ def test_killed_comparison_goes_on_and_pays_for_nothing_twice(tmp_path, capsys):
     # The lost batch is not asked again: 10 stored, 10 lost, 10 asked now, and the plan is kept.
     assert sum(record["count"] for record in run["charged"]) == 30
     assert second["epsilon"] == first["epsilon"] == pytest.approx(result("dying", 4)["epsilon"])
-    values = result("dying", 4)
-    assert (values["answered"], values["lost"], values["starts"]) == (20, 10, 2)
-    assert (result("knn", 4)["answered"], result("knn", 4)["starts"]) == (30, 1)
+    assert [result("dying", 4)[name] for name in ("answered", "lost")] == [20, 10]
+    assert result("knn", 4)["answered"] == 30
     # A third start runs nothing.
     after = ledgers["dying"].read_bytes()
     assert compare(config) == 0
@@ -205,7 +164,7 @@ def test_killed_comparison_goes_on_and_pays_for_nothing_twice(tmp_path, capsys):
 
 @pytest.mark.long
 def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
-    # Processes of their own find what lies in the folder where they start anyway.
+    # Processes of their own find what lies in the comparison's folder.
     beside = tmp_path / "beside"
     beside.mkdir()
     (beside / "killed_teacher.py").write_text(
@@ -215,14 +174,13 @@ def test_workers_of_their_own_and_a_killed_one(tmp_path, capsys):
         "    def label(self, queries, ledger, max_answers=None):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    config = write([knn(), knn("killed", "killed_teacher.Killed")], epsilons=[4], noise_seeded=False)
+    config = write({"knn": knn(), "killed": knn("killed_teacher.Killed")}, epsilons=[4])
     moved = Path(config).rename(beside / "tiny.yaml")
     assert main(["compare", str(moved), "--workers", "2"]) == 1
     assert str(beside) not in sys.path
     printed = capsys.readouterr().out
     assert "done: knn ε=4 seed 0: test accuracy" in printed
-    assert f"failed: killed ε=4 seed 0: killed by SIGKILL; see {folder('killed', 4) / 'run.log'}" in printed
-    values = result("knn", 4)
-    # Noise of the operating system's generator: nothing weakens the guarantee.
-    assert (values["answered"], values["guarantee"], values["reason"]) == (30, "unconditional", "")
-    assert "(guarantee: unconditional)" in printed
+    assert "failed: killed ε=4 seed 0: " in printed
+    assert f"(exit status -9; see {folder('killed', 4) / 'run.log'})" in printed
+    assert (result("knn", 4)["answered"], result("knn", 4)["guarantee"]) == (30, "unconditional")
+    assert "guarantee: unconditional" in printed
