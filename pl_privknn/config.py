@@ -71,12 +71,8 @@ for _side in (_Loader, _Dumper):  # strings that read as numbers are quoted
     )  # fmt: skip
 
 
-def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None) -> Any:
+def read_document(path: str | Path) -> Any:
     """Read a JSON or YAML file as plain Python types.
-
-    Args:
-        path: the file.
-        definitions: see :func:`read_yaml`.
 
     Raises:
         ConfigurationError: if it is neither, or larger or deeper than :func:`read_yaml` allows.
@@ -97,7 +93,7 @@ def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None
             raise ConfigurationError(
                 f"{not_json} YAML of at most {MAX_YAML_BYTES >> 10} KiB; make the file smaller"
             )
-        document = read_yaml(text, definitions)
+        document = read_yaml(text)
         if not isinstance(document, list | dict):
             raise ConfigurationError(f"{not_json} a YAML list or mapping")
     except RecursionError:
@@ -107,18 +103,13 @@ def read_document(path: str | Path, definitions: Mapping[str, Any] | None = None
     return document
 
 
-def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
+def read_yaml(text: str) -> Any:
     r"""Parse one YAML document into plain Python types.
 
     Aliases are expanded. A section ``definitions`` at the top holds anchors and is removed.
 
-    Args:
-        text: the document.
-        definitions: replacements for values of the section, by name.
-
     Raises:
-        ConfigurationError: for anything but one document, for tags and too many levels, and for a replaced definition
-            that does not exist.
+        ConfigurationError: for anything but one document, for tags and too many levels.
 
     Example:
         >>> from pl_privknn.config import read_yaml
@@ -128,9 +119,6 @@ def read_yaml(text: str, definitions: Mapping[str, Any] | None = None) -> Any:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        for name, value in (definitions or {}).items():
-            place, new = _node(root, "definitions", name), _Loader(write_yaml(value)).get_single_node()
-            place.__class__, place.__dict__ = type(new), vars(new)  # for every alias of it
         content = None if root is None else loader.construct_document(root)
         document = json.loads(json.dumps(content))  # plain data, in which aliases share no list or mapping
     except ConfigurationError:
@@ -152,14 +140,6 @@ def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> s
     return text
 
 
-def _node(root: yaml.Node | None, *path: str) -> yaml.Node:
-    node = root
-    for name in path:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for key, value in pairs if key.value == name), None)
-    if node is None:
-        raise ConfigurationError(f"{'.'.join(path)} is not in the file; name an existing definition")
-    return node
 
 
 # ---------------------------------------------------------------------- dotted paths

@@ -88,10 +88,6 @@ def test_aliases_are_written_out_in_places_of_their_own(tmp_path):
     assert document == {"a": soft, "b": [5, {"c": soft}], "d": {**soft, "k": 5}, "e": {"k": 1, "m": 4}}
     document["a"]["sigma"].append(3)
     assert document["b"][1]["c"] == soft
-    changed = read_document(path, {"k": [7], "soft": {}})
-    assert (changed["a"], changed["b"]) == ({}, [[7], {"c": {}}])
-    with pytest.raises(ConfigurationError, match=r"run\.yaml: definitions\.l is not in the file"):
-        read_document(path, {"l": 7})
 
 
 @dataclasses.dataclass(frozen=True)
