@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pl_privknn.privacy.accounting.accountant import TradeOff, account, trade_off
+from pl_privknn.privacy.accounting.bisection import bisect
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
 Floats = NDArray[np.float64]
@@ -256,7 +257,4 @@ def _largest(refuted: Callable[[float], bool]) -> float:
         return 0.0
     while refuted(high) and high < _LARGEST:
         low, high = high, 2 * high
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    return bisect(refuted, low, high, absolute=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
 from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.bisection import bisect
 from pl_privknn.privacy.mechanisms import (
     Charge,
     Mechanism,
@@ -385,6 +387,8 @@ def true_counts(table: Table, nearest: Tensor, labels: Tensor) -> Tensor:
 
 
 _RATIOS = (0.3, 0.5, 0.7)
+# Logarithms of sizes of the negative binomial noise, among which the search begins.
+_LOG_SIZES = (math.log(1e-3), *(power * math.log(2) for power in range(20)))
 
 
 def amplified_epsilon(epsilon: float, delta: float, clients: int) -> float:
@@ -405,11 +409,8 @@ def amplified_epsilon(epsilon: float, delta: float, clients: int) -> float:
         charge = Charge(ShuffleAmplification(local, clients))
         return account([charge], delta=delta, adjacency="replace_one", exact=False).epsilon
 
-    low, high = epsilon, epsilon + math.log(max(clients, 2)) + 1
-    for _ in range(24):
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(middle) <= epsilon else (low, middle)
-    return low
+    room = math.log(max(clients, 2)) + 1
+    return bisect(lambda local: cost(local) <= epsilon, epsilon, epsilon + room, absolute=1.01 * room / 2**24)
 
 
 def calibrated_shares(epsilon: float, delta: float, moved: int) -> NegativeBinomial:
@@ -425,25 +426,19 @@ def calibrated_shares(epsilon: float, delta: float, moved: int) -> NegativeBinom
     found: list[NegativeBinomial] = []
     for part in _RATIOS:
         ratio = math.exp(-part * epsilon / (2 * moved))
-        low, high = 1e-3, 1.0
-        while not _keeps(NegativeBinomial(high, ratio, moved), epsilon, delta):
-            low, high = high, 2 * high
-            if high > 1e6:
+
+        def keeps(log_size: float, ratio: float = ratio) -> bool:
+            charge = Charge(NegativeBinomial(math.exp(log_size), ratio, moved))
+            return account([charge], delta=delta, adjacency="replace_one", exact=False).epsilon <= epsilon
+
+        for low, high in itertools.pairwise(_LOG_SIZES):
+            if keeps(high):
+                size = math.exp(bisect(keeps, high, low, absolute=math.log(1.01)))
+                found.append(NegativeBinomial(size, ratio, moved))
                 break
-        else:
-            while high > 1.01 * low:
-                middle = math.sqrt(low * high)
-                kept = _keeps(NegativeBinomial(middle, ratio, moved), epsilon, delta)
-                low, high = (low, middle) if kept else (middle, high)
-            found.append(NegativeBinomial(high, ratio, moved))
     if not found:
         raise ValueError(f"epsilon={epsilon!r}: no noise keeps it at delta={delta!r}; use a larger one")
     return min(found, key=lambda mechanism: mechanism.variance)
-
-
-def _keeps(mechanism: NegativeBinomial, epsilon: float, delta: float) -> bool:
-    charge = Charge(mechanism)
-    return account([charge], delta=delta, adjacency="replace_one", exact=False).epsilon <= epsilon
 
 
 class Shuffled(Protocol):

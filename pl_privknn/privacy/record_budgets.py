@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_open_unit, check_positive
 from pl_privknn.privacy.accounting import pld
+from pl_privknn.privacy.accounting.bisection import bisect
 from pl_privknn.privacy.files import read_numbers
 from pl_privknn.privacy.ledger import ChargesLedger, LedgerRun
 from pl_privknn.privacy.mechanisms import Mechanism
@@ -100,13 +101,9 @@ def _largest(fits: Callable[[float], bool]) -> float:
     low, high = 1e-300, 1.0
     while fits(high):
         low, high = high, high * 2
-    while high - low > 1e-13 * low:
-        # Halve the exponents first: the answer may be many orders of magnitude from 1.
-        middle = math.sqrt(low) * math.sqrt(high) if high > 4 * low else low + (high - low) / 2
-        if not low < middle < high:
-            break
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    # The exponents first: the answer may be many orders of magnitude from 1.
+    near = math.exp(bisect(lambda log: fits(math.exp(log)), math.log(low), math.log(high), absolute=1e-3))
+    return bisect(fits, near, min(high, near * 1.01), relative=1e-13)
 
 
 # ---------------------------------------------------------------------- who is who

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pl_privknn.privacy.accounting.bisection import bisect
 from pl_privknn.privacy.accounting.rdp import log_delta_improved, sampled_loss
 
 if TYPE_CHECKING:
@@ -193,14 +194,11 @@ def from_rdp(orders: Floats, curve: Floats, discretization: float) -> PrivacyLos
 
 def rdp_reach(orders: Floats, curve: Floats) -> float:
     """An ε, at most 600, beyond which the conversion of an RDP curve leaves a δ below e^−75."""
-    low, high = 0.0, 600.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if float(np.asarray(log_delta_improved(orders, curve, middle))) > -75.0:
-            low = middle
-        else:
-            high = middle
-    return high
+
+    def ends(epsilon: float) -> bool:
+        return float(np.asarray(log_delta_improved(orders, curve, epsilon))) <= -75.0
+
+    return bisect(ends, 600.0, 0.0, absolute=6e-16)
 
 
 def lower_hull(x: Floats, y: Floats) -> NDArray[np.int64]:
@@ -234,15 +232,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if mu > _LARGE_MU:
         # The second term is less than the first by a factor of about μ, and its rounding errors are not: left out.
         return max(0.0, mu * mu / 2 - mu * float(ndtri(delta)))
-    low, high = 0.0, mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     while gaussian_delta(mu, high) > delta:
         high *= 2
-    while high - low > 1e-12 * max(high, 1e-6):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if gaussian_delta(mu, middle) > delta else (low, middle)
-    return high
+    return bisect(lambda eps: gaussian_delta(mu, eps) <= delta, high, 0.0, absolute=1e-18, relative=1e-12)
 
 
 #: Points of a composed distribution, at most: some 400 MB of work arrays.
