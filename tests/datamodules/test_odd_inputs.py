@@ -155,6 +155,7 @@ def clear_palette():
     return image
 
 
+LEFT = ": records are left out:"
 MORE = folder_size(private=7)
 SAME = folder_size()
 FOLDERS = {
@@ -186,47 +187,23 @@ FOLDERS = {
     "a link to nothing": (linked("private/cat/gone.png", "nowhere.png"), SAME),
     "a public link to private files": (
         linked("public/more", "private/cat"),
-        "public: it, or a link in it, leads to private files",
+        "public: it, or a link in it, leads to private",
     ),
     "a test link to a private file": (
         linked("test/cat/9.png", "private/cat/0.png"),
-        "test: it, or a link in it, leads to private files",
+        "test: it, or a link in it, leads to private",
     ),
     "a cut private picture": (cut(f"private/cat/{SECRET}.png"), SAME),
-    "a cut public picture": (
-        cut("public/9.png"),
-        SAME,
-        "public: records are left out: 1 with an unreadable file",
-    ),
-    "a cut test picture": (
-        cut("test/dog/9.jpg"),
-        SAME,
-        "test: records are left out: 1 with an unreadable file",
-    ),
+    "a cut public picture": (cut("public/9.png"), SAME, f"public{LEFT} 1 with an unreadable file"),
+    "a cut test picture": (cut("test/dog/9.jpg"), SAME, f"test{LEFT} 1 with an unreadable file"),
     "an empty private file": (lambda root: (root / "private/cat/9.png").touch(), SAME),
     "a private file outside classes": (saved("private/9.png"), SAME),
-    "a test file outside classes": (
-        saved("test/9.png"),
-        SAME,
-        "test: records are left out: 1 with no class folder",
-    ),
+    "a test file outside classes": (saved("test/9.png"), SAME, f"test{LEFT} 1 with no class folder"),
     "a class without private records": (saved("test/owl/1.png"), folder_size(test=7)),
-    "a class of the public part": (
-        saved("public/owl/1.png"),
-        lambda data: data.class_names == ("cat", "dog", "owl"),
-    ),
-    "a class of the private part": (
-        saved(f"private/{SECRET}/1.png"),
-        "private has folders that aren't among",
-    ),
-    "classes that differ in case": (
-        saved("test/Cat/1.png"),
-        "'Cat' and 'cat' differ in case or spaces alone",
-    ),
-    "classes that differ in spaces": (
-        saved("test/cat /1.png"),
-        "'cat' and 'cat ' differ in case or spaces alone",
-    ),
+    "a class of the public part": (saved("public/owl/1.png"), lambda data: data.class_names == ("cat", "dog", "owl")),
+    "a class of the private part": (saved(f"private/{SECRET}/1.png"), "private has folders that aren't among"),
+    "classes that differ in case": (saved("test/Cat/1.png"), "'Cat' and 'cat' differ in case or spaces alone"),
+    "classes that differ in spaces": (saved("test/cat /1.png"), "'cat' and 'cat ' differ in case or spaces alone"),
     "accents in two forms": (accents, lambda data: data.num_classes == 3 and len(data.private) == 7),
     "classes that YAML knows": (
         lambda root: [renamed(f"{part}/cat", f"{part}/no")(root) for part in ("private", "test")],
@@ -244,22 +221,12 @@ FOLDERS = {
     "clear grey": (value_of("z.png", lambda: Image.new("LA", (SIDE, SIDE), (5, 0))), shows(255)),
     "palette": (value_of("z.png", palette), shows(90)),
     "clear palette": (value_of("z.png", clear_palette), shows(255)),
-    "16 bits": (
-        value_of("z.png", lambda: Image.fromarray(np.full((SIDE, SIDE), 90 << 8, np.uint16))),
-        shows(90),
-    ),
-    "16 bits of TIFF": (
-        value_of("z.tif", lambda: Image.fromarray(np.full((SIDE, SIDE), 257, np.uint16))),
-        shows(1),
-    ),
+    "16 bits": (value_of("z.png", lambda: Image.fromarray(np.full((SIDE, SIDE), 90 << 8, np.uint16))), shows(90)),
+    "16 bits of TIFF": (value_of("z.tif", lambda: Image.fromarray(np.full((SIDE, SIDE), 257, np.uint16))), shows(1)),
     "one bit": (value_of("z.png", lambda: Image.new("1", (SIDE, SIDE), 1)), shows(255)),
     "CMYK": (value_of("z.jpg", lambda: Image.new("CMYK", (SIDE, SIDE), (0, 0, 0, 0))), shows(255, 0.02)),
-    "floats": (
-        value_of("z.tif", lambda: Image.new("F", (SIDE, SIDE), 0.5)),
-        SAME,
-        "1 with an unreadable file",
-    ),
-}
+    "floats": (value_of("z.tif", lambda: Image.new("F", (SIDE, SIDE), 0.5)), SAME, "1 with an unreadable file"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -337,7 +304,7 @@ def lines_with(part, line):
     return {part: as_csv(rows(part)) + line + "\r\n"}
 
 
-NOTE = {"text": SECRET, "label": "sport"}
+JSONL = {"written": as_lines, "suffix": ".jsonl"}
 TABLES = {
     "commas": ({}, plain),
     "semicolons": ({"written": lambda rows: as_csv(rows, ";")}, plain),
@@ -360,72 +327,38 @@ TABLES = {
     "everything quoted": ({"written": lambda rows: as_csv(rows, quoting=csv.QUOTE_ALL)}, plain),
     "lines of Unix": ({"written": lambda rows: as_csv(rows, lineterminator="\n")}, plain),
     "empty lines": ({"written": lambda rows: "\n" + as_csv(rows, lineterminator="\n\n")}, plain),
-    "an index": (
-        {"written": lambda rows: as_csv([{"": number, **row} for number, row in enumerate(rows)])},
-        plain,
-    ),
+    "an index": ({"written": lambda rows: as_csv([{"": number, **row} for number, row in enumerate(rows)])}, plain),
     "a comma at each end": ({"written": lambda rows: as_csv(rows).replace("\r\n", ",\r\n")}, plain),
     "a mark": ({"encoding": "utf-8-sig"}, plain),
-    "a mark in JSON": ({"encoding": "utf-8-sig", "written": as_lines, "suffix": ".jsonl"}, plain),
+    "a mark in JSON": ({"encoding": "utf-8-sig", **JSONL}, plain),
     "UTF-16": ({"encoding": "utf-16"}, plain),
     "UTF-16 without a mark": ({"encoding": "utf-16-le"}, plain),
-    "UTF-16 of big ends in JSON": ({"encoding": "utf-16-be", "written": as_lines, "suffix": ".jsonl"}, plain),
+    "UTF-16 of big ends in JSON": ({"encoding": "utf-16-be", **JSONL}, plain),
     "a list in JSON": ({"written": json.dumps, "suffix": ".json"}, plain),
     "lines with another suffix": ({"written": as_lines, "suffix": ".ndjson"}, plain),
-    "latin-1": (
-        {"encoding": "latin-1", **labelled("sport", "moné")},
-        "public='.*can't be read .* by encoding=",
-    ),
+    "latin-1": ({"encoding": "latin-1", **labelled("sport", "moné")}, "public='.*can't be read .* by encoding="),
     "latin-1 by name": (
         {"encoding": "latin-1", **labelled("sport", "moné")},
         with_classes("moné", "sport"),
         "",
         {"encoding": "latin-1"},
     ),
-    "an encoding that is none": (
-        {},
-        r"can't be read \(LookupError\).*by encoding=",
-        "",
-        {"encoding": "latin-99"},
-    ),
+    "an encoding that is none": ({}, r"can't be read \(LookupError\).*by encoding=", "", {"encoding": "latin-99"}),
     "a ragged public row": (
         lines_with("public", "a,b,c"),
         "public=.*: row 8 has more or fewer cells than the header",
     ),
-    "a ragged private row": (
-        lines_with("private", f"{SECRET},b,c"),
-        "private=.*: some row has more or fewer cells",
-    ),
+    "a ragged private row": (lines_with("private", f"{SECRET},b,c"), "private=.*: some row has more or fewer cells"),
     "a short private row": (lines_with("private", SECRET), "private=.*: some row has more or fewer cells"),
-    "a quote without end": (
-        lines_with("private", f'"{SECRET}'),
-        "private=.*: some row has .* a quote without end",
-    ),
-    "a column twice": (
-        {"public": "text,label,text\na,sport,b\n"},
-        "public=.* has more than one column 'text'",
-    ),
-    "no header": (
-        {"private": f"{SECRET},sport\nb,money\n"},
-        "private=.* has no column 'text': name the right one",
-    ),
-    "a line that is no JSON": (
-        {"written": as_lines, "suffix": ".jsonl", "private": as_lines(rows("private")) + SECRET},
-        "some line is no JSON",
-    ),
-    "a public line that is no JSON": (
-        {"written": as_lines, "suffix": ".jsonl", "public": as_lines(rows("public")) + "x"},
-        "line 7 is no JSON",
-    ),
-    "numbers for objects": (
-        {"written": as_lines, "suffix": ".jsonl", "private": "1\n2\n"},
-        r"private=.*can't be read \(TypeError\)",
-    ),
+    "a quote without end": (lines_with("private", f'"{SECRET}'), "private=.*: some row has .* a quote without end"),
+    "a quote that takes rows along": ({"private": f'text,label\na,"{SECRET}\nb,money\n'}, "a quote without end"),
+    "a column twice": ({"public": "text,label,text\na,sport,b\n"}, "public=.* has more than one column 'text'"),
+    "no header": ({"private": f"{SECRET},sport\nb,money\n"}, "private=.* has no column 'text': name the right one"),
+    "a line that is no JSON": ({**JSONL, "private": as_lines(rows("private")) + SECRET}, "some line is no JSON"),
+    "a public line that is no JSON": ({**JSONL, "public": as_lines(rows("public")) + "x"}, "line 7 is no JSON"),
+    "numbers for objects": ({**JSONL, "private": "1\n2\n"}, r"private=.*can't be read \(TypeError\)"),
     "an empty file": ({"private": ""}, r"private=.*can't be read"),
-    "empty private texts": (
-        extra("private", {"text": " ", "label": "sport"}, {"text": "", "label": "money"}),
-        plain,
-    ),
+    "empty private texts": (extra("private", {"text": " ", "label": "sport"}, {"text": "", "label": "money"}), plain),
     "no private label": (extra("private", {"text": "x", "label": ""}, {"text": "x", "label": "nan"}), plain),
     "empty private texts, strictly": (
         extra("private", {"text": "", "label": "sport"}),
@@ -433,16 +366,8 @@ TABLES = {
         "",
         {"unusable": "error"},
     ),
-    "an empty public text": (
-        extra("public", {"text": "", "label": ""}),
-        plain,
-        "public: records are left out: 1 with no text",
-    ),
-    "no test label": (
-        extra("test", {"text": "x", "label": " "}),
-        plain,
-        "test: records are left out: 1 with no label",
-    ),
+    "an empty public text": (extra("public", {"text": "", "label": ""}), plain, f"public{LEFT} 1 with no text"),
+    "no test label": (extra("test", {"text": "x", "label": " "}), plain, f"test{LEFT} 1 with no label"),
     "no public label": (
         extra("public", {"text": "x", "label": ""}),
         lambda data: data.public.truth.tolist()[-1] == -1,
@@ -452,11 +377,7 @@ TABLES = {
         extra("private", {**rows("private")[0], "label": "money"}),
         sizes(private=7),
     ),
-    "a public text of the test set": (
-        extra("public", rows("test")[0]),
-        plain,
-        "1 public example in the test part",
-    ),
+    "a public text of the test set": (extra("public", rows("test")[0]), plain, "1 public example in the test part"),
     "a public text of the test set, strictly": (
         extra("public", rows("test")[0]),
         "in the test part",
@@ -479,29 +400,20 @@ TABLES = {
     "classes like numbers": (labelled("1e3", "007"), with_classes("007", "1e3")),
     "a class null": (labelled("null", "none"), with_classes("none", "null")),
     "whole floats in one part": (labelled(0, 1, public=(0.0, 1.0)), with_classes("0", "1")),
-    "truth values": (
-        {**labelled(True, False), "written": as_lines, "suffix": ".jsonl"},
-        with_classes("False", "True"),
-    ),
-    "whole floats in JSON": (
-        {**labelled(1.0, 2.0), "written": as_lines, "suffix": ".jsonl"},
-        with_classes("1", "2"),
-    ),
+    "truth values": ({**labelled(True, False), **JSONL}, with_classes("False", "True")),
+    "whole floats in JSON": ({**labelled(1.0, 2.0), **JSONL}, with_classes("1", "2")),
     "NaN in JSON": (
-        {**extra("public", {"text": "x", "label": float("nan")}), "written": as_lines, "suffix": ".jsonl"},
+        {**extra("public", {"text": "x", "label": float("nan")}), **JSONL},
         with_classes("money", "sport"),
     ),
-    "half a surrogate": (
-        {"written": as_lines, "suffix": ".jsonl", **extra("private", {"text": "\ud800x", "label": "sport"})},
-        sizes(private=7),
-    ),
+    "half a surrogate": ({**JSONL, **extra("private", {"text": "\ud800x", "label": "sport"})}, sizes(private=7)),
     "other columns": (
         {"written": lambda rows: as_csv(rows).replace("text,label", "body,class")},
         plain,
         "",
         {"text": "body", "label": "class"},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -546,7 +458,7 @@ HELD = {
     "categories": lambda rows: pa.table(
         {"text": columns_of(rows)["text"], "label": pa.array(columns_of(rows)["label"]).dictionary_encode()}
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -671,22 +583,16 @@ ARRAYS = {
     "a test label of NaN": (
         {"test_labels": spoiled(np.nan)},
         lambda data: len(data.test) == COUNT - 1,
-        "test: records are left out: 1 with no label",
+        f"test{LEFT} 1 with no label",
     ),
-    "a public truth of NaN": (
-        {"public_truth": spoiled(np.nan)},
-        lambda data: data.public.truth.tolist()[4] == -1,
-    ),
+    "a public truth of NaN": ({"public_truth": spoiled(np.nan)}, lambda data: data.public.truth.tolist()[4] == -1),
     "labels above all classes": ({"private_labels": PLAIN + 1}, "private_labels: some labels lie outside"),
     "too few labels": ({"private_labels": PLAIN[1:]}, "private_labels: not as many labels as examples"),
     "flat rows": (
         pixels(lambda images: images.reshape(COUNT, 64)),
         lambda data: usual(data) and data.image_shape == (1, 8, 8),
     ),
-    "flat rows of no square": (
-        pixels(lambda images: images[:, :7].reshape(COUNT, 56)),
-        "reshape rows of pixels",
-    ),
+    "flat rows of no square": (pixels(lambda images: images[:, :7].reshape(COUNT, 56)), "reshape rows of pixels"),
     "floats up to 1": (pixels(lambda images: images / 255), usual),
     "floats up to 255": (pixels(lambda images: images.astype(float)), "divide 0 … 255 data by 255"),
     "whole numbers of 64 bits": (
@@ -698,7 +604,7 @@ ARRAYS = {
     "NaN in a public picture": (
         {"public_images": nan_at_fourth(arrays()["public_images"])},
         lambda data: len(data.public) == COUNT - 1,
-        "public: records are left out: 1 with NaN or infinite values",
+        f"public{LEFT} 1 with NaN or infinite values",
     ),
     "a public picture of the test set": (
         {"public_images": arrays()["test_images"][::-1][:COUNT]},
@@ -708,7 +614,7 @@ ARRAYS = {
         {"private_labels": spoiled(-1), "private_groups": np.arange(COUNT)},
         lambda data: data.private_groups.tolist() == [*range(4), *range(5, COUNT)],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ARRAYS)

@@ -164,9 +164,7 @@ STRICT = {"unusable": "error"}
     [
         ({}, {"text": "body"}, r"has no column 'body'; it has text, label, who, key, more: name .* by text="),
         ({"private": {"who": None}}, {}, r"private=.* has no column 'who': .* by person="),
-        ({"private": {"text": ["a", " ", "b", "c", "d", "e"]}}, STRICT, "private: some records .* used: no text"),
         ({"public": {"text": ["a", None, "b", "c", "d", "e"]}}, STRICT, r": 1 with no text \(.* record 2\)"),
-        ({"private": {"label": ["spam", "x"] * 3}}, {}, "private: some labels are none of the classes ham"),
         ({"public": {"label": None}, "test": {"label": ["spam"] * 6}}, {}, "have 1 classes in the column 'label'"),
         ({"private": {"who": ["Ann", None] * 3}}, STRICT, "private: some records cannot be used: no person; correct"),
         ({"private": {"key": ["1"] * 6}}, {}, "private: some ids occur more than once"),
