@@ -162,13 +162,8 @@ PUBLISHED = (
     ("DP-SGD, linear on scattering", "Tramèr, Boneh 2021 (arXiv:2011.11660)", 2.7, 0.895),
     ("DP-SGD on scattering", "Tramèr, Boneh 2021 (arXiv:2011.11660)", 3.0, 0.897),
 )
-#: Of stored trainings: method, public data, and what measures them again.
-TRAINED = {
-    "pixels": ("PrivateTraining, pixels", "images", "python -m benchmarks private_training"),
-    "no public images": (
-        "NoisySGD, linear on scattering and HOG", "none", "fit: fashion_mnist_noisy_sgd_no_public",
-    ),
-}  # fmt: skip
+#: The stored trainings: method, public data, and what measures them again.
+TRAINED = "PrivateTraining, pixels", "images", "python -m benchmarks private_training"
 
 
 class Row(NamedTuple):
@@ -189,8 +184,8 @@ def table() -> str:
             here = found.setdefault((one["title"], public, f"compare: {one['method']}"), {})
             here.setdefault(one["target_epsilon"], []).append(one)
     for part, entry in entries("private_training").items():
-        setting, _, asked = part.rpartition(", seed")[0].rpartition(", ε ")
-        found.setdefault(TRAINED[setting], {}).setdefault(float(asked), []).append(entry["results"])
+        _, _, asked = part.rpartition(", seed")[0].rpartition(", ε ")
+        found.setdefault(TRAINED, {}).setdefault(float(asked), []).append(entry["results"])
     rows = [_row(*about, by_epsilon) for about, by_epsilon in found.items()]
     for method, source, epsilon, accuracy in PUBLISHED:
         cells = (method, "none", "–", source)

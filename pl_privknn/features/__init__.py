@@ -9,7 +9,6 @@ from pl_privknn.features.patches import PatchDictionary
 from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
 from pl_privknn.features.public import DefaultFeatures, PublicFeatures, Resized
-from pl_privknn.features.scattering import Scattering
 from pl_privknn.features.text import SentenceFeatures, TextExtractor, WordLlamaFeatures
 from pl_privknn.features.whitening import PublicWhitening
 
@@ -28,7 +27,6 @@ __all__ = [
     "PublicPCA",
     "PublicWhitening",
     "Resized",
-    "Scattering",
     "SentenceFeatures",
     "TextExtractor",
     "TimmFeatures",

@@ -21,7 +21,6 @@ from pl_privknn.features import (
     PublicFeatures,
     PublicPCA,
     Resized,
-    Scattering,
 )
 from pl_privknn.features.alone import kept_apart
 from pl_privknn.labelers import PrivateKNN
@@ -306,7 +305,6 @@ def learned(extractor):
         lambda: learned(PublicPCA(Pixels(), 6)),
         lambda: learned(PublicFeatures(6, pretrained=False)),
         lambda: learned(PatchDictionary(patch_size=3, centers=4)),
-        lambda: learned(Scattering(scales=2)),
         lambda: BackboneFeatures(student_of()),
         lambda: BackboneFeatures(student_of("timm:test_resnet", ema_decay=0.9)),
         lambda: BackboneFeatures(student_of("mlp", extractor=HOG())),

@@ -9,7 +9,7 @@ import torch
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_arguments import device_of
-from pl_privknn.features import HOG, JoinedFeatures, PatchDictionary, Pixels, Scattering
+from pl_privknn.features import HOG, JoinedFeatures, PatchDictionary, Pixels
 from pl_privknn.features.base import extract_on
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN, PrivateKNN, ReverseKNN, Screening
@@ -160,7 +160,6 @@ def test_candidates_reach_as_far_as_products_may_err():
     [
         HOG(),
         Pixels(),
-        Scattering(),
         PatchDictionary(centers=8),
         JoinedFeatures([HOG(), torch.nn.Flatten()]),
         torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 2)),
