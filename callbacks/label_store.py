@@ -9,7 +9,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +24,6 @@ from pl_privknn.privacy.run import Run, noted_run_id
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.sqlite_file import FACTS, SQLiteFile
 from pl_privknn.privacy.store import refuse_wal
-
-if TYPE_CHECKING:
-    from pl_privknn.datamodules.datasets import PublicDataset
-
 
 _SCHEMA = f"""
 {FACTS}
@@ -332,7 +328,6 @@ def _state(asked: bool, released: bool, answered: bool) -> str:
 
 #: The file of released labels in a run's folder.
 LABELS = "labels.sqlite"
-_EXAMPLES_AT_ONCE = 1024
 # Of a budget, what a run keeps for life; the ledger compares ε as well.
 _LASTING = ("delta", "adjacency", "unit")
 
@@ -473,11 +468,3 @@ def stored_run_id(folder: Path) -> str | None:
             return noted_run_id(store)
     except (FileNotFoundError, LabelStoreError):
         return None
-
-
-def digest_of(public: PublicDataset) -> str:
-    """SHA-256 of the public examples in their order: released labels belong to these alone."""
-    digest = hashlib.sha256()
-    for part in torch.arange(len(public)).split(_EXAMPLES_AT_ONCE):
-        digest.update(public.images(part).contiguous().cpu().numpy().data)
-    return digest.hexdigest()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_path
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
-from pl_privknn.callbacks.label_store import LabelRun, digest_of, stored_run_id
+from pl_privknn.callbacks.label_store import LabelRun, stored_run_id
 from pl_privknn.callbacks.labeling_arguments import (
     LabelingOptions,
     RoundFeatures,
@@ -68,6 +68,7 @@ from pl_privknn.privacy.mechanisms.base import (
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import foreign_loader, foreign_reader
 from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.same_table import table_digest
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS, Outputs
 
@@ -397,13 +398,14 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             data.num_classes,
             rounds=sum(map(bool, queries)),
         )
+        rows = torch.arange(len(data.public))
         self._run = LabelRun(
             self._place,
             [charge.with_guarantee(guarantee) for charge in plan],
             {"labeler": type(self.labeler).__name__, "queries": sum(queries)},
             {
                 "public_examples": len(data.public),
-                "public_digest": digest_of(data.public),
+                "public_digest": table_digest(map(data.public.images, rows.split(1024))),
                 "num_classes": data.num_classes,
             },
             None if self._loaded is None else self._loaded["run_id"],

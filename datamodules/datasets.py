@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pl_privknn._checks import check_choice, check_int, shape_text
 from pl_privknn.privacy.records import has_repeated_rows, leaves_of
-from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.same_table import check_same_in_processes
 
 ImageShape = tuple[int, int, int]
 _CHUNK = 1024
@@ -476,25 +476,19 @@ class LabeledImages(_ImageSet):
         """Refuse processes of one training that hold different images, where each is to read a share of them.
 
         Args:
-            agree: whether all processes give the same bytes; here a digest of the number of images, of all labels
-                and of some images spread over them, as private as these.
+            agree: whether all processes give the same bytes; here a digest of all labels and of some images spread
+                over them, as private as these.
 
         Raises:
             ValueError: where they differ, in every process.
         """
-        if not agree(redacted(self._digest)):
-            raise ValueError(
-                "private set: the processes of this training hold different records, or in another order, so that "
-                "some would be read by several; seed what splits or shuffles them, or give each process its own file"
-            )
 
-    def _digest(self) -> bytes:
-        digest = hashlib.sha256(f"{len(self)}|".encode())
-        digest.update(self.labels.contiguous().numpy().tobytes())
-        if len(self):
-            some = torch.arange(min(len(self), _COMPARED)) * len(self) // min(len(self), _COMPARED)
-            digest.update(self.images(some).contiguous().numpy().tobytes())
-        return digest.digest()
+        def compared() -> Iterator[Tensor]:
+            yield self.labels
+            if count := min(len(self), _COMPARED):
+                yield self.images(torch.arange(count) * len(self) // count)
+
+        check_same_in_processes(agree, compared())
 
 
 class LabelTable(Dataset[Tensor]):

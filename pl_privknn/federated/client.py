@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import math
-import secrets
-import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,11 +19,10 @@ from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import PrivateStore
+from pl_privknn.privacy.same_table import same_table
 
-_SCHEMA = """
-CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);
-CREATE TABLE owner (key BLOB NOT NULL, digest BLOB NOT NULL);
-"""
+_SCHEMA = "CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);"
+_RECORDS = "records"  # fact about the node's table
 _WAIT = 600.0  # seconds, for another process of this node
 #: What rounding of a sum may take a total beyond a budget by.
 _ROUNDING = 1e-9
@@ -41,14 +38,14 @@ class AnsweredRounds:
         path: an SQLite file by its absolute path, made if missing; see
             :class:`~pl_privknn.privacy.private_store.PrivateStore`. Deleting it, or restoring an older copy,
             forgets what was spent.
-        table: the bytes of the node's records. The file keeps a digest of them under a random key, and
-            refuses other records; None for a node without any.
+        table: tensors of the node's records. The file keeps a digest of them under a random key, and refuses other
+            records; none for a node without records.
 
     Raises:
         ValueError: for a relative path, which would name another file after each start elsewhere.
     """
 
-    def __init__(self, path: str | Path, table: bytes | None = None) -> None:
+    def __init__(self, path: str | Path, table: Sequence[Tensor] = ()) -> None:
         self.path, self._table = Path(path), table
         if not self.path.is_absolute():
             raise ValueError(
@@ -64,26 +61,18 @@ class AnsweredRounds:
             PrivateStoreError: if the file is no such record.
         """
         with self._opened() as store, store.writing() as db:
-            self._check_owner(db)
+            begun = store.fact(_RECORDS) is not None
+            if self._table and not same_table(store, _RECORDS, self._table, begun):
+                raise Refused(
+                    f"record={str(self.path)!r} counts what other records spent; each node and table needs its own "
+                    "file"
+                )
             known = dict(db.execute("SELECT name, epsilon FROM rounds"))
             if name in known:
                 raise Refused(f"round={name!r} was answered by this node; it answers a round once")
             if math.fsum([*known.values(), epsilon]) > budget * (1 + _ROUNDING):
                 raise Refused(f"epsilon={epsilon:g} would pass this node's own budget max_epsilon={budget:g}")
             db.execute("INSERT INTO rounds VALUES (?, ?)", (name, epsilon))
-
-    def _check_owner(self, db: sqlite3.Connection) -> None:
-        if self._table is None:
-            return
-        kept = db.execute("SELECT key, digest FROM owner").fetchone()
-        key = kept[0] if kept else secrets.token_bytes(32)
-        digest = hmac.digest(key, self._table, "sha256")
-        if kept is None:
-            db.execute("INSERT INTO owner VALUES (?, ?)", (key, digest))
-        elif not hmac.compare_digest(digest, kept[1]):
-            raise Refused(
-                f"record={str(self.path)!r} counts what other records spent; each node and table needs its own file"
-            )
 
     @property
     def spent(self) -> float:
@@ -176,10 +165,8 @@ class Client:
         self._labels = labels
         self.unit = "record" if private_groups is None else "person"
         self._owners = None if private_groups is None else check_owners(private_groups, len(labels))
-        table = self._features.contiguous().numpy().tobytes() + labels.cpu().contiguous().numpy().tobytes()
-        if self._owners is not None:
-            table += self._owners.cpu().contiguous().numpy().tobytes()
-        self.answered = AnsweredRounds(record, table)
+        owners = () if self._owners is None else (self._owners,)
+        self.answered = AnsweredRounds(record, (self._features, labels, *owners))
         self.noise_source = noise_source if noise_source is not None else default_noise()
 
     def answer(self, request: Request) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import secrets
@@ -30,6 +31,7 @@ from pl_privknn.privacy.mechanisms.base import Guarantee, noise_guarantee
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import persons_of
 from pl_privknn.privacy.private_store import PrivateStore
+from pl_privknn.privacy.same_table import same_table
 from pl_privknn.privacy.settings import Budget
 
 #: Files of a run's folder.
@@ -93,23 +95,29 @@ def held_out(
     share = None if evaluation is None else evaluation.share
     with contextlib.closing(PrivateStore(path, one_place=False)) as store:
         noted = store.fact("holdout")
-        key = secrets.token_bytes(_KEY_BYTES) if noted is None else bytes.fromhex(noted["key"])
-        digest = None if records is None or evaluation is None else _digest(key, numbers, records())
-        if not begun and (noted is None or noted["share"] == share):
-            noted = {"share": share, "key": key.hex(), "digest": digest}
+        if noted is None and share is None:
+            return None
+        if noted is None and not begun:
+            noted = {"share": share, "key": secrets.token_hex(_KEY_BYTES)}
             store.note("holdout", noted)
-    if noted is None or noted["share"] != share:
-        raise ValueError(
-            f"evaluate: the run in {run_dir} began with {'no hold-out' if noted is None else 'another one'}, and a "
-            "record that is trained on and held out would pay for both; resume it as it began, or start a new run in "
-            "another folder"
-        )
-    if begun and (digest is None or noted["digest"] != digest):
+        if noted is None or noted["share"] != share:
+            raise ValueError(
+                f"evaluate: the run in {run_dir} began with {'no hold-out' if noted is None else 'another one'}, and "
+                "a record that is trained on and held out would pay for both; resume it as it began, or start a new "
+                "run in another folder"
+            )
+        if records is None:
+            known = not begun
+        else:
+            parts = (part for block in records() for part in block)
+            known = same_table(store, "table", itertools.chain([numbers], parts), begun)
+    if not known:
         raise ValueError(
             "evaluate: private records are not known to be those of the run's beginning, in their order, and a "
             "record that changes its part would pay for both; go back to them (a data set that code of others reads "
             "can't be compared), or start a new run in another folder, which is charged again"
         )
+    key = bytes.fromhex(noted["key"])
     limit = int(noted["share"] * 2**64)
 
     def held(number: int) -> bool:
@@ -118,15 +126,6 @@ def held_out(
 
     different, places = numbers.unique(return_inverse=True)
     return torch.tensor([held(number) for number in different.tolist()], dtype=torch.bool)[places]
-
-
-def _digest(key: bytes, numbers: Tensor, records: Iterable[Sequence[Tensor]]) -> str:
-    """Keyed digest of records in their order, with the persons that they belong to."""
-    found = hashlib.blake2b(numbers.numpy().tobytes(), key=key, digest_size=32)
-    for block in records:
-        for part in block:
-            found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def release_accuracy(

@@ -15,6 +15,7 @@ from pl_privknn._checks import shown
 from pl_privknn.privacy.persons import check_owners, persons_of
 from pl_privknn.privacy.records import foreign_reader, has_repeated_rows
 from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.same_table import check_same_in_processes
 from pl_privknn.training.step_inputs import mapped
 
 _READ_TOGETHER = 256
@@ -138,10 +139,8 @@ class PrivateData:
         """
         if self.images is not None:
             self.images.check_same(agree)
-        elif not agree(self._all.to_bytes(8, "little")):
-            raise ValueError(
-                "train_dataloader: the processes of this training hold different private records"
-            )
+        else:  # reading records of others would take code of theirs
+            check_same_in_processes(agree, [torch.tensor([self._all])])
 
     def share_by_person(self, owners: Tensor, share: tuple[int, int]) -> Tensor:
         """Hold all records of this process's share of persons.
