@@ -140,8 +140,6 @@ def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> s
     return text
 
 
-
-
 # ---------------------------------------------------------------------- dotted paths
 
 
