@@ -169,7 +169,9 @@ def check_neighbors(new: New, tables: Sequence[Table], adjacency: Adjacency, lar
     for table in tables:
         with _named(f"tables '{table.name}' of {len(table)} records"):
             first = _accepted(new, table, largest)
-        for what, other, removed in neighbors_of(table, adjacency) if first else ():
+        if first is None:
+            continue
+        for what, other, removed in neighbors_of(table, adjacency):
             with _named(f"tables '{table.name}' of {len(table)} records {what}"):
                 second = _accepted(functools.partial(new, after=first, removed=removed), other, largest)
                 if second is not None:

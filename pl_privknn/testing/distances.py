@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pl_privknn.privacy.mechanisms import (
     ExponentialArgmax,
+    Gaussian,
     GaussianDPStream,
     Mechanism,
     NegativeBinomial,
@@ -198,7 +199,7 @@ def moves(first: Iterable[Pool], second: Iterable[Pool]) -> list[Move]:
         if isinstance(one.mechanism, GaussianDPStream):
             # Σ(Δ/σ)² of all Gaussian releases of a stream against μ²: what the worst record pays and may pay.
             paid = sum(
-                (norm(a - b, 2) / min(drawn.sigma, again.sigma)) ** 2 for (drawn, a), (again, b) in pairs
+                (norm(a - b, 2) / min(_sigma(drawn), _sigma(again))) ** 2 for (drawn, a), (again, b) in pairs
             )
             what = "stream of gaussian releases (sum of squares of move / sigma)"
             found.append(Move(what, paid, one.mechanism.mu**2))
@@ -212,3 +213,8 @@ def moves(first: Iterable[Pool], second: Iterable[Pool]) -> list[Move]:
             rounding = _OF_VALUES * norm(a, 2) if a.is_floating_point() else 0.0
             found.append(Move(f"{one.mechanism.kind} ({unit})", amount, allowed, rounding, one.condition))
     return found
+
+
+def _sigma(mechanism: Mechanism) -> float:
+    assert isinstance(mechanism, Gaussian)
+    return mechanism.sigma
