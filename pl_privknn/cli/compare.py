@@ -85,7 +85,6 @@ def _render(folder: Path, output: Path) -> str:
 
 def _run(parsed: argparse.Namespace) -> int:
     from pl_privknn._checks import counted
-    from pl_privknn.cli.cost import cost_line
     from pl_privknn.comparison.own_data import own_comparison, total_of
     from pl_privknn.comparison.run import choose, read_comparison, read_epsilon, run_comparison, states_of
 
@@ -108,7 +107,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.dry_run or parsed.data is not None:
         print(*states_of(chosen, output), sep="\n", flush=True)
     if parsed.data is not None:
-        print(total_of(comparison, chosen), cost_line(found, len(chosen)), sep="\n", flush=True)
+        print(total_of(comparison, chosen), found.size_line(), sep="\n", flush=True)
     if parsed.dry_run:
         return 0
     try:

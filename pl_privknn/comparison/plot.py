@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def _draw(axes: Axes, cells: Cells, method: str, place: int, beyond: float) -> N
     """Draw the line of one method, with an entry of the legend."""
     apart = any(key[0] == method for key in weakened(cells))
     colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-    hollow = {"color": colour, "marker": marker, "markersize": 5, "markerfacecolor": "none"}
+    hollow: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "markerfacecolor": "none"}
     label = titles_of(cells)[method] + mark(guarantee_of_method(cells, method))
     points = sorted(
         (max(result.values["epsilon"] for result in here), *mean_and_spread(here))
