@@ -207,7 +207,7 @@ class PrivKNNCLI(LightningCLI):
             ConfigurationError: for unknown arguments or invalid values.
         """
         try:
-            self.config = parser.parse_args(args)
+            self.config = parser.parse_args(args)  # type: ignore[arg-type]  # of Lightning, wider than jsonargparse's
         except (ArgumentError, ArithmeticError) as error:
             text = one_line(error, [action.dest for action in parser._actions])
             see = "" if "did you mean" in text else f"; see privknn {self.command} --help"
