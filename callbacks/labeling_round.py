@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import check_path, check_positive
 from pl_privknn._lightning import rank_zero_warn
+from pl_privknn._progress import ProgressHook
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
 from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
@@ -40,11 +40,9 @@ from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.persons import check_owners
-from pl_privknn.privacy.redaction import redacted, terminal
+from pl_privknn.privacy.redaction import redacted
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from pl_privknn.datamodules.base import PrivatePublicDataModule
 
 
@@ -131,10 +129,6 @@ def _missing(folder: Path) -> list[Path]:
     return [place for place in (folder, *folder.parents) if not place.exists()]
 
 
-#: Called on progress: name of the step, number of done parts, number of all parts. None for work on private
-#: records, whose number is not shown: 0 parts are done when it begins and 1 when it has ended.
-ProgressHook = Callable[[str, int, int | None], None]
-
 # Features of one image may differ by the order of sums between processes, and no more: a part of their length.
 _SAME = 1e-3
 
@@ -194,7 +188,7 @@ class LabelingRound:
             data: has the private and public examples.
             store: of labels; None on other processes than global rank 0.
             ledger: pays; likewise.
-            progress: see :data:`ProgressHook`.
+            progress: see :data:`~pl_privknn._progress.ProgressHook`.
 
         Raises:
             BudgetExceeded: if a charge would pass the budget; earlier batches stay in ``store``.
@@ -402,33 +396,6 @@ def check_stated(conditions: Iterable[str], stated: Container[str]) -> None:
             f"features: the run was stated without the condition that {new[0]}; use the features that it began with, "
             "or start a new run"
         )
-
-
-@contextmanager
-def rich_progress(round_index: int, rounds: int, enabled: bool) -> Iterator[ProgressHook]:
-    """Progress bar with one line for each kind of step; none where not ``enabled``.
-
-    Work on private records pulses, without a count, a total or a time.
-    """
-    if not enabled:
-        yield lambda what, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
-    with terminal() as stream, Progress(*columns, console=Console(file=stream)) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def update(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(f"round {round_index + 1}/{rounds}: {what}", total=None, count="")
-            if total is not None:
-                bars.update(tasks[what], completed=done, total=total, count=f"{done}/{total}")
-            elif done:
-                bars.update(tasks[what], completed=1, total=1)
-
-        yield update
 
 
 def prior_shift(soft: Tensor, class_prior: Sequence[float] | None) -> Tensor | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_path
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
+from pl_privknn._progress import progress_bars
 from pl_privknn.callbacks.label_store import LabelRun, stored_run_id
 from pl_privknn.callbacks.labeling_arguments import (
     LabelingOptions,
@@ -35,7 +36,6 @@ from pl_privknn.callbacks.labeling_round import (
     prior_shift,
     public_extractor,
     remark_of,
-    rich_progress,
     same_buffers,
     shard_of,
     shifted,
@@ -475,7 +475,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             conditions=self._conditions,
         )
         store, ledger = (None, None) if self._run is None else (self._run.store, self._run.ledger_run)
-        with rich_progress(index, self.rounds, options.progress and self._run is not None) as progress:
+        shown = options.progress and self._run is not None
+        with progress_bars(shown, f"round {index + 1}/{self.rounds}: ") as progress:
             labeling.run_round(index, data, store, ledger, progress)
         if self._run is None:
             return None

@@ -22,16 +22,16 @@ charged.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit, counted
+from pl_privknn._progress import ProgressHook, progress_bars
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.config import as_section, class_named, get, instantiate, read_document, write_yaml
 from pl_privknn.datamodules import PrivatePublicDataModule
@@ -73,24 +73,6 @@ _LIBRARIES, _NETWORK = 1.1, 0.7
 _SMALL, _SHARES = 64, (0.3, 0.7)
 # Labelled public examples that a simulation needs, in total and per class.
 _LABELLED, _OF_EACH = 60, 5
-
-
-@contextlib.contextmanager
-def _progress(show: bool) -> Iterator[Callable[[str, int, int], None]]:
-    if not show:
-        yield lambda what, done, total: None
-        return
-    from rich.progress import Progress
-
-    with Progress(transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def update(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
-
-        yield update
 
 
 # ------------------------------------------------------------------------------- the recommendation
@@ -278,7 +260,7 @@ def recommend(
         )
         reasons, alone = _alone(data, sizes)
         return Recommendation(setting, sizes, reasons, config | alone, None, data)
-    with _progress(progress) as show:
+    with progress_bars(progress) as show:
         data.setup("validate")
         truth = data.public.truth
         if truth is not None and bool((truth >= 0).all()) and len(truth.unique()) < 2 and not attributes:
@@ -310,9 +292,7 @@ def _with_batch(section: dict[str, Any]) -> dict[str, Any]:
     return {**section, "init_args": arguments}
 
 
-def _kind_by_test(
-    data: PrivatePublicDataModule, sizes: Sizes, show: Callable[[str, int, int], None]
-) -> tuple[str, str]:
+def _kind_by_test(data: PrivatePublicDataModule, sizes: Sizes, show: ProgressHook) -> tuple[str, str]:
     """Kind of the public examples, by the features of test or validation examples, and a line about it."""
     compared = data.test if len(data.test) else data._validation
     if compared is None or len(compared) < 2:
@@ -348,7 +328,7 @@ def _compared(
     sizes: Sizes,
     rule: Setting,
     teachers: tuple[str, ...],
-    show: Callable[[str, int, int], None],
+    show: ProgressHook,
 ) -> tuple[Setting, float | None, str]:
     """Best setting in a simulation with labelled public examples, its accuracy, and a line about it."""
     truth = data.public.truth

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_open_unit
+from pl_privknn._progress import progress_bars
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
 from pl_privknn.labelers.base import ChargesLedger, PrivateRecords, Release, stated_plan
 from pl_privknn.labelers.pate_training import (
@@ -19,7 +20,6 @@ from pl_privknn.labelers.pate_training import (
     StackedTeachers,
     Teachers,
     TrainedTeachers,
-    progress_bar,
 )
 from pl_privknn.labelers.voting import Screening, VotingLabeler
 from pl_privknn.privacy.accounting import rdp
@@ -172,7 +172,7 @@ class PATE(VotingLabeler):
         teachers, rank = self._own_teachers(), self.processes.rank
         features, labels, num_classes = records.table(), records.labels, records.num_classes
         shown = self.progress and not rank
-        with progress_bar(f"training {teachers} teachers", shown) as progress, silenced():
+        with progress_bars(shown) as show, silenced():
             parts = self.partitioner.assign(
                 features,
                 # Of attributes one column: partitioners that take groups look at the number of records alone.
@@ -182,6 +182,11 @@ class PATE(VotingLabeler):
                 noise=self.noise_source.stream("partition", self._fits, *(("rank", rank) if rank else ())),
                 groups=records.owners,
             )
+
+            def progress(fraction: float) -> None:
+                # Of what is public, the number of teachers and of their steps.
+                show(f"training {teachers} teachers", round(100 * fraction), 100)
+
             return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 
     def _own_teachers(self) -> int:

@@ -10,7 +10,6 @@ import abc
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +22,6 @@ from pl_privknn._checks import check_choice, check_int, check_non_negative, chec
 from pl_privknn.privacy.mechanisms import Conditional
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.redaction import terminal
 
 #: Called with the fraction of the training that is done, in [0, 1].
 TrainingProgress = Callable[[float], None]
@@ -798,33 +796,3 @@ def teacher_seed(seed: int, teacher: int, purpose: str = "") -> int:
     """A 63-bit seed for one teacher, a function of (seed, teacher, purpose) alone."""
     digest = hashlib.sha256(f"pl_privknn.pate/{seed}/{teacher}/{purpose}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
-
-
-@contextmanager
-def progress_bar(what: str, enabled: bool) -> Iterator[TrainingProgress]:
-    """Progress bar on a terminal; none elsewhere, nor inside another one.
-
-    It shows a fraction of what is public, the number of teachers and of their steps. No time that is left: how long
-    teachers take depends on their parts.
-    """
-    from rich.console import Console
-    from rich.errors import LiveError
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    with terminal() as stream:
-        console = Console(file=stream)
-        if not enabled or not console.is_terminal:
-            yield lambda fraction: None
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-        bar = Progress(*columns, console=console, transient=True)
-        try:
-            bar.start()
-        except LiveError:  # before rich 14.1 a bar inside another bar is refused
-            yield lambda fraction: None
-            return
-        try:
-            task = bar.add_task(what, total=1.0)
-            yield lambda fraction: bar.update(task, completed=fraction)
-        finally:
-            bar.stop()

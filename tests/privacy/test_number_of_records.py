@@ -7,7 +7,7 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
 
-from pl_privknn.callbacks.labeling_round import rich_progress
+from pl_privknn._progress import progress_bars
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PrivateKNN
@@ -39,8 +39,7 @@ def test_a_progress_bar_shows_the_same_of_neighbouring_sets(tmp_path, capfd, bar
 
 def test_progress_on_private_records_has_no_numbers(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(
-        "pl_privknn.callbacks.private_labeler.rich_progress",
-        lambda index, rounds, _: rich_progress(index, rounds, True),
+        "pl_privknn.callbacks.private_labeler.progress_bars", lambda _, before: progress_bars(True, before)
     )
     fit_student(
         tmp_path, PrivateKNN(5, 0.9, noise_source=SeededNoise(0)), 0.1, private=53, queries_per_round=10

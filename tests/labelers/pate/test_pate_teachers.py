@@ -3,7 +3,8 @@ import torch
 from rich.progress import Progress
 from torch import nn
 
-from pl_privknn.labelers.pate_training import CNNTeachers, LinearTeachers, ModuleTeachers, progress_bar
+from pl_privknn._progress import progress_bars
+from pl_privknn.labelers.pate_training import CNNTeachers, LinearTeachers, ModuleTeachers
 from tests.setup.refusals import refusals
 
 SEVENTHS = torch.arange(300) % 7
@@ -131,9 +132,9 @@ test_modules_that_do_not_fit_are_refused = refusals(
 
 def test_progress_bar_also_inside_another_one(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Progress(), progress_bar("training 7 teachers", True) as progress:
-        progress(0.5)
+    with Progress(), progress_bars(True) as show:
+        show("training 7 teachers", 50, 100)
     for number, shown in ((8, True), (9, False)):
-        with progress_bar(f"training {number} teachers", shown) as progress:
-            progress(1.0)
+        with progress_bars(shown) as show:
+            show(f"training {number} teachers", 100, 100)
         assert (f"training {number} teachers" in capsys.readouterr().out) == shown
