@@ -12,9 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
@@ -205,21 +203,17 @@ def random_permutation(count: int, noise: NoiseSource) -> Tensor:
 class GuidedPartition(Partitioner):
     """Partition of clusters of similar records (Arora, "Guided PATE", Algorithm 1).
 
-    A classifier is trained on *all* private records, its hidden layer describes each of them, k-medoids
-    groups them, and the records of every cluster go to the teachers in turn.
+    A classifier is trained on *all* private records, its hidden layer describes each of them, k-means groups them
+    (the paper: k-medoids), and the records of every cluster go to the teachers in turn.
 
-    **Not covered by PATE's argument.** One record changes the classifier and the medoids, so others change
+    **Not covered by PATE's argument.** One record changes the classifier and the clusters, so others change
     clusters, and within its cluster it shifts the dealing of all later ones: any number of teachers can
     change. The ε that the noise gives for one teacher holds only if the partition is taken as given.
 
-    The paper clusters everything; here medoids come from at most ``sample`` records drawn at random and the
-    rest goes to the nearest one, because all distances among 60,000 records would need 14 GB.
-
     Args:
-        num_clusters: number of medoids (paper: 100; it saw little change from 50 to 200).
+        num_clusters: number of clusters (paper: 100; it saw little change from 50 to 200).
         features: ``"trained"`` for the hidden layer of a classifier trained on everything, ``"given"`` for
             the features as they arrive.
-        sample: records among which medoids are sought.
         hidden: units of the classifier's hidden layer.
         steps: optimiser steps of the classifier, at batches of 128.
         seed: for the classifier and the search.
@@ -236,7 +230,7 @@ class GuidedPartition(Partitioner):
     """
 
     condition: ClassVar[str] = (
-        "the guided partition is learned from all records, so one record can move medoids and shift others "
+        "the guided partition is learned from all records, so one record can move clusters and shift others "
         "between teachers; the cost is that of one changed teacher, for a partition taken as given"
     )
 
@@ -244,14 +238,12 @@ class GuidedPartition(Partitioner):
         self,
         num_clusters: int = 100,
         features: str = "trained",
-        sample: int = 4000,
         hidden: int = 64,
         steps: int = 1000,
         seed: int = 0,
     ) -> None:
         self.num_clusters = check_int("num_clusters", num_clusters, minimum=2)
         self.features = check_choice("features", features, ("trained", "given"))
-        self.sample = check_int("sample", sample, minimum=self.num_clusters)
         self.hidden = check_int("hidden", hidden)
         self.steps = check_int("steps", steps)
         self.seed = check_int("seed", seed, minimum=0)
@@ -264,13 +256,10 @@ class GuidedPartition(Partitioner):
                 f"the private table holds fewer records than num_clusters={self.num_clusters}; lower it"
             )
         described = self._describe(features, labels, num_classes)
-        chosen = described[random_permutation(len(described), noise)[: self.sample]]
-        distances = torch.cdist(chosen.double(), chosen.double()).numpy()
-        medoids = chosen[torch.from_numpy(k_medoids(distances, self.num_clusters, seed=self.seed))]
-        clusters = torch.cat(
-            [torch.cdist(rows, medoids).argmin(dim=1) for rows in described.split(_ROWS_AT_ONCE)]
-        )
-        return deal_clusters(clusters, num_parts)
+        from sklearn.cluster import KMeans
+
+        found = KMeans(self.num_clusters, n_init=1, random_state=self.seed).fit_predict(described.numpy())
+        return deal_clusters(torch.from_numpy(found).long(), num_parts)
 
     def _describe(self, features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
         if self.features == "given":
@@ -302,65 +291,6 @@ def deal_clusters(clusters: Tensor, num_parts: int) -> Tensor:
     parts = torch.empty_like(clusters)
     parts[clusters.argsort(stable=True)] = torch.arange(len(clusters)) % num_parts
     return parts
-
-
-def k_medoids(
-    distances: NDArray[np.float64], k: int, seed: int = 0, max_passes: int = 50
-) -> NDArray[np.int64]:
-    """Medoids that no single swap improves (FasterPAM: Schubert and Rousseeuw 2021, Algorithm 3).
-
-    Each candidate's gain against all k medoids together costs one pass over its distances; the best swap
-    is made as soon as it helps.
-
-    (Our own, because the library of the algorithm's authors is under the GPL, which would bind this project too.)
-
-    Args:
-        distances: between n points, shape ``(n, n)``, symmetric, zero on the diagonal.
-        k: number of medoids, from 2 to n.
-        seed: of the medoids to start from.
-        max_passes: gives up being optimal after so many passes over all candidates.
-
-    Returns:
-        k row numbers, int64.
-
-    Raises:
-        ValueError: for k out of range.
-    """
-    count = len(distances)
-    if not 2 <= k <= count:
-        raise ValueError(f"k={k!r} must lie between 2 and the number of points")
-    medoids = np.random.default_rng(seed).permutation(count)[:k]
-    nearest, first, second = _two_nearest(distances, medoids)
-    unchanged = 0
-    for candidate in list(range(count)) * max_passes:
-        if unchanged == count:
-            break
-        unchanged += 1
-        if first[candidate] == 0 and candidate in medoids:
-            continue
-        to_candidate = distances[:, candidate]
-        closer = to_candidate < first
-        # Change of the total distance: for points that the candidate wins whatever is removed, and then
-        # for each medoid's own points, which go to the candidate or to their second choice.
-        shared = float((to_candidate - first)[closer].sum())
-        own = np.where(closer, 0.0, np.minimum(to_candidate, second) - first)
-        change = np.bincount(nearest, weights=own, minlength=k)
-        swap = int(change.argmin())
-        if shared + change[swap] < -1e-9 * max(1.0, float(first.sum())):
-            medoids[swap] = candidate
-            nearest, first, second = _two_nearest(distances, medoids)
-            unchanged = 0
-    return medoids
-
-
-def _two_nearest(
-    distances: NDArray[np.float64], medoids: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """For each point: place of its nearest medoid, and the distances to the nearest and the next."""
-    to_medoids = distances[:, medoids]
-    two = np.argpartition(to_medoids, 1, axis=1)[:, :2]
-    values = np.take_along_axis(to_medoids, two, axis=1)
-    return two[:, 0], values[:, 0], values[:, 1]
 
 
 # ------------------------------------------------------------------ teachers

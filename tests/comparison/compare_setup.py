@@ -37,7 +37,7 @@ def guided():
         "num_teachers": 20,
         "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
         "partitioner": {
-            "class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "sample": 200, "steps": 5},
+            "class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "steps": 5},
         },
         "noise": {"class_path": "Gaussian"},
     }  # fmt: skip

@@ -207,7 +207,7 @@ HONEST = {
         PATE(
             4,
             LINEAR,
-            GuidedPartition(4, sample=20, steps=2),
+            GuidedPartition(4, steps=2),
             screening=Screening(2.8, Gaussian(1.36)),
             progress=False,
         ),

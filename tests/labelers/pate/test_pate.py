@@ -98,7 +98,7 @@ def test_published_settings_cost_what_was_recomputed():
     assert report.epsilon < report.epsilon_rdp_classic
 
 
-@pytest.mark.parametrize("partitioner", [ClassBalancedPartition(), GuidedPartition(4, sample=50, steps=5)])
+@pytest.mark.parametrize("partitioner", [ClassBalancedPartition(), GuidedPartition(4, steps=5)])
 def test_conditional_partitions_mark_every_charge_with_the_reason(partitioner):
     conditional = fitted(partitioner=partitioner, screening=Screening(8, Gaussian(1.0)), noise=Gaussian(2.0))
     ledger = FreeLedger()

@@ -1,6 +1,4 @@
-import itertools
 
-import numpy as np
 import torch
 from scipy import stats
 
@@ -10,7 +8,6 @@ from pl_privknn.labelers.pate_training import (
     Partitioner,
     RandomPartition,
     deal_clusters,
-    k_medoids,
 )
 from pl_privknn.privacy.noise import SeededNoise
 from tests.setup.refusals import refusals
@@ -59,11 +56,11 @@ def test_guided_spreads_similar_records_over_all_teachers():
     generator = torch.Generator().manual_seed(0)
     centres = torch.arange(6).repeat_interleave(20)
     features = torch.randn(120, 2, generator=generator) * 0.01 + torch.stack([centres, centres % 2], 1) * 10.0
-    partitioner = GuidedPartition(num_clusters=6, features="given", sample=120)
+    partitioner = GuidedPartition(num_clusters=6, features="given")
     parts = assign(partitioner, features, centres % 3, parts=10)
     for centre in range(6):
         assert torch.bincount(parts[centres == centre], minlength=10).tolist() == [2] * 10
-    trained = assign(GuidedPartition(6, sample=120, hidden=16, steps=100), features, centres % 3, parts=10)
+    trained = assign(GuidedPartition(6, hidden=16, steps=100), features, centres % 3, parts=10)
     assert torch.bincount(trained, minlength=10).tolist() == [12] * 10
 
 
@@ -78,19 +75,6 @@ def test_dealing_is_the_loop_of_the_paper():
     assert carried.tolist() == literal
     sizes = torch.bincount(carried, minlength=4)
     assert sizes.max() - sizes.min() <= 1
-
-
-def test_no_swap_improves_the_medoids():
-    rng = np.random.default_rng(0)
-    points = rng.normal(size=(40, 2))
-    distances = np.linalg.norm(points[:, None] - points[None], axis=2)
-    medoids = k_medoids(distances, 4)
-    assert len(set(medoids.tolist())) == 4
-    total = distances[:, medoids].min(axis=1).sum()
-    for place, candidate in itertools.product(range(4), range(40)):
-        swapped = medoids.copy()
-        swapped[place] = candidate
-        assert distances[:, swapped].min(axis=1).sum() >= total - 1e-9
 
 
 def test_groups_stay_together():
@@ -122,7 +106,7 @@ test_bad_input_is_named = refusals(
         "fewer groups than 5 teachers": dealt(RandomPartition(), 5, THREES),
         "parts of shape": dealt(RandomPartition(), 2, THREES[:8]),
         "deals out single records": dealt(ClassBalancedPartition(), 2, THREES),
-        "num_clusters=20": dealt(GuidedPartition(20, sample=50), 2),
+        "num_clusters=20": dealt(GuidedPartition(20), 2),
         "features='raw'": lambda: GuidedPartition(features="raw"),
         "float32": dealt(Own(torch.zeros(9)), 2),
         r"shape \(n,\)": dealt(Own(torch.zeros(8, dtype=torch.int64)), 2),
