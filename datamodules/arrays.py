@@ -202,9 +202,7 @@ class ArraysDataModule(_TablesDataModule):
                 f"{name}: dtype {array.dtype}; expected uint8 with values 0 … 255 (.astype('uint8')) or float "
                 "with values 0 … 1"
             )
-        last = array.ndim == 4 and _colours_are_last(name, tuple(array.shape), self.channels_last)
-        images = array.permute(0, 3, 1, 2) if last else array.reshape(len(array), *self.image_shape)
-        store = TensorImages(images, table.mapping)
+        store = TensorImages(images_in(name, array, self.channels_last), table.mapping)
         if array.dtype == torch.uint8:
             return store, torch.ones(len(array), dtype=torch.bool)
         finite = []
@@ -445,6 +443,13 @@ def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -
     if _colours_are_last(name, shape, channels_last):
         return (shape[3], shape[1], shape[2])
     return (shape[1], shape[2], shape[3])
+
+
+def images_in(name: str, array: Tensor, channels_last: bool | None = None) -> Tensor:
+    """An array of images as ``(n, channels, height, width)``, see :func:`image_shape`."""
+    if array.ndim == 4 and _colours_are_last(name, tuple(array.shape), channels_last):
+        return array.permute(0, 3, 1, 2)
+    return array.reshape(len(array), *image_shape(name, tuple(array.shape), channels_last))
 
 
 def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | None) -> bool:

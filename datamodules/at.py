@@ -141,12 +141,6 @@ def _folder(
         with contextlib.suppress(Exception), Image.open(file) as image:
             sides.append(min(image.size))
     # A pretrained network sees larger images better; other features are computed at 32 pixels at most.
-    most = 224 if has_pretrained() else 64
-    size = (
-        min(max(8, sorted(sides)[len(sides) // 2]), most)
-        if sides
-        else min(64, most)
-        if has_pretrained()
-        else 32
-    )
+    usual, most = (64, 224) if has_pretrained() else (32, 64)
+    size = min(max(8, sorted(sides)[len(sides) // 2]), most) if sides else usual
     return ImageFolderDataModule(str(path), size, public=public, test=test, **arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -44,13 +44,11 @@ Overlap = Literal["leave_out", "error", "warn", "ignore"]
 Unusable = Literal["leave_out", "error"]
 _EVALUATED_AT_ONCE = 256  # images in a batch of validation, test and prediction
 _MOST_CLASSES = 10**6  # each has a name, and each image may get a probability for it
-_OVERLAP: tuple[Overlap, ...] = ("leave_out", "error", "warn", "ignore")
 #: The condition of a run whose classes no public data, and no argument, name.
 CLASSES_ARE_PUBLIC = (
     "the names of the classes, which are those of the private records, and whether any record has several may become "
     "public"
 )
-_UNUSABLE: tuple[Unusable, ...] = ("leave_out", "error")
 
 
 class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
@@ -169,8 +167,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             raise ValueError(f"name={name!r}: expected a text, or leave it out")
         self.name = name
         self.train_on_truth = train_on_truth
-        self.overlap = check_choice("overlap", overlap, _OVERLAP)
-        self.unusable = check_choice("unusable", unusable, _UNUSABLE)
+        self.overlap = check_choice("overlap", overlap, get_args(Overlap))
+        self.unusable = check_choice("unusable", unusable, get_args(Unusable))
         self._private: LabeledImages | None = None
         self._public: PublicDataset | None = None
         self._test: LabeledImages | None = None

@@ -126,6 +126,7 @@ class TextDataModule(OwnDataModule):
                     f"one of {', '.join(TABLES)}, or pass {part}="
                 )
         _check_apart(self._sources)
+        self._text = text
         self._columns = {"text": text, "label": label, "person": person, "id": id}
         self.longest = check_int("longest", longest)
         self._encoding, self._tables = encoding, dict[str, Columns]()
@@ -168,7 +169,7 @@ class TextDataModule(OwnDataModule):
         """The beginnings of public texts, for a report; None where there are none."""
         if self.holds_vectors or not self.has_public:
             return None
-        column = self._table("public", "text").read(str(self._columns["text"]))
+        column = self._table("public", "text").read(self._text)
         return [str(column[row].as_py())[:_SHOWN] for row in rows_below(self.public.store, examples).tolist()]
 
     def _has(self, part: str) -> bool:
@@ -177,7 +178,7 @@ class TextDataModule(OwnDataModule):
     def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
         table, faults = self._table(part, "text"), dict[str, Tensor]()
         if self.holds_vectors:
-            rows = table.vectors(str(self._columns["text"]))
+            rows = table.vectors(self._text)
             store = TensorImages(rows[:, :, None, None])
         else:
             rows, faults["no text"], digests = self._embedded_texts(part, table)
@@ -254,7 +255,7 @@ class TextDataModule(OwnDataModule):
     def _embedded_texts(self, part: str, table: Columns) -> tuple[Tensor, Tensor, list[bytes]]:
         """Vectors of texts, which texts are empty, and a digest of each."""
         rows, empty, digests = [torch.zeros(0, self.image_shape[0])], [], []
-        for texts in table.texts(str(self._columns["text"])):
+        for texts in table.texts(self._text):
             if max(map(len, texts)) > self.longest:
                 raise ValueError(
                     f"{part}: some texts have more than longest={self.longest} characters; cut them, or raise longest"

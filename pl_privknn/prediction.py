@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn.config import instantiate, known_classes
-from pl_privknn.datamodules.arrays import image_shape
+from pl_privknn.datamodules.arrays import images_in
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import TensorImages
 from pl_privknn.datamodules.folder import FileImages, images_under
@@ -222,15 +222,7 @@ def _array(path: Path, about: dict[str, Any]) -> Tensor:
     table, shape = Array(path.name, path), tuple(about["shape"])
     rows = table.numbers() if about["input"] == "images" else table.vectors()
     if about["input"] == "images":
-        found = image_shape(path.name, tuple(rows.shape), None)
-        rows = (
-            rows[:, None]
-            if rows.ndim == 3
-            else rows
-            if found == tuple(rows.shape[1:])
-            else rows.permute(0, 3, 1, 2)
-        )
-        rows = TensorImages(rows).read(torch.arange(len(rows)))
+        rows = TensorImages(images_in(path.name, rows)).read(torch.arange(len(rows)))
     if tuple(rows.shape[1:]) != shape:
         raise ValueError(f"{path}: inputs of shape {tuple(rows.shape[1:])}; expected {shape}")
     return rows.float()
