@@ -399,22 +399,21 @@ def regret(means: dict[str, float]) -> float | None:
 
 
 def table() -> str:
-    """Accuracy and regret of the recommendation at each ε, one row per data set and number of records."""
+    """Accuracy of the recommendation at each ε, one row per data set and number of records."""
     cells = {(name, count, epsilon): means for name, count, epsilon, means in rows()}
     new = {part: entry["settings"].get("measured", []) for part, entry in entries("recipes").items()}
     epsilons = sorted({epsilon for *_, epsilon in cells})
-    lines = []
-    for name, count in dict.fromkeys(key[:2] for key in cells):
-        accuracies, lost = [], []
-        for epsilon in epsilons:
-            means = cells.get((name, count, epsilon))
-            mark = "†" if [count, epsilon] in new[name] else ""
-            accuracies.append("" if means is None else f"{means['recommended']:.3f}{mark}")
-            missed = None if means is None else regret(means)
-            lost.append("" if missed is None else f"{100 * missed:+.1f}")
-        lines.append([SETS[name].title, f"{count:,}", *accuracies, *lost])
+
+    def cell(name: str, count: int, epsilon: float) -> str:
+        means = cells.get((name, count, epsilon))
+        mark = "†" if [count, epsilon] in new[name] else ""
+        return "" if means is None else f"{means['recommended']:.3f}{mark}"
+
+    lines = [
+        [SETS[name].title, f"{count:,}", *(cell(name, count, epsilon) for epsilon in epsilons)]
+        for name, count in dict.fromkeys(key[:2] for key in cells)
+    ]
     header = ["data", "private records", *(f"ε = {epsilon:g}" for epsilon in epsilons)]
-    header += [f"regret, {epsilon:g}" for epsilon in epsilons]
     known = {key: missed for key, means in cells.items() if (missed := regret(means)) is not None}
     same = [missed for (name, *_), missed in known.items() if not SETS[name].pair]
     summary = (

@@ -41,10 +41,9 @@ from benchmarks.record import (
     spread,
 )
 from pl_privknn.comparison.plot import digest_of, draw
-from pl_privknn.comparison.table import Result, guarantee_of, mark, markdown_table
+from pl_privknn.comparison.table import Result, markdown_table
 from pl_privknn.privacy import account
 from pl_privknn.privacy.accounting.accountant import read_records
-from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,43 +199,14 @@ def printed_rows() -> list[dict[str, Any]]:
     return document
 
 
-def measured(row: dict[str, Any]) -> tuple[str, Guarantee]:
-    """Most similar run of this package: mean accuracy over seeds, spread, ε and its guarantee."""
-    name = row["measured"]
-    if name is None:
-        return "–", UNCONDITIONAL
-    if isinstance(name, str):
-        found = runs()[name]
-        accuracy = spread(summary["test_accuracy"] for summary in found)
-        return f"{accuracy} at ε {epsilon_of(found)}", guarantee(found)
-    if "ind_knn" in name:
-        wanted = {"queries": 2000, "epsilon": name["ind_knn"], "method": "density", "accounting": "gdp"}
-        stored = results("ind_knn_accuracy", "hog")
-        (one,) = [one for one in stored["rows"] if all(one[key] == value for key, value in wanted.items())]
-        whole = guarantee_of(stored)
-        return f"answers {one['mean']:.3f} ± {one['spread']:.3f}, HOG, 2,000 queries{mark(whole)}", whole
-    settings = results("pate_figures")["settings"]["100 teachers, LNMax 1/γ = 10"]
-    kinds = ("RandomPartition", "ClassBalancedPartition", "GuidedPartition")
-    cells = [settings[kind][name["guided_pate"]] for kind in kinds]
-    whole = weakest(guarantee_of(cell) for cell in cells)
-    return ", ".join(f"{cell['student_accuracy']['mean']:.3f}" for cell in cells) + mark(whole), whole
-
-
 def paper(name: str) -> str:
-    """Table of one paper, with the most similar run of this package in each row."""
-    lines, named = [], []
-    for row in printed_rows():
-        if row["paper"].startswith(name):
-            report, printed, (ours, whole) = row["report"], row["printed"], measured(row)
-            epsilons = [f"{report.epsilon_rdp_classic:.4g}", f"**{report.epsilon:.4g}**"]
-            accuracies = [printed.get("accuracy", "–"), ours]
-            lines.append(
-                [row["where"], row["what"], printed["epsilon"], *epsilons, *accuracies, row.get("note", "")]
-            )
-            named.append((row["where"], whole))
-    epsilons = ["printed ε", "classic", "**ε**"]
-    header = ["where", "what", *epsilons, "printed accuracy", "our nearest run", "remark"]
-    return explained(markdown(header, lines), named)
+    """Table of one paper."""
+    lines = []
+    for row in (row for row in printed_rows() if row["paper"].startswith(name)):
+        report, printed = row["report"], row["printed"]
+        figures = printed["epsilon"], f"{report.epsilon_rdp_classic:.4g}", f"**{report.epsilon:.4g}**"
+        lines.append([row["where"], row["what"], *figures, printed.get("accuracy", "–"), row.get("note", "")])
+    return markdown(["where", "what", "printed ε", "classic", "**ε**", "printed accuracy", "remark"], lines)
 
 
 _IND_KNN_SPEED = {

@@ -1,4 +1,3 @@
-
 import torch
 from scipy import stats
 
