@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import textwrap
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from pl_privknn.comparison.table import (
     mark_footnotes,
     markdown_table,
     mean_and_spread,
-    stated,
     terms,
     titles_of,
     weakened,
@@ -40,12 +38,8 @@ _TICKS = (0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.99, 1
 
 
 def digest_of(results: Sequence[Result]) -> str:
-    """Hash of the plotted data, stored in plots, by which a test recognises an outdated one."""
-    shown = [
-        [r.method, r.title, str(r.target), r.seed, r.values["epsilon"], r.accuracy, stated(r.guarantee)]
-        for r in results
-    ]
-    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+    """Hash of the results' table, stored in plots, by which a test recognises an outdated one."""
+    return hashlib.sha256(markdown_table(results).encode()).hexdigest()[:16]
 
 
 def figure_of(results: Sequence[Result], title: str) -> Figure:

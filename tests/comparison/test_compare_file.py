@@ -16,12 +16,14 @@ from pl_privknn.comparison.run import choose, comparison_of
 from pl_privknn.config import ConfigurationError, get, put, write_yaml
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy import account
+from pl_privknn.privacy.store import read_rows
 from tests.cli.parsed_config import understood
 from tests.comparison.compare_setup import (
     LABELER,
     SIGMA,
     TRUE,
     document,
+    folder,
     knn,
     own_folder,  # noqa: F401 - used by itself
     sgd,
@@ -172,6 +174,15 @@ def test_another_configuration_in_a_folder_is_refused_and_named(capsys):
         assert words[-1] in capsys.readouterr().err
 
 
+def test_a_run_whose_stated_noise_exceeds_its_epsilon_fails_before_it_spends(capsys):
+    config = write({"knn": {**knn(), "at": {1: {SIGMA: 0.5}}}}, epsilons=[1])
+    assert main(["compare", config, "--workers", "0"]) == 1
+    printed = capsys.readouterr().out
+    assert "failed: knn ε=1 seed 0: privknn fit: " in printed
+    assert "budget" in printed
+    assert "charge" not in {row["kind"] for row in read_rows(folder("knn", 1) / "ledger.sqlite")}
+
+
 @pytest.mark.long(
     "compare_arrays", "compare_bbc_news", "compare_fashion_mnist", "compare_fashion_mnist_attributes"
 )
@@ -181,8 +192,12 @@ def test_shipped_comparison_is_understood_and_its_noise_meets_epsilon(path, caps
     parts = {"private": "labels", "public": "truth", "test": "labels"}
     arrays = {f"{part}_images": images for part in parts}
     np.savez("arrays.npz", **arrays, **{f"{part}_{name}": labels for part, name in parts.items()})
+    Path("data/bbc_news").mkdir(parents=True)
+    for part in parts:
+        rows = "".join(f"words of {topic},topic {topic}\n" for topic in range(5) for _ in range(4))
+        Path(f"data/bbc_news/{part}.csv").write_text(f"text,label\n{rows}")
     comparison = read_comparison(path)
-    cells = choose(comparison, seed=[0], epsilon=[1.0, math.inf])
+    cells = [cell for cell in choose(comparison, seed=[0]) if cell.epsilon in (1, math.inf)]
     assert {cell.method for cell in cells} == set(comparison.methods)
     for cell in cells:
         noise = cell.calibrated()
