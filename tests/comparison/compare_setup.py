@@ -32,21 +32,6 @@ def knn(class_path="PrivateKNN", **noise):
     }
 
 
-def guided():
-    arguments = {
-        "num_teachers": 20,
-        "teachers": {"class_path": "LinearTeachers", "init_args": {"steps": 5}},
-        "partitioner": {
-            "class_path": "GuidedPartition", "init_args": {"num_clusters": 5, "steps": 5},
-        },
-        "noise": {"class_path": "Gaussian"},
-    }  # fmt: skip
-    return {
-        "title": "Guided PATE",
-        "set": {LABELER: {"class_path": "PATE", "init_args": arguments}, "labeling.queries_per_round": 10},
-    }
-
-
 def sgd():
     arguments = {
         "extractor": {"class_path": "HOG"},

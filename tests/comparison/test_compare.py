@@ -17,7 +17,6 @@ from tests.comparison.compare_setup import (
     TRUE,
     compare,
     folder,
-    guided,
     knn,
     own_folder,  # noqa: F401 - used by itself
     result,
@@ -42,7 +41,6 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     methods = {
         "knn": seeded,
         "broken": knn("broken_teacher.Broken"),
-        "guided": guided(),
         "sgd": sgd(),
         "true": TRUE,
     }
@@ -53,8 +51,8 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     assert compare(config) == 1
     printed = capsys.readouterr().out
     assert "failed: broken ε=4 seed 0: privknn fit: RuntimeError at broken_teacher:4: its text" in printed
-    assert "5 runs: 0 done before, 4 now, 1 failed" in printed
-    for method, guarantee in (("knn", "none"), ("guided", "conditional"), ("sgd", "unconditional")):
+    assert "4 runs: 0 done before, 3 now, 1 failed" in printed
+    for method, guarantee in (("knn", "none"), ("sgd", "unconditional")):
         values = result(method, 4)
         assert (values["delta"], values["guarantee"]) == (1e-4, guarantee)
         assert 0.98 * 4 < values["epsilon"] <= 4
@@ -64,10 +62,10 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     made = Path("runs/compare/tiny")
     table, results = (made / "table.md").read_text(), read_results(made)
     assert table == f"{markdown_table(results)}\n"
-    assert f"| Guided PATE † | {result('guided', 4)['test_accuracy']:.3f} †" in table
+    assert f"| knn ‡ | {result('knn', 4)['test_accuracy']:.3f} ‡" in table
     assert (made / "comparison.png").read_bytes()[:4] == b"\x89PNG"
     assert digest_of(results) in (made / "comparison.svg").read_text()
-    assert len((made / "results.csv").read_text().splitlines()) == 1 + 4
+    assert len((made / "results.csv").read_text().splitlines()) == 1 + 3
     # Again: what is done stays, what failed is tried once more, and its fault is mended by now.
     (tmp_path / "broken_teacher.py").write_text(
         "from pl_privknn import PrivateKNN\nclass Broken(PrivateKNN): ...\n"
@@ -75,10 +73,10 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     sys.modules.pop("broken_teacher")
     ledgers = [path for path in Path("runs").rglob("ledger.sqlite") if "broken" not in str(path)]
     before = {path: path.read_bytes() for path in ledgers}
-    assert len(before) == 3
+    assert len(before) == 2
     assert compare(config) == 0
     printed = capsys.readouterr().out
-    assert "5 runs: 4 done before, 1 now, 0 failed" in printed
+    assert "4 runs: 3 done before, 1 now, 0 failed" in printed
     assert "All runs together, on the same private records: ε ≤ " in printed
     assert "at δ = 0.0001, guarantee: none (" in printed
     assert all(path.read_bytes() == content for path, content in before.items())

@@ -41,7 +41,9 @@ def test_all_methods_run_and_their_table_is_written(data, capsys):
     words = ["compare", "--data", "own", "--epsilon", "8", "--private-records", "200", "--workers", "0"]
     assert main([*words, "--output", "out"]) == 0
     assert "3 runs: 0 done before, 3 now, 0 failed" in capsys.readouterr().out
-    assert any((data.parent / "out").glob("*.csv"))
+    rows = list(csv.DictReader((data.parent / "out" / "results.csv").open(encoding="utf-8")))
+    assert {row["method"] for row in rows} == {"reverse_knn", "released_gradients", "noisy_sgd"}
+    assert all(7 < float(row["epsilon"]) <= 8 and row["test_accuracy"] for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -65,30 +67,13 @@ def test_bad_input_gets_one_line_and_nothing_is_written(data, words, message, ca
     assert [path.name for path in data.parent.iterdir()] == ["own"]
 
 
-@pytest.fixture
-def without_public(data):
-    """The same without a public part."""
+def test_without_public_examples_methods_that_need_none_are_planned(data, capsys):
     for path in data.glob("public_*"):
         path.unlink()
-    return data
-
-
-def test_without_public_examples_methods_that_need_none_are_planned(without_public, capsys):
     words = ["compare", "--data", "own", "--epsilon", "1", "--private-records", "200", "--dry-run"]
     assert main(words) == 0
     planned = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("missing")]
     assert planned == ["class_sums", "noisy_sgd"]
-
-
-@pytest.mark.long
-def test_without_public_examples_methods_run(without_public, capsys):
-    words = ["compare", "--data", "own", "--epsilon", "8", "--private-records", "200", "--workers", "0"]
-    assert main([*words, "--output", "out"]) == 0
-    said = capsys.readouterr().out
-    assert "2 runs: 0 done before, 2 now, 0 failed" in said
-    rows = list(csv.DictReader((without_public.parent / "out" / "results.csv").open(encoding="utf-8")))
-    assert {row["method"] for row in rows} == {"class_sums", "noisy_sgd"}
-    assert all(7 < float(row["epsilon"]) <= 8 and row["test_accuracy"] for row in rows)
 
 
 def test_data_without_test_examples_are_refused(tmp_path, monkeypatch, capsys):
@@ -102,14 +87,3 @@ def test_data_without_test_examples_are_refused(tmp_path, monkeypatch, capsys):
     assert "give --test PATH" in said
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_columns_and_parts_of_a_table_are_named_as_for_fit(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("wordllama")
-    monkeypatch.chdir(tmp_path)
-    for name in ("mails", "test"):
-        rows = [f"{word} {i},{word}\n" for i in range(30) for word in ("invoice", "parcel")]
-        (tmp_path / f"{name}.csv").write_text("body,topic\n" + "".join(rows), encoding="utf-8")
-    words = ["--data", "mails.csv", "--text", "body", "--label", "topic", "--test", "test.csv", "--dry-run"]
-    assert main(["compare", *words, "--epsilon", "1", "--private-records", "60"]) == 0
-    assert "2 private runs together" in capsys.readouterr().out
