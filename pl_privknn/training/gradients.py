@@ -147,7 +147,9 @@ class RecordGradients:
         often = (
             f"; it is traced at every step ({self.seconds:.1f} s) because of {changing}" if changing else ""
         )
-        return f"training_step sees no private value: log in validation_step, on public data{holds}{often}"
+        alone = ", ".join(self.traced.outside)
+        alone = f"; it runs record by record because of {alone}" if alone else ""
+        return f"training_step sees no private value: log in validation_step, on public data{holds}{often}{alone}"
 
     def replayable(self, places: Sequence[int]) -> Tensor:
         """:meth:`sum`, in which a record's random numbers follow from its place alone; for tests of modules."""
@@ -308,7 +310,7 @@ class RecordGradients:
                     alone = traced.gradient([part[0] for part in stack])
                     same = self._randomness.drawn() or _close([row[0] for row in rows], alone)
                     del rows
-                    if same and (not timed or self._is_faster(traced, stack)):
+                    if same and not traced.outside and (not timed or self._is_faster(traced, stack)):
                         self.way = "vmap"
                 return
             reason = "its graph has another gradient than the step"
@@ -332,12 +334,17 @@ class RecordGradients:
             found = traced.gradient(tensors)
         except Exception as error:
             raise UntraceableError(f"its graph fails: {type(error).__name__}") from None
-        if traced.changing or self._randomness.drawn():
+        finite = all(bool(part.isfinite().all()) for part in found)
+        draws = bool(traced.changing) or self._randomness.drawn()
+        if finite and draws:
             return False
         try:
-            return not _close(found, self._step.run(batch))
-        except Exception:
-            return False  # a step that made-up values fail is judged by its graph
+            wanted = self._step.run(batch)
+        except Exception as error:
+            if finite:
+                return False  # a step that made-up values fail is judged by its graph
+            raise UntraceableError(f"it fails: {type(error).__name__}") from None
+        return not draws and not _close(found, wanted)
 
     def _first_working(self, batches: list[Any]) -> Any:
         first: Exception | None = None

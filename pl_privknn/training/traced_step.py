@@ -33,6 +33,7 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_privknn._tracing import recorded
 from pl_privknn.privacy.records import shares_memory
+from pl_privknn.training.operators import bound_ids, outside
 from pl_privknn.training.private_randomness import generator_states
 from pl_privknn.training.step_inputs import (
     Absent,
@@ -76,6 +77,7 @@ class TracedStep:
         constants: shapes of the tensors that the graph holds besides parameters and buffers, by their names.
         changing: what the trace read or drew that is other at every step: the graph holds for one step then.
         logged: names that the step logs.
+        outside: operators by which ``vmap`` might mix records: the graph is for one after another then.
     """
 
     graph: Any
@@ -84,6 +86,7 @@ class TracedStep:
     constants: dict[str, tuple[int, ...]]
     changing: tuple[str, ...]
     logged: frozenset[str]
+    outside: tuple[str, ...]
 
     def gradient(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Gradient of one record's loss, one tensor a parameter.
@@ -95,7 +98,7 @@ class TracedStep:
         return gradient_of(self.graph(leaves, self.other, list(tensors)), list(leaves.values()))
 
     def rows(self, stack: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients ``(b, …)`` of several records at once by ``vmap``, which keeps them apart.
+        """Gradients ``(b, …)`` of several records at once by ``vmap``, for a graph with nothing :attr:`outside`.
 
         Args:
             stack: tensors of batches of one, ``(b, 1, …)`` each.
@@ -185,6 +188,8 @@ class RecordStep:
         }
         for place, tensor in enumerate(dict(_mended(graph).named_buffers()).values()):
             constants[f"constant {place}"] = tensor
+        bound_ids(graph)
+        graph.recompile()
         self._check_constants({**every, **trained, **constants}, constants)
         return TracedStep(
             graph,
@@ -193,6 +198,7 @@ class RecordStep:
             {name: tuple(tensor.shape) for name, tensor in constants.items() if tensor.numel() > 1},
             tuple(dict.fromkeys(changing)),
             frozenset(logged),
+            outside(graph),
         )
 
     def run(self, batch: Any, batch_idx: int = 0) -> list[Tensor]:
@@ -419,6 +425,8 @@ def _mended(graph: Any) -> Any:
             node.target = getattr(getattr(_ATEN, packet[: -len("_copy")]), overload)
         elif packet == "_embedding_bag_forward_only":  # has no gradient
             node.target = _ATEN._embedding_bag.default
+        elif packet == "copy":  # has no derivative
+            node.target = _copied
         elif packet == "clone":  # nothing is written to
             node.replace_all_uses_with(node.args[0])
             nodes.erase_node(node)
@@ -477,9 +485,17 @@ def _note_uncopied(memo: dict[int, Any], name: str, path: str, leaf: Any) -> Non
 
 
 def _out_of_place(packet: str, overload: str) -> Any:
-    known = {"bernoulli_.float": _ATEN.bernoulli.p, "transpose_.default": _ATEN.transpose.int}
+    known = {
+        "bernoulli_.float": _ATEN.bernoulli.p,
+        "transpose_.default": _ATEN.transpose.int,
+        "copy_.default": _copied,
+    }
     found = known.get(f"{packet}.{overload}")
     return found or getattr(getattr(_ATEN, packet[:-1], None), overload, None)
+
+
+def _copied(place: Tensor, values: Tensor, non_blocking: bool = False) -> Tensor:
+    return values.to(place).expand(place.shape)
 
 
 def _without_checkpoint(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
