@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import operator
 import time
@@ -116,15 +117,10 @@ class RecordGradients:
             if persons is not None:
                 pairs = zip(places, persons, strict=True)
                 for _, own in itertools.groupby(pairs, key=operator.itemgetter(1)):
-                    with _silently():  # a person with a record that fails counts as zero
-                        found = [self._gradient(self._read(place)) for place, _ in own]
-                        total.add_one(
-                            [torch.stack(parts).double().mean(0) for parts in zip(*found, strict=True)]
-                        )
+                    self._add_one(total, functools.partial(self._mean_gradient, [place for place, _ in own]))
             elif self.way == "copies":
                 for place in places:
-                    with _silently():
-                        total.add_one(self._gradient(self._read(place)))
+                    self._add_one(total, functools.partial(self._mean_gradient, [place]))
             else:
                 for batch, stack in self._chunks(places):
                     self._add(total, batch, stack)
@@ -458,13 +454,30 @@ class RecordGradients:
             graph = self._graph(batch, tensors_of(batch, self.device)[1])
         if graph is None:
             return
-        if self.way == "vmap":
+        rows = None
+        if self.way == "vmap" and not graph.outside:
             with contextlib.suppress(Exception):
-                total.add(graph.rows(stack))
-                return
+                rows = graph.rows(stack)
+        if rows is not None:
+            total.add(rows)
+            return
         for place in range(count):
-            with _silently():
-                total.add_one(graph.gradient([part[place] for part in stack]))
+            self._add_one(total, functools.partial(graph.gradient, [part[place] for part in stack]))
+
+    def _add_one(self, total: ClippedSum, gradient: Callable[[], list[Tensor]]) -> None:
+        """Clip and add a gradient, zero where it fails; errors of the addition, which others share, are raised."""
+        found = None
+        with _silently():
+            found = gradient()
+        if found is not None:
+            total.add_one(found)
+
+    def _mean_gradient(self, places: Sequence[int]) -> list[Tensor]:
+        """Mean gradient of some records, which fails with any of them."""
+        found = [self._gradient(self._read(place)) for place in places]
+        if len(found) == 1:
+            return found[0]
+        return [torch.stack(parts).double().mean(0) for parts in zip(*found, strict=True)]
 
 
 def _stacked(some: list[tuple[Any, list[Tensor]]]) -> tuple[Any, list[Tensor]]:

@@ -65,7 +65,11 @@ class LayerGradients:
             if any(id(parameter) in self._places for parameter in layer.parameters(recurse=False))
         ]
         try:
-            loss = losses_of(self._network(inputs), targets).sum()
+            logits = self._network(inputs)
+            known = (targets >= 0) & (targets < logits.shape[1])
+            losses = losses_of(logits, targets.clamp(0, logits.shape[1] - 1))
+            # A record with a class out of range has no finite gradient, which counts as zero.
+            loss = (losses * torch.where(known, 1.0, torch.nan)).sum()
         finally:
             for handle in handles:
                 handle.remove()
