@@ -83,6 +83,24 @@ def foreign_reader(dataset: Any) -> str | None:
     return next((name for part in parts if (name := foreign_reader(part))), None)
 
 
+def has_one_structure(dataset: Any) -> bool:
+    """Whether all records have the same shapes by their tables: rows of tensors, or data sets of this package.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import Subset, TensorDataset
+        >>> has_one_structure(Subset(TensorDataset(torch.rand(5, 2)), [0, 1])), has_one_structure([(1, 2), (1, 2)])
+        (True, False)
+    """
+    found = set()
+    for leaf, _ in leaves_of(dataset):
+        if type(leaf) is TensorDataset:
+            found.add(tuple((part.shape[1:], part.dtype) for part in leaf.tensors))
+        else:
+            found.add(id(leaf) if is_ours(leaf) else None)
+    return len(found) == 1 and None not in found
+
+
 def foreign_loader(data: Any) -> str | None:
     """Name of the method of others by which a data module loads private records; None where there is none.
 

@@ -252,7 +252,7 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         self.private_training = _OfClassifier(
             expected_batch_size=expected_batch_size, options=options, **training
         )
-        plain = dataclasses.replace(options, augment=None, views=1, noise_source=None)
+        plain = dataclasses.replace(options, augment=None, views=1, noise_source=None, example=None)
         groups |= {"options": plain, "budget": self.private_training.budget}
         self.save_hyperparameters(
             {name: dataclasses.asdict(group) for name, group in groups.items()}

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from pl_privknn._checks import shown
 from pl_privknn.privacy.persons import check_owners, persons_of
-from pl_privknn.privacy.records import foreign_reader, has_repeated_rows
+from pl_privknn.privacy.records import foreign_reader, has_one_structure, has_repeated_rows
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.same_table import check_same_in_processes
 from pl_privknn.training.step_inputs import mapped
@@ -34,6 +34,7 @@ class PrivateData:
         source: a :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule` (its private part), a DataLoader, or
             a map-style dataset.
         share: number of this process and of all processes: which process has a record follows from its row alone.
+        example: a public or invented record, as the data set gives them.
 
     Attributes:
         images: the private part of one of this package's data modules, else None.
@@ -43,7 +44,7 @@ class PrivateData:
         ValueError: for records that can't be drawn one by one.
     """
 
-    def __init__(self, source: Any, share: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, source: Any, share: tuple[int, int] = (0, 1), example: Any = None) -> None:
         self._collate: Callable[[list[Any]], Any] = default_collate
         self.images: Any = None  # of the room of data modules, which this one does not know
         if hasattr(source, "private_in_shards"):
@@ -68,6 +69,7 @@ class PrivateData:
         if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
             raise ValueError(f"train_dataloader: {type(source).__name__} holds no records{_REMEDY}")
         self.dataset: Any = source
+        self._example = example
         total = redacted(len, source)
         self._rows = torch.arange(total)[share[0] :: share[1]]
         self._all = total
@@ -121,6 +123,12 @@ class PrivateData:
         if self._collate is not default_collate:
             return getattr(self._collate, "__name__", type(self._collate).__name__)
         return foreign_reader(self.dataset)
+
+    @property
+    def structure_is_public(self) -> bool:
+        """Whether shapes and types of made-up records follow from an example, or from tables of one structure."""
+        ours = self._collate is default_collate and has_one_structure(self.dataset)
+        return self.images is not None or self._example is not None or ours
 
     def check_rows(self) -> None:
         """Raise ``ValueError`` where one record has several rows."""
@@ -184,6 +192,8 @@ class PrivateData:
     def made_up(self) -> list[Any]:
         """Batches of one with the shapes of the private ones and made-up values; none without records.
 
+        The example comes first, where there is one, and no record is read.
+
         Raises:
             Exception: what reading raises, where none of the first records can be read.
         """
@@ -191,6 +201,9 @@ class PrivateData:
             shape = self.images.image_shape if self._vectors is None else self._vectors.shape[1:]
             first, labels = torch.rand(1, *shape), self.images.labels.shape[1:]
             return [[first, torch.full((1, *labels), number)] for number in (1, 0)]
+        if self._example is not None:
+            batch = self._collate([self._example])
+            return [batch, *(mapped(batch, functools.partial(_made_up, number)) for number in (1, 0))]
         last = None
         for place in range(min(len(self), 10)):
             try:

@@ -21,7 +21,7 @@ from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms.base import READS_ALONE, guarantee_rank
+from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, guarantee_rank
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.records import foreign_loader, shares_records
@@ -266,7 +266,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         if trainer.fast_dev_run:
             pl.rank_zero_info("fast_dev_run: no private record is read; the steps use synthetic ones")
             self.private = None
-            self._made_up = PrivateData(_made_up_records(records))
+            self._made_up = PrivateData(_made_up_records(records), example=self.options.example)
         else:
             self.draw_from(records, trainer, getattr(trainer.datamodule, "private_groups", None))
             assert self.private is not None
@@ -317,8 +317,10 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         check_readers(trainer, gradients.logged)
         pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
         of_data = getattr(trainer.datamodule, "conditions", ())
+        structure = None if data.structure_is_public else STRUCTURE_IS_PUBLIC
+        reading = self._reading(data, trainer)
         self.conditions = tuple(
-            filter(None, (*conditions, *of_data, gradients.condition, self._reading(data, trainer)))
+            filter(None, (*conditions, *of_data, gradients.condition, reading, structure))
         )
         self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)

@@ -54,6 +54,9 @@ class TrainingOptions:
         reads_alone: state that reading a record uses that record alone, for data sets and collate functions that are
             not this package's: a data set that mixes records (mixup) or remembers some does not. Without it the
             guarantee has this as a condition.
+        example: a public or invented record, as the data set gives them, for data sets that are not one table of
+            tensors: the step is traced and tried with its structure (shapes, types, keys). Without it the structure
+            of the first private record is used, which the guarantee then has as a condition.
         records_per_person: most records of a drawn person that take part in a step, drawn by private coins.
         steps_per_charge: steps paid by one row of the ledger; a crash wastes at most so many.
         noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
@@ -69,6 +72,7 @@ class TrainingOptions:
     views: int = 1
     physical_batch_size: int | None = None
     reads_alone: bool = False
+    example: Any = dataclasses.field(default=None, compare=False, repr=False)
     records_per_person: int = 1
     steps_per_charge: int = 20
     noise_source: NoiseSource | None = None
@@ -147,7 +151,7 @@ class PrivateSession:
         self._processes = ProcessGroup.of(trainer)
         rank, count = self._processes.rank, self._processes.size
         in_shards = getattr(source, "private_in_shards", False)
-        self.private = PrivateData(source, (0, 1) if in_shards else (rank, count))
+        self.private = PrivateData(source, (0, 1) if in_shards else (rank, count), self.options.example)
         if self.unit == "record":
             self.private.check_rows()
         if self.unit == "person":

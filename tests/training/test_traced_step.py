@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn.testing import clipped_sum
@@ -272,6 +272,46 @@ def test_records_of_several_shapes_have_a_graph_each():
     data = TensorDataset(torch.stack([F.adaptive_avg_pool2d(one, 8) for one in images]), LABELS)
     found, wanted = clipped_sum(Pooled(), Sizes(), range(COUNT)), clipped_sum(Lit(), data, range(COUNT))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Masked(Lit):
+    """Its graph holds a constant of the record's length."""
+
+    def training_step(self, batch, batch_idx):
+        x = F.adaptive_avg_pool1d(batch[0].flatten(1), 64)
+        mask = torch.from_numpy(np.triu(np.ones((len(batch[0][0]), 2)), k=1))
+        return F.cross_entropy(self(x) + mask.mean(), batch[1])
+
+
+def test_public_facts_follow_from_tables_and_examples_and_not_from_the_first_record(tmp_path):
+    records = [(torch.rand(70 + 10 * (row % 3)), row % 2) for row in range(60)]
+    options = {"noise_source": None, "private_records": 60}
+
+    def facts(name, data, **more):
+        class Data(pl.LightningDataModule):
+            def train_dataloader(self):
+                return DataLoader(data, batch_size=1)
+
+        callback, _ = fit(
+            Masked(), tmp_path / name, training(**options, **more), epochs=1, data=Data(), limit_val_batches=0
+        )
+        return callback.guarantee, callback.report().reason, callback.privacy_summary().get("constants")
+
+    guarantee, reason, _ = facts("list", records)
+    assert (guarantee, reason) == ("conditional", "the structure of the first record is public")
+    example = torch.zeros(90), 1
+    all_, fewer = (
+        facts(name, data, example=example) for name, data in (("all", records), ("fewer", records[1:]))
+    )
+    assert all_ == fewer
+    assert all_[0] == "unconditional"
+    assert all_[2] == {"constant 0": [90, 2]}
+    table = TensorDataset(torch.rand(60, 70), torch.arange(60) % 2)
+    assert (
+        facts("table", table)[0]
+        == facts("parts", ConcatDataset([table, Subset(table, [])]))[0]
+        == "unconditional"
+    )
 
 
 class Fields(UserDict):

@@ -39,6 +39,7 @@ UNSTATED_NOISE = (
 )
 #: Conditions of code that is not of this package, to be formatted with its name.
 READS_ALONE = "reading a record uses that record alone ({})"
+STRUCTURE_IS_PUBLIC = "the structure of the first record is public"
 PREDICTS_ALONE = "{} predicts a held-out record from that record alone"
 MOVES_AS_CHARGED = "{} moves by no more than it charges"
 SEVERAL_FILES = (
