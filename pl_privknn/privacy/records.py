@@ -46,8 +46,19 @@ def leaves_of(dataset: Any, rows: Tensor | None = None) -> Iterator[tuple[Any, T
         yield dataset, rows
 
 
+def _objects_of(dataset: Any) -> list[int]:
+    """Identities of the entries of lists in a data set, in the order of reading, but for plain numbers and words."""
+    return [
+        id(leaf[row])
+        for leaf, rows in leaves_of(dataset)
+        if type(leaf) in (list, tuple)
+        for row in rows.tolist()
+        if not isinstance(leaf[row], int | float | str | bytes | None)
+    ]
+
+
 def has_repeated_rows(dataset: Any) -> bool:
-    """Whether a data set reads a row of another one twice, as in oversampling.
+    """Whether a data set reads a row of another one, or an object of a list, twice, as in oversampling.
 
     Example:
         >>> import torch
@@ -55,9 +66,15 @@ def has_repeated_rows(dataset: Any) -> bool:
         >>> table = TensorDataset(torch.rand(5, 2))
         >>> has_repeated_rows(Subset(table, [0, 1, 1])), has_repeated_rows(Subset(table, [0, 1]))
         (True, False)
+        >>> rare, other = (torch.rand(2), 0), (torch.rand(2), 1)
+        >>> has_repeated_rows([*[rare] * 20, other]), has_repeated_rows([rare, other])
+        (True, False)
     """
-    if not isinstance(dataset, Subset | ConcatDataset):
+    if not isinstance(dataset, Subset | ConcatDataset | list | tuple):
         return False
+    objects = _objects_of(dataset)
+    if len(set(objects)) < len(objects):
+        return True
     rows: dict[int, list[Tensor]] = {}
     for leaf, part in leaves_of(dataset):
         rows.setdefault(id(leaf), []).append(part)
@@ -147,4 +164,6 @@ def shares_memory(first: Any, second: Any) -> bool:
 def shares_records(private: Any, other: Any) -> bool:
     """Whether a data set reads from a data set of private records, or shares memory with it."""
     own = {id(leaf) for leaf, _ in leaves_of(private)}
+    if not {*_objects_of(private)}.isdisjoint(_objects_of(other)):
+        return True
     return any(id(leaf) in own or shares_memory(private, leaf) for leaf, _ in leaves_of(other))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable
@@ -164,7 +163,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self._constants: dict[str, list[int]] = {}
         #: Accuracy on the hold-out, its deviation and its ε, once released.
         self.accuracy: dict[str, Any] = {}
-        self._records: weakref.ReferenceType[Any] | None = None
+        self._records: Callable[[], Any] | None = None
         self.__dict__.update(_outside_fits())
 
     _gradients: RecordGradients | None
@@ -270,9 +269,12 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         else:
             self.draw_from(records, trainer, getattr(trainer.datamodule, "private_groups", None))
             assert self.private is not None
+            dataset = self.private.dataset
+            try:
+                self._records = weakref.ref(dataset)
+            except TypeError:  # lists have none
+                self._records = lambda: dataset
             if not hasattr(records, "private_in_shards"):  # this package's data modules check their own parts
-                with contextlib.suppress(TypeError):  # lists have no weak references
-                    self._records = weakref.ref(self.private.dataset)
                 validation = trainer.fit_loop.epoch_loop.val_loop._data_source
                 if validation.is_defined() and trainer.limit_val_batches:
                     self._check_evaluation("val_dataloader", validation.dataloader())
@@ -389,6 +391,11 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         """Refuse to test on the records of a training."""
         self._check_evaluation("test_dataloader", trainer.test_dataloaders)
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse to validate on the records of a training, by itself; within a fit that was checked before."""
+        if trainer.state.fn == "validate":
+            self._check_evaluation("val_dataloader", trainer.val_dataloaders)
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Restore the module's step and release the folder."""
         self._leave()
@@ -415,7 +422,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         if records is not None and any(one is not None and shares_records(records, one) for one in found):
             raise ValueError(
                 f"{name}: reads the data set of the private records, whose exact accuracy is not covered by ε; "
-                "evaluate on public data"
+                "evaluate on public data, or train with evaluate=PaidEvaluation(), which holds records out"
             )
 
     def layers_of(self, module: Any) -> Any:

@@ -6,7 +6,12 @@ import torch
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 from wandb.integration.torch import wandb_torch
 
 from tests.training.noisy_sgd_setup import NoNoise, keep_last, make_data
@@ -108,6 +113,9 @@ def test_trainers_that_break_the_accounting_or_wait_for_private_figures_are_refu
     check_refused(tmp_path, Lit(), message, **options)
 
 
+ENTRY = (torch.rand(1, 8, 8), 0)
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         raise AssertionError("a record was read")
@@ -120,6 +128,8 @@ class Endless(IterableDataset):
         (DataLoader(TensorDataset(torch.rand(4, 1, 8, 8)), batch_size=None), "batch_size=None"),
         ({"a": DataLoader(TensorDataset(torch.rand(4, 1, 8, 8)))}, "several loaders"),
         (7, "int holds no records"),
+        (DataLoader([ENTRY] * 20 + [(torch.rand(1, 8, 8), 1)]), "list reads some rows several times"),
+        (DataLoader(Subset([ENTRY, ENTRY], [0, 1])), "Subset reads some rows several times"),
     ],
 )
 def test_data_of_no_single_records_is_refused(tmp_path, loader, message):
@@ -146,6 +156,47 @@ def test_hyper_parameters_with_which_no_checkpoint_is_resumed_are_refused(tmp_pa
         fit(Saves(Setting()), tmp_path, training(noise_source=NoNoise()), callbacks=[keep_last(tmp_path)])
     assert fit(Saves({"lr": 0.1}), tmp_path / "a", callbacks=[keep_last(tmp_path)])[0].planned_steps
     assert fit(Saves(Setting()), tmp_path / "b")[0].planned_steps
+
+
+class Tests(Lit):
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+
+def table():
+    return TensorDataset(torch.rand(90, 1, 8, 8), torch.arange(90) % 2)
+
+
+@pytest.mark.parametrize(
+    "records", [table, lambda: [(x, int(y)) for x, y in zip(*table().tensors, strict=True)]]
+)
+def test_private_records_are_neither_validated_nor_tested_on(tmp_path, records):
+    own, other = records(), table()
+
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(own, batch_size=30, shuffle=True)
+
+    module = Tests()
+    _, trainer = fit(module, tmp_path, epochs=1, data=Data())
+    parts = [own, Subset(own, range(60, 70)), own[70:80] if isinstance(own, list) else Subset(own, [3])]
+    for part in parts:
+        for work in (trainer.validate, trainer.test):
+            with pytest.raises(ValueError, match=r"not covered by ε; .*PaidEvaluation\(\)"):
+                work(module, DataLoader(part, 10), verbose=False)
+    assert trainer.validate(module, DataLoader(other, 30), verbose=False)[0]["val_loss"] > 0
+    Data.val_dataloader = lambda self: DataLoader(Subset(own, range(5)))
+    with pytest.raises(ValueError, match="val_dataloader: reads the data set of the private records"):
+        fit(Tests(), tmp_path / "a", epochs=1, data=Data())
+
+
+def test_private_records_of_a_data_module_of_this_package_are_not_validated_on(tmp_path):
+    module, data = Tests(), make_data()
+    _, trainer = fit(module, tmp_path, epochs=1, data=data)
+    for work in (trainer.validate, trainer.test):
+        with pytest.raises(ValueError, match="PaidEvaluation"):
+            work(module, DataLoader(data.private, 10), verbose=False)
+    assert trainer.validate(module, data, verbose=False)
 
 
 def test_frozen_layers_and_a_learning_rate_by_validation_pass(tmp_path):
