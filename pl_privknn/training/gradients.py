@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from pl_privknn._checks import check_positive
+from pl_privknn.features.alone import keeps_apart
 from pl_privknn.privacy.mechanisms.base import PREDICTS_ALONE
-from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.redaction import shows_private_errors
 from pl_privknn.training.clipped_sums import ClippedSum
 from pl_privknn.training.layer_gradients import LayerGradients
@@ -167,7 +167,7 @@ class RecordGradients:
             ValueError: for a module or data whose predictions can't be judged.
         """
         name = type(self.module).__name__
-        for batch in self.data.made_up()[:1] if not is_ours(self.module) else ():
+        for batch in self.data.made_up()[:1] if not self._predicts_apart else ():
             with self._randomness():
                 try:
                     outputs, _ = self._step.predicted(batch)
@@ -191,10 +191,15 @@ class RecordGradients:
                     said = PREDICTS_ALONE.format(name)
                     self.condition = said if self.condition is None else f"{self.condition}; {said}"
 
+    @property
+    def _predicts_apart(self) -> bool:
+        """Whether the module's own outputs keep records apart: then it sees the private ones."""
+        return keeps_apart(self.module)
+
     @torch.no_grad()
     def _predicted(self, batch: Any, graphs: dict[Any, TracedStep]) -> tuple[Tensor, Tensor]:
         """Outputs for a batch of one, and its class."""
-        if is_ours(self.module):
+        if self._predicts_apart:
             return self.module.eval()(batch[0].to(self.device)), batch[1]
         if self._predicts_by_copies:
             return self._step.predicted(batch)
@@ -216,7 +221,8 @@ class RecordGradients:
                 found.append((row, False))
                 with _silently():
                     outputs, label = self._predicted(batch, graphs)
-                    found[-1] = row, int(outputs.argmax()) == int(label)
+                    known = not bool(outputs.isnan().any())
+                    found[-1] = row, known and int(outputs.argmax()) == int(label)
         self.module.train(was_training)
         rows, hits = (torch.tensor([one[place] for one in found], dtype=torch.int64) for place in (0, 1))
         return rows, hits.bool()

@@ -5,14 +5,18 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
+from pl_privknn import NoisySGD
 from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger, epsilon_for_delta
 from pl_privknn.privacy.audit import audit_run
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.testing import clipped_sum
+from pl_privknn.training.gradients import RecordGradients
+from pl_privknn.training.private_data import PrivateData
 from tests.setup.refusals import refusals
 from tests.training.noisy_sgd_setup import PRIVATE, keep_last, make, make_data, make_trainer
 from tests.training.training_setup import Lit, Silent, fit, training, weights
@@ -191,3 +195,42 @@ def test_a_module_without_classes_is_refused_before_anything_is_paid(tmp_path):
     with pytest.raises(ValueError, match="evaluate: One has one output"):
         fit(One(), tmp_path, training(evaluate=PaidEvaluation()), epochs=1)
     assert not list(tmp_path.rglob("*.sqlite"))
+
+
+class Adapting(nn.Module):
+    """A network that keeps a running mean of its inputs in evaluation mode too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(64, 2), 0
+        self.register_buffer("total", torch.zeros(64))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if not self.training:
+            self.total += x.mean(0).detach()
+            self.seen += 1
+            x = x - self.total / self.seen
+        return self.layer(x)
+
+
+def test_a_network_of_others_meets_held_out_records_one_by_one_in_a_graph(tmp_path):
+    module = NoisySGD(
+        Adapting(), 2, image_size=8, budget=Budget(1.0, 1e-3), expected_batch_size=30, private_records=PRIVATE,
+        evaluate=PaidEvaluation(0.3), run_dir=tmp_path / "run",
+    )  # fmt: skip
+    make_trainer(tmp_path, 1, limit_val_batches=0).fit(module, make_data())
+    assert module.guarantee == "unconditional"
+    assert not module.network.total.any()
+    assert module.network.seen == 0
+    hits = []
+    for change in (0.0, 1.0):
+        data = make_data()
+        data.setup("fit")
+        private = PrivateData(data)
+        private.hold_out(torch.arange(PRIVATE) >= 50)
+        batches = list(private.held_batches())
+        batches[0][1][0].add_(change)
+        private.held_batches = lambda batches=batches: iter(batches)
+        hits.append(RecordGradients(module, private, 1.0).hits()[1][1:])
+    assert torch.equal(*hits)
