@@ -9,7 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from pl_privknn._checks import shown
 from pl_privknn.privacy.persons import check_owners, persons_of
@@ -19,6 +30,8 @@ from pl_privknn.privacy.same_table import check_same_in_processes
 from pl_privknn.training.step_inputs import mapped
 
 _READ_TOGETHER = 256
+# Those of all records alike, which Poisson samples replace.
+_SAMPLERS = (SequentialSampler, RandomSampler, BatchSampler, DistributedSampler)
 _REMEDY = (
     "; pass a LightningDataModule, a DataLoader over a map-style dataset, or a module with train_dataloader"
 )
@@ -55,6 +68,8 @@ class PrivateData:
                     "train_dataloader: batch_size=None, so an item may be a batch of several records, which private "
                     "training must distinguish; let the dataset give single records and set a batch_size (any)"
                 )
+            if not isinstance(source.dataset, IterableDataset):  # which has no sampler, and is refused below
+                _check_sampler(source)
             self._collate, source = source.collate_fn, source.dataset
         elif isinstance(source, dict | list | tuple) or type(source).__name__ == "CombinedLoader":
             raise ValueError(
@@ -235,6 +250,16 @@ class PrivateData:
         self._vectors = torch.cat(made) if made else torch.zeros(0, 1)
 
 
+def _check_sampler(loader: DataLoader[Any]) -> None:
+    """Raise ``ValueError`` for a loader that does not read all records alike: each is drawn at one rate here."""
+    for one in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler):
+        if one is not None and type(one) not in _SAMPLERS:
+            raise ValueError(
+                f"train_dataloader: sampler {type(one).__name__} is not used, since each record is drawn at the same "
+                "rate; leave it out: Subset(dataset, indices) leaves records out, and a weighted loss stresses some"
+            )
+
+
 def _made_up(number: int, path: str, leaf: Any) -> Any:
     """Made-up leaf: a random float, ``number`` for whole numbers, or a placeholder word."""
     if isinstance(leaf, Tensor):
@@ -274,8 +299,6 @@ class Steps(Dataset[Any]):
 
     def loader(self) -> DataLoader[Any]:
         """Loader into which a trainer puts no sampler."""
-        from torch.utils.data.distributed import DistributedSampler
-
         whole: DistributedSampler[Any] = DistributedSampler(self, num_replicas=1, rank=0, shuffle=False)
         return DataLoader(self, batch_size=None, sampler=whole, collate_fn=_as_it_is)
 

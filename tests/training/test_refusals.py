@@ -7,10 +7,13 @@ from pytorch_lightning.callbacks import EarlyStopping, LearningRateFinder, Model
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 from wandb.integration.torch import wandb_torch
 
@@ -113,7 +116,7 @@ def test_trainers_that_break_the_accounting_or_wait_for_private_figures_are_refu
     check_refused(tmp_path, Lit(), message, **options)
 
 
-ENTRY = (torch.rand(1, 8, 8), 0)
+ENTRY, ROWS = (torch.rand(1, 8, 8), 0), TensorDataset(torch.rand(9, 1, 8, 8), torch.arange(9) % 2)
 
 
 class Endless(IterableDataset):
@@ -128,6 +131,15 @@ class Endless(IterableDataset):
         (DataLoader(TensorDataset(torch.rand(4, 1, 8, 8)), batch_size=None), "batch_size=None"),
         ({"a": DataLoader(TensorDataset(torch.rand(4, 1, 8, 8)))}, "several loaders"),
         (7, "int holds no records"),
+        (DataLoader(ROWS, sampler=SubsetRandomSampler(range(4))), r"SubsetRandomSampler .*Subset\(dataset"),
+        (
+            DataLoader(ROWS, sampler=WeightedRandomSampler([1.0] * 9, 9)),
+            "WeightedRandomSampler .*weighted loss",
+        ),
+        (
+            DataLoader(ROWS, batch_sampler=BatchSampler(SubsetRandomSampler([1]), 1, False)),
+            "SubsetRandomSampler",
+        ),
         (DataLoader([ENTRY] * 20 + [(torch.rand(1, 8, 8), 1)]), "list reads some rows several times"),
         (DataLoader(Subset([ENTRY, ENTRY], [0, 1])), "Subset reads some rows several times"),
     ],
