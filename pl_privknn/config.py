@@ -283,9 +283,9 @@ class HasInitArguments:
         return made
 
     def __repr__(self) -> str:
-        """Class name and arguments that differ from the defaults; data are not shown."""
-        arguments, left_out = self._made_with
-        return _call(type(self), arguments, [f"{name}=…" for name in left_out if name.isidentifier()])
+        """Call that made the object; data are not shown."""
+        section, left_out = as_section(self)
+        return _expression(section, [f"{name}=…" for name in left_out if name.isidentifier()])
 
 
 def as_section(made: HasInitArguments) -> tuple[dict[str, Any], list[str]]:
@@ -299,50 +299,46 @@ def as_section(made: HasInitArguments) -> tuple[dict[str, Any], list[str]]:
     return section | ({"init_args": arguments} if arguments else {}), left_out
 
 
-def _call(cls: type, arguments: Mapping[str, Any], hidden: Iterable[str] = ()) -> str:
-    defaults: dict[str, Any] = {}
-    for parent in reversed(cls.__mro__):
-        parameters = inspect.signature(vars(parent).get("__init__", object.__init__)).parameters
-        defaults |= {name: each.default for name, each in parameters.items()}
-    differ = {name: value for name, value in arguments.items() if value not in (defaults.get(name), {})}
-    shown_arguments = (f"{name}={_expression(value)}" for name, value in differ.items())
-    return f"{cls.__name__}({', '.join([*shown_arguments, *hidden])})"
-
-
-def _expression(value: Any) -> str:
+def _expression(value: Any, hidden: Iterable[str] = ()) -> str:
     """Python expression of a plain value; a section becomes a constructor call."""
-    if isinstance(value, dict) and "class_path" in value:
-        module, _, name = value["class_path"].rpartition(".")
-        found = getattr(sys.modules.get(module), name, type(name, (), {}))
-        return _call(found, value.get("init_args", {}))
-    return f"[{', '.join(map(_expression, value))}]" if isinstance(value, list) else repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_expression, value))}]"
+    if not (isinstance(value, dict) and "class_path" in value):
+        return repr(value)
+    calls = [f"{name}={_expression(part)}" for name, part in value.get("init_args", {}).items()]
+    return f"{value['class_path'].rpartition('.')[2]}({', '.join([*calls, *hidden])})"
 
 
 class _NotPlain(Exception):
     """Raised for a value that a configuration can't express."""
 
 
+@functools.cache
+def _own_arguments(cls: type) -> frozenset[str]:
+    """Arguments of constructors of this package."""
+    own = [
+        kind for kind in cls.__mro__ if kind.__module__.startswith("pl_privknn.") and "__init__" in vars(kind)
+    ]
+    return frozenset(name for kind in own for name in inspect.signature(kind.__init__).parameters)
+
+
 def _noted(
     cls: type[HasInitArguments], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    parameters = inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters
-    names = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    """Plain values of a constructor's arguments, and the names of those that have none."""
+    parameters = inspect.signature(cls.__init__).parameters
+    names = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
     arguments: dict[str, Any] = {}
     left_out: list[str] = []
     for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
-        # Lists are settings of classes of this package.
-        built_in = any(
-            parent.__module__.startswith("pl_privknn.")
-            and "__init__" in vars(parent)
-            and name in inspect.signature(vars(parent)["__init__"]).parameters
-            for parent in cls.__mro__
+        built_in = name in _own_arguments(cls)
+        private = (
+            name.startswith("private") and name != "private_records" and not isinstance(value, str | Path)
         )
-        named = name.startswith("private") and name != "private_records"
-        data = named and not isinstance(value, str | Path)
         if isinstance(value, Mapping) and name in parameters and is_group(parameters[name].default):
             value = as_group(name, value, parameters[name].default)  # its fields state which of them are data
         try:
-            if data or (cls._holds_data and not built_in):
+            if private or (cls._holds_data and not built_in):
                 raise _NotPlain
             arguments[name] = _plain(value, name, left_out, built_in)
         except _NotPlain:
@@ -351,43 +347,45 @@ def _noted(
 
 
 def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
+    """Plain value of an argument; ``lists`` are settings in classes of this package, and may be data elsewhere."""
     if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if isinstance(value, Path):
-        return str(value)
+    for kind, plain in ((numbers.Integral, int), (numbers.Real, float), (Path, str)):
+        if isinstance(value, kind):
+            return plain(value)
     if isinstance(value, HasInitArguments) and "<" not in type(value).__qualname__:
         section, missing = as_section(value)
         left_out.extend(f"{path}.{name}" for name in missing)
         return section
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {}
-        for field in dataclasses.fields(value):
-            inner = getattr(value, field.name)
-            if not field.init or field.name in getattr(
-                value, "_unstated", ()
-            ):  # of noise: set by the labeler
-                continue
-            if not (field.repr or inner is None or isinstance(inner, str | Path)):  # without repr: data
-                raise _NotPlain
-            if field.default is dataclasses.MISSING or inner != field.default:
-                try:
-                    fields[field.name] = _plain(inner, f"{path}.{field.name}", left_out, lists)
-                except _NotPlain:
-                    if field.default is dataclasses.MISSING or not is_group(value):
-                        raise
-                    left_out.append(f"{path}.{field.name}")
-        if is_group(value):
-            return fields
-        return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": fields}
+        fields = _plain_fields(value, path, left_out, lists)
+        path = f"{type(value).__module__}.{type(value).__qualname__}"
+        return fields if is_group(value) else {"class_path": path, "init_args": fields}
     if lists and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(item, f"{path}.{key}", left_out, lists) for key, item in value.items()}
     if lists and isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
         return [_plain(item, f"{path}[{place}]", left_out, lists) for place, item in enumerate(value)]
     raise _NotPlain
+
+
+def _plain_fields(value: Any, path: str, left_out: list[str], lists: bool) -> dict[str, Any]:
+    """Plain values of a dataclass's fields that differ from the defaults; a group leaves out what is not plain."""
+    found = {}
+    for field in dataclasses.fields(value):
+        inner, needed = getattr(value, field.name), field.default is dataclasses.MISSING
+        # Fields of noise that the labeler sets are not stated, and fields without repr are data.
+        if not field.init or field.name in getattr(value, "_unstated", ()):
+            continue
+        if not (field.repr or inner is None or isinstance(inner, str | Path)):
+            raise _NotPlain
+        try:
+            if needed or inner != field.default:
+                found[field.name] = _plain(inner, f"{path}.{field.name}", left_out, lists)
+        except _NotPlain:
+            if needed or not is_group(value):
+                raise
+            left_out.append(f"{path}.{field.name}")
+    return found
 
 
 # ---------------------------------------------------------------------- objects
