@@ -49,7 +49,7 @@ def labeling(teacher, budget, rounds=1):
 
 
 @pytest.mark.parametrize(("name", "adjacency", "rounds"), CASES)
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-6), (8.0, 1e-3)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (8.0, 1e-3)])
 def test_the_noise_of_a_budget_keeps_its_ledger(tmp_path, name, adjacency, rounds, epsilon, delta):
     make, _, _, share = TEACHERS[name]
     budget = Budget(epsilon, delta, adjacency)

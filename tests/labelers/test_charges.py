@@ -1,6 +1,5 @@
 """Charges name the neighbouring relation they hold under, and the source of their noise."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,6 @@ from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.mechanisms.base import ADJACENCIES
-from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.privacy.noisy_steps import PaidSteps, step_mechanism
 from tests.labelers.ind_knn.ind_knn_setup import PARAMETERS, C, D
 from tests.setup.scripted_noise import Scripted
@@ -47,22 +45,3 @@ def test_ledgers_of_another_adjacency_refuse_before_anything_is_drawn(tmp_path, 
     with pytest.raises(ValueError, match=f"adjacency='{other}' of the ledger.*{stated}.*[Nn]othing"):
         pays(run)
     assert run.ledger.report().charged == ()
-
-
-def test_charges_that_state_too_little_make_the_ledger_conditional(tmp_path):
-    mechanism = Gaussian(20.0)
-    stated = {"noise": SystemNoise(), "adjacencies": ("add_remove",)}
-    for number, left_out in enumerate([(), ("noise",), ("adjacencies",), ("noise", "adjacencies")]):
-        run = Ledger(tmp_path / f"{number}.sqlite").run("a")
-        run.charge(mechanism, **{name: value for name, value in stated.items() if name not in left_out})
-        assert run.ledger.report().guarantee.guarantee == ("conditional" if left_out else "unconditional")
-
-
-def test_ledgers_of_both_adjacencies_take_what_holds_under_both(tmp_path):
-    votes = np.array([[3, 1], [0, 4]])
-    for adjacency in ADJACENCIES:
-        pate = PATE(4, teachers=LinearTeachers(steps=2), noise=Gaussian(2.0), progress=False)
-        pate.votes = lambda queries: torch.as_tensor(votes)
-        run = Ledger(tmp_path / f"{adjacency}.sqlite", Budget(adjacency=adjacency)).run("a")
-        pate.label(torch.zeros(2, 4), run)
-        assert run.ledger.report().guarantee.guarantee == "unconditional"

@@ -14,8 +14,7 @@ from pl_privknn.features.base import extract_on
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN, PrivateKNN, ReverseKNN, Screening
 from pl_privknn.labelers.attributes import FixedThresholds
-from pl_privknn.labelers.ind_knn import Similarity
-from pl_privknn.neighbors import assign, nearest, search
+from pl_privknn.neighbors import search
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -41,19 +40,6 @@ def queries():
     return torch.cat([drawn(20, 6, seed=2), drawn(20, 6, seed=3).mul(3).round()])
 
 
-@pytest.mark.parametrize("name", ["nearest", "assign"])
-def test_searches_are_exact_there_too(table, queries, name):
-    searches = {
-        "nearest": lambda **where: nearest(queries, table, 40, **where),
-        "assign": lambda **where: assign(table, queries, 3, **where),
-    }
-    with PretendedDevice() as device:
-        found = searches[name](device="cuda")
-    assert device.products > 0
-    assert type(found) is torch.Tensor
-    assert torch.equal(found, searches[name]())
-
-
 def noise():
     return SeededNoise(3)
 
@@ -64,6 +50,7 @@ LABELERS = {
     "multilabel_reverse_knn": lambda: attribute_reverse_knn(
         1, 2.0, epsilon=4.0, rule=FixedThresholds(), noise_source=noise()
     ),
+    "ind_knn": lambda: IndKNN(0.8, Gaussian(0.5), Budget(epsilon=2.0), num_queries=40, noise_source=noise()),
 }
 
 
@@ -83,55 +70,6 @@ def test_labelers_search_where_they_are_told_to(table, queries, name):
         there = answers(CUDA)
     assert device.products > 0
     assert torch.equal(there, answers(None))
-
-
-def ind_knn_answers(table, queries, device, kernel="cosine", threshold=0.8, index=None):
-    labeler = IndKNN(
-        threshold,
-        Gaussian(0.5),
-        budget=Budget(epsilon=2.0),
-        num_queries=40,
-        noise_source=noise(),
-        soft=True,
-        similarity=Similarity(kernel=kernel),
-    )
-    labeler.device = device
-    labeler.fit(PrivateRecords.of(table, torch.arange(len(table)) % 3, 3))
-    if index is not None:
-        labeler._engine.index = index
-    release = labeler.label(queries, FreeLedger())
-    return release.labels, release.soft, torch.from_numpy(labeler.remaining())
-
-
-class Everyone:
-    """Candidates of a hash index of which none is missed."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def candidates(self, queries):
-        return [np.arange(self.count)] * len(queries)
-
-
-@pytest.mark.parametrize(("kernel", "threshold"), [("cosine", 0.8), ("cosine", 1e-3), ("rbf", 0.9)])
-def test_ind_knn_finds_the_neighbours_of_one_fixed_product(table, queries, monkeypatch, kernel, threshold):
-    """That of its row alone, as with hashing; the CPU's one product of all rows may differ in the last digit."""
-    wide = torch.cat([table, drawn(len(table), 300, seed=4)], dim=1)
-    asked = torch.cat([queries, drawn(len(queries), 300, seed=5)], dim=1)
-    asked[0] = wide[3]
-    options = (kernel, threshold)
-    monkeypatch.setattr(search, "_VALUES_SENT_AT_A_TIME", 1)  # three blocks
-    with PretendedDevice() as device:
-        there = ind_knn_answers(wide, asked, CUDA, *options)
-    assert device.products == 3
-    assert len(there[2].unique()) > 9  # they are near to some queries
-    for found, wanted in zip(
-        there, ind_knn_answers(wide, asked, None, *options, Everyone(len(wide))), strict=True
-    ):
-        assert torch.equal(found, wanted)
-    here = ind_knn_answers(wide, asked, CPU, *options)
-    assert torch.equal(there[0], here[0])
-    torch.testing.assert_close(there[1:], here[1:], rtol=1e-5, atol=1e-6)
 
 
 def test_candidates_reach_as_far_as_products_may_err():

@@ -171,8 +171,6 @@ def made(**given):
 
 test_bad_arguments_are_named = refusals(
     {
-        "no noise is set": lambda: NoisySGDTeacher().plan(5, 5, 3),
-        "give exactly one": made(budget=Budget(epsilon=1.0)),
         "noise_multiplier=0": made(noise_multiplier=0.0),
         "sampling_rate=1.5": made(sampling_rate=1.5),
         "max_grad_norm=-1": made(max_grad_norm=-1.0),

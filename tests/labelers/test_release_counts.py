@@ -21,28 +21,46 @@ def table(n=400, d=5, classes=3, seed=0):
     return features, labels
 
 
-def knn(noise, seed=0, screening=None, **kwargs):
-    labeler = PrivateKNN(40, 0.5, screening, noise, SeededNoise(seed), **kwargs)
-    labeler.fit(PrivateRecords.of(*table(), 3))
-    return labeler
+def knn(**given):
+    teacher = PrivateKNN(40, 0.5, noise_source=SeededNoise(0), **given)
+    teacher.fit(PrivateRecords.of(*table(), 3))
+    return teacher
 
 
-@pytest.mark.parametrize("noise", [Gaussian(6.0), Laplace(5.0)])
-@pytest.mark.parametrize("screening", [None, Screening(22, Gaussian(4.0))])
-def test_counts_cost_nothing_and_change_no_answer(noise, screening):
+def pate(**given):
+    brief = LinearTeachers(steps=20, batch_size=8)
+    teacher = PATE(12, brief, progress=False, noise_source=SeededNoise(3), **given)
+    teacher.fit(PrivateRecords.of(*table(), 3))
+    return teacher
+
+
+TEACHERS = {
+    "knn": (knn, {"noise": Gaussian(6.0)}),
+    "knn, laplace": (knn, {"noise": Laplace(5.0)}),
+    "knn, screened": (knn, {"noise": Laplace(5.0), "screening": Screening(22, Gaussian(4.0))}),
+    "pate": (pate, {"noise": Laplace(2.0)}),
+    "pate, screened": (pate, {"noise": Gaussian(2.0), "screening": Screening(6, Gaussian(2.0))}),
+}
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_counts_cost_nothing_and_change_no_answer(name):
+    make, given = TEACHERS[name]
     queries, _ = table(60, seed=1)
-    silent, open_ = FreeLedger(), FreeLedger()
-    hidden = knn(noise, screening=screening).label(queries, silent)
-    shown = knn(noise, screening=screening, release_counts=True).label(queries, open_)
+    silent, open_, counting = FreeLedger(), FreeLedger(), make(release_counts=True, **given)
+    hidden, shown = make(**given).label(queries, silent), counting.label(queries, open_)
     assert open_.rows == silent.rows
-    assert shown.score_deviation == noise.deviation
+    assert shown.score_deviation == given["noise"].deviation
     assert torch.equal(shown.labels, hidden.labels)
     assert hidden.scores is None
     answered = shown.labels >= 0
-    assert bool(answered.all()) == (screening is None)
+    assert bool(answered.all()) == ("screening" not in given)
     assert torch.equal(shown.scores[answered].argmax(dim=1), shown.labels[answered])
     # Of a refused query nothing but the refusal is let out.
     assert bool(torch.isnan(shown.scores[~answered]).all())
+    if make is pate:
+        with pytest.raises(ValueError, match="winner alone"):
+            counting.data_dependent_report(1e-5)
 
 
 test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts = refusals(
@@ -54,35 +72,6 @@ test_a_mechanism_that_is_paid_for_the_winner_alone_shows_no_counts = refusals(
         "release_counts": lambda: PrivateKNN(release_counts="yes"),
     }
 )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"noise": Gaussian(2.0)},
-        {"noise": Laplace(2.0)},
-        {"screening": Screening(6, Gaussian(2.0)), "noise": Gaussian(2.0)},
-    ],
-)
-def test_teachers_show_their_counts_and_then_have_no_data_dependent_figure(given):
-    queries, _ = table(40, seed=1)
-    releases = []
-    for shown in (False, True):
-        brief = LinearTeachers(steps=20, batch_size=8)
-        teacher = PATE(12, brief, release_counts=shown, progress=False, noise_source=SeededNoise(3), **given)
-        teacher.fit(PrivateRecords.of(*table(), 3))
-        ledger = FreeLedger()
-        releases.append((teacher.label(queries, ledger), ledger.rows))
-        if not shown:
-            assert teacher.data_dependent_report(1e-5).epsilon > 0
-        else:
-            with pytest.raises(ValueError, match="winner alone"):
-                teacher.data_dependent_report(1e-5)
-    (hidden, silent), (shown, open_) = releases
-    assert open_ == silent
-    assert torch.equal(shown.labels, hidden.labels)
-    answered = shown.labels >= 0
-    assert torch.equal(shown.scores[answered].argmax(dim=1), shown.labels[answered])
 
 
 def test_counts_of_screened_queries_are_smoothed_over_their_neighbours(tmp_path):

@@ -29,25 +29,34 @@ def records():
     return features.repeat(3, 1), labels.repeat(3)
 
 
-def made(name):
-    return MADE[name](noise_source=SeededNoise(3), noise_multiplier=2.0)
+def made(name, **given):
+    return MADE[name](noise_source=SeededNoise(3), noise_multiplier=2.0, **given)
 
 
-def led(name, parts):
+def led(name, parts, **given):
     """Teachers of shards, whose public features differ in all but the first."""
     features, classes = records()
     public = [table(40, seed=7)[0]]
     for number in range(len(PARTS[parts]) - 1):
         public.append(torch.randn(30, 5, generator=torch.Generator().manual_seed(number)))
-    return Members(lambda: made(name), PARTS[parts], features, labels_for(made(name), classes), 3, public)
+    labels = labels_for(made(name), classes)
+    return Members(lambda: made(name, **given), PARTS[parts], features, labels, 3, public)
 
 
-@EVERY_PART
-@pytest.mark.parametrize("name", MADE)
-def test_released_statistics_are_those_of_one_process(name, parts):
+CENTRED = {"centre": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "given"),
+    [
+        *(("curvature", parts, {}) for parts in PARTS),
+        *((name, "unequal", given) for name in MADE for given in ({}, CENTRED)),
+    ],
+)
+def test_released_statistics_are_those_of_one_process(name, parts, given):
     queries = table(30, seed=5)[0]
-    alone = fitted(made(name), *records())
-    shards, ledgers = led(name, parts), [FreeLedger(), FreeLedger()]
+    alone = fitted(made(name, **given), *records())
+    shards, ledgers = led(name, parts, **given), [FreeLedger(), FreeLedger()]
     members = shards.members
     expected, (found, *others) = alone.label(queries, ledgers[0]), shards.label(queries, ledgers[1])
     # One charge and one draw of noise each, by the first process; sums are in whole numbers.
@@ -58,8 +67,9 @@ def test_released_statistics_are_those_of_one_process(name, parts):
     assert all(torch.equal(other.labels, found.labels) for other in others)
     assert all(member.noisy_sums == {} for member in members[1:])
     for member in members:
-        sums = [taken.noisy for taken in alone.noisy_sums.values()]
-        assert member.shard.group.sent == len(sums) * 8 * sums[0].numel()
+        if given:
+            torch.testing.assert_close(member.centre.offset, alone.centre.offset)
+        assert member.shard.group.sent == sum(8 * taken.noisy.numel() for taken in alone.noisy_sums.values())
 
 
 def break_at(shards, number):

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.ind_knn.engine import unit_rows
-from pl_privknn.privacy import Budget
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from tests.labelers.ind_knn.ind_knn_literal import Literal
 from tests.labelers.ind_knn.ind_knn_setup import (
@@ -144,19 +142,6 @@ def test_budgets_that_can_not_be_written_let_nothing_out(tmp_path, monkeypatch):
     stream.fit_places(ALL)
     assert stream.left(ALL) == left
     assert stream.run.noted(stream.labeler._budgets.topic).startswith("1:")
-
-
-def test_each_ledger_is_paid_though_its_runs_have_one_name(tmp_path):
-    ledgers = [
-        Ledger(tmp_path / f"{name}.sqlite", Budget(delta=delta)) for name, delta in (("a", 1e-5), ("b", 1e-6))
-    ]
-    first, second = (ledger.run("run", []) for ledger in ledgers)
-    for order in ([second], [first, second, first, second]):
-        labeler = teacher(**SETTINGS)
-        labeler.fit(PrivateRecords.of(ROWS, LABELS, C))
-        for run in order:
-            labeler.label(QUERIES, run)
-    assert (first.num_charges, second.num_charges) == (1, 2)
 
 
 # ---------------------------------------------------------------- any sequence of events

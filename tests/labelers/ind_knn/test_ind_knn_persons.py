@@ -14,7 +14,7 @@ from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
-from tests.labelers.ind_knn.ind_knn_setup import C, D, Draws, Together, draws_of, new, rows
+from tests.labelers.ind_knn.ind_knn_setup import C, D, Draws, draws_of, new, rows
 from tests.labelers.ind_knn.ind_knn_setup import teacher as any_teacher
 
 PARAMETERS = IndKNNParameters(0.2, 4.0, 1.5, 0.3, min_count=2.0)
@@ -119,21 +119,6 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     assert labeler.unit == "person"
     assert labeler.label(queries, ledger).labels.tolist() == answers
     np.testing.assert_allclose(labeler.remaining(), predictor.remaining()[1], atol=1e-9)
-
-
-def test_persons_lie_in_shards():
-    features, labels = rows(40)
-    persons, queries = torch.arange(40) // 4, rows(25, seed=4)[0]
-    shards = [(0, 1, np.arange(16)), (16, 1, np.arange(16, 24)), (24, 1, np.arange(24, 40))]
-
-    def teacher():
-        return any_teacher(rho=0.3, sigma1=4.0, soft=True, noise_source=SeededNoise(1))
-
-    alone = teacher()
-    alone.fit(PrivateRecords.of(features, labels, C, owners=persons))
-    together = Together(teacher, shards, features, labels).fit(owners=persons)
-    assert torch.equal(together.ask(queries).labels, alone.label(queries, FreeLedger()).labels)
-    np.testing.assert_allclose(together.left(), alone.remaining(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):

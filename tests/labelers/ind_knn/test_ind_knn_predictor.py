@@ -21,7 +21,7 @@ from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import sqlite_file
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import GaussianDPStream
-from pl_privknn.privacy.noise import SeededNoise, SystemNoise
+from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.testing import FreeLedger
 from tests.labelers.ind_knn.ind_knn_literal import Literal
@@ -221,18 +221,6 @@ def test_an_older_copy_is_found_out_by_the_ledger(tmp_path):
     saved(tmp_path / "q")
     with pytest.raises(PrivateStoreError, match="not hold the budgets from which run 'users' has answered"):
         reopened(tmp_path / "q", ledger=run)
-
-
-@pytest.mark.parametrize("sources", [(SystemNoise(), SeededNoise(3)), (SeededNoise(3), SystemNoise())])
-def test_a_predictor_keeps_to_the_kind_of_its_noise(tmp_path, sources):
-    run = Ledger(tmp_path / "ledger.sqlite").run("users", [])
-    left = saved(tmp_path / "p", ledger=run, noise_source=sources[0])
-    for ledger in (run, None, Ledger(tmp_path / "other.sqlite").run("users", [])):
-        with reopened(tmp_path / "p", ledger=ledger, noise_source=sources[1]) as predictor:
-            with pytest.raises(ValueError, match="noise_source: the noise of this stream came from"):
-                predictor.predict(QUERIES)
-            assert left_of(predictor) == left
-    assert run.num_charges == 1
 
 
 # ---------------------------------------------------------------- crashes

@@ -8,7 +8,7 @@ import torch
 
 from pl_privknn.labelers import FixedThresholds, LearnedThresholds
 from pl_privknn.labelers.attributes import clip_attributes, denoised, single_vote_norms, swapped_vote_norms
-from pl_privknn.neighbors import PoissonNeighbors, PoissonSums
+from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from tests.labelers.multilabel.attributes_setup import attribute_knn
@@ -49,17 +49,6 @@ def test_paper_sensitivity_and_theorem_5():
 
 
 # ---------------------------------------------------------------------------- sums over samples
-
-
-def test_sums_equal_votes_of_one_hot_rows():
-    generator = torch.Generator().manual_seed(1)
-    table, query = torch.randn(400, 3, generator=generator), torch.randn(20, 3, generator=generator)
-    labels = torch.randint(0, 5, (400,), generator=generator)
-    rows = torch.nn.functional.one_hot(labels, 5).double()
-    votes = PoissonNeighbors(table, labels, 5, 30, 0.2)
-    sums = PoissonSums(table, rows, 30, 0.2)
-    counted = votes.votes(votes.rank(query), SeededNoise(3).bernoulli)
-    assert torch.equal(sums.votes(sums.rank(query), SeededNoise(3).bernoulli), counted.double())
 
 
 def test_sums_are_those_of_literal_samples():

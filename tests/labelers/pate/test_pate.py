@@ -1,4 +1,9 @@
+"""PATE: what it releases and charges, one record and one teacher, and the data-dependent report."""
+
 import math
+import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +20,42 @@ from pl_privknn.labelers.pate_training import (
     RandomPartition,
 )
 from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account, read_records
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
-from tests.labelers.pate.pate_setup import FixedVotes, fitted, table
 from tests.setup.refusals import refusals
 from tests.setup.scripted_noise import Quiet
+
+
+class FixedVotes(PATE):
+    """PATE whose teachers vote as they are told."""
+
+    def __init__(self, histograms, **arguments):
+        self.histograms = torch.as_tensor(histograms)
+        super().__init__(num_teachers=int(self.histograms.sum(dim=1).max()), **arguments)
+
+    def votes(self, queries):
+        return self.histograms[: len(queries)]
+
+
+def table(n=300, d=6, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (n,), generator=generator)
+    centres = 2 * torch.randn(classes, d, generator=torch.Generator().manual_seed(99))
+    return centres[labels] + torch.randn(n, d, generator=generator), labels
+
+
+def fitted(n=300, given=None, **arguments):
+    arguments = {
+        "num_teachers": 12, "teachers": LinearTeachers(steps=20, batch_size=8), "noise": Gaussian(2.0),
+        "noise_source": SeededNoise(0), **arguments,
+    }  # fmt: skip
+    pate = PATE(**arguments)
+    pate.fit(PrivateRecords.of(*(table(n) if given is None else given), 3))
+    return pate
+
 
 # ---------------------------------------------------------------------- what is released
 
@@ -171,21 +205,62 @@ def test_a_teacher_that_fails_abstains_and_the_run_stops_where_all_do():
         fitted(n=900, teachers=Fragile(steps=5))
 
 
-def test_empty_parts_abstain_and_the_screening_stays_in_its_range():
-    pate = fitted(
-        n=12, screening=Screening(5, Gaussian(1e-3)), noise=Gaussian(1e-3)
-    )  # 12 records drawn to 12 parts
-    empty = int(pate.trained.empty.sum())
-    assert 0 < empty < 12
-    votes = pate.votes(table(50, seed=1)[0])
-    assert (votes.sum(dim=1) == 12 - empty).all()
-
+def test_the_screening_stays_in_its_range():
     # One vote is left of twelve: screening compares ⌈12/3⌉ = 4, the least that twelve votes can give.
     few = torch.tensor([[1, 0, 0]])
     for threshold, label in ((4, 0), (4.01, -1)):
         bound = PATE(12, noise=Gaussian(1.0), screening=Screening(threshold, Gaussian(1.0))).aggregation(3)
         assert bound.release(1, lambda *_: few, lambda *_: Quiet()).labels.tolist() == [label]
     assert len(fitted().label(torch.zeros(0, 6), FreeLedger()).labels) == 0
+
+
+# ---------------------------------------------------------------------- what stays private
+
+
+def test_pickles_hold_nothing_private():
+    pate = fitted(noise_source=None)
+    pate.label(table(20, seed=1)[0], FreeLedger())
+    copy = pickle.loads(pickle.dumps(pate))
+    assert copy._trained is None
+    assert copy.asked_votes()[0].shape[0] == 0
+    assert copy.plan(3, 3, 3) == pate.plan(3, 3, 3)
+    assert len(pickle.dumps(pate)) < 3_000
+
+
+# ---------------------------------------------------------------------- the papers' figures
+
+
+def test_data_dependent_report_is_conditional_and_below_the_independent_figure():
+    histograms = [(95, 3, 2)] * 60 + [(40, 35, 25)] * 20
+    pate = FixedVotes(
+        histograms, screening=Screening(70, Gaussian(8.0)), noise=Gaussian(12.0), noise_source=SeededNoise(0)
+    )
+    ledger = FreeLedger()
+    released = pate.label(torch.zeros(80, 1), ledger)
+    report = pate.data_dependent_report(1e-5)
+    assert (report.queries, report.answers) == (80, int(released.answered.sum()))
+    assert report.epsilon_independent == account(ledger.rows, delta=1e-5, exact=False).epsilon
+    assert report.epsilon_one_direction <= report.epsilon < 0.7 * report.epsilon_independent
+    # Its noise is seeded here: on top of the condition, nothing is protected.
+    assert report.guarantee == "none"
+    assert "private votes" in report.reason
+    assert "seed" in report.reason
+    assert "private votes" in report.to_dict()["reason"]
+    # Nothing of it went into the ledger.
+    assert {charge.mechanism.kind for charge in ledger.rows} == {"noisy_screening", "gaussian"}
+    torn = FixedVotes([(34, 33, 33)] * 20, noise=Gaussian(12.0), noise_source=SeededNoise(0))
+    torn.label(torch.zeros(20, 1), FreeLedger())
+    report = torn.data_dependent_report(1e-5)
+    independent = rdp.epsilon_improved(rdp.ORDERS, 20 * rdp.ORDERS / 144, 1e-5)
+    assert report.epsilon == pytest.approx(min(independent, report.epsilon_independent))
+    assert PATE(5, noise=Gaussian(1.0)).data_dependent_report(1e-5).epsilon == 0
+
+
+def test_example_of_the_documentation_prints_what_it_says(capsys):
+    page = (Path(__file__).resolve().parents[3] / "docs" / "methods" / "pate.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.split() == re.findall(r"# ([\d.]+)$", code.rstrip())
 
 
 test_bad_input_is_named = refusals(

@@ -1,9 +1,7 @@
 import pytest
 import torch
-from rich.progress import Progress
 from torch import nn
 
-from pl_privknn._progress import progress_bars
 from pl_privknn.labelers.pate_training import CNNTeachers, LinearTeachers, ModuleTeachers
 from tests.setup.refusals import refusals
 
@@ -128,13 +126,3 @@ test_modules_that_do_not_fit_are_refused = refusals(
         "image_shape": lambda: CNNTeachers((28, 28)),
     }
 )
-
-
-def test_progress_bar_also_inside_another_one(monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with Progress(), progress_bars(True) as show:
-        show("training 7 teachers", 50, 100)
-    for number, shown in ((8, True), (9, False)):
-        with progress_bars(shown) as show:
-            show(f"training {number} teachers", 100, 100)
-        assert (f"training {number} teachers" in capsys.readouterr().out) == shown

@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from pl_privknn.auditing.bounds import Scores, audit_scores
 from pl_privknn.labelers.reverse_knn_local import (
     RANDOMIZERS,
     Bloom,
@@ -17,7 +16,6 @@ from pl_privknn.labelers.reverse_knn_local import (
     make_randomizer,
     true_counts,
 )
-from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
 from tests.setup.refusals import refusals
 
@@ -130,29 +128,3 @@ test_bad_arguments_are_named = refusals(
         "epsilon=0": lambda: make_randomizer("collision", 0, Table(2, 2)),
     }
 )
-
-
-def likelihood_scores(drawn, present, noise):
-    """Log-likelihood ratios of messages of one of two records that share nothing, up to a factor."""
-    cell = torch.where(torch.from_numpy(present), 0, 1)[:, None]
-    messages = drawn.randomize(cell, cell, noise)
-    if hasattr(drawn, "bloom"):
-        hits = drawn.bloom.hits_of(messages, 4)
-        return (hits[:, 0].double() - hits[:, 3].double()).numpy()
-    return (messages[:, 0] - messages[:, 3]).double().numpy()
-
-
-@pytest.mark.parametrize("name", ["randomized_response", "collision"])
-def test_an_attack_on_messages_measures_the_stated_epsilon_and_finds_half_the_noise(name):
-    table = Table(2, 2)
-    honest, careless = make_randomizer(name, 1.0, table), make_randomizer(name, 2.0, table)
-    present = np.random.default_rng(5).random(20_000) < 0.5
-    for drawn, violated in ((honest, False), (careless, True)):
-        seen = Scores("messages", present, likelihood_scores(drawn, present, SeededNoise(5)))
-        result = audit_scores(
-            "messages", seen, [Charge(honest.mechanism)], delta=1e-5, adjacency="replace_one"
-        )
-        # Each verdict errs with probability 0.001 at most.
-        assert result.violated == violated
-        if not violated:
-            assert 0.7 < result.epsilon_lower <= 1.0

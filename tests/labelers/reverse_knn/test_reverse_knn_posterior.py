@@ -69,11 +69,6 @@ def test_order_of_scores_is_kept_and_rows_without_counts_are_no_trouble():
         assert bool((sorted_.diff() >= -1e-12).all())
 
 
-def test_nonnegative_shares():
-    shares = nonnegative_shares(torch.tensor([[3.0, 1.0, -2.0], [-1.0, -2.0, 0.0]]))
-    assert shares.tolist() == [[0.75, 0.25, 0.0], [1 / 3, 1 / 3, 1 / 3]]
-
-
 test_bad_arguments_are_named = refusals(
     {
         "deviation": lambda: class_posterior(torch.ones(2, 3), 0.0),

@@ -148,8 +148,6 @@ def made(cls, **given):
 
 test_bad_arguments_are_named = refusals(
     {
-        "no noise is set": lambda: LocalReverseKNN().plan(3, 3, 3),
-        "adjacency='add_remove': senders": made(LocalReverseKNN, adjacency="add_remove"),
         "randomizer='shares'": made(LocalReverseKNN, randomizer="shares"),
         "num_clients=1": made(ShuffledReverseKNN, num_clients=1),
         "delta=2": made(ShuffledReverseKNN, num_clients=10, delta=2.0),

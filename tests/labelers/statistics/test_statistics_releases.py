@@ -123,7 +123,6 @@ def test_other_features_in_a_later_round_are_refused():
 
 test_bad_arguments_are_named = refusals(
     {
-        "no noise is set": lambda: SufficientStatistics().plan(5, 5, 3),
         "give exactly one": lambda: SufficientStatistics(Budget(epsilon=1.0), noise_multiplier=2.0),
         "fit='median'": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), fit="median"),
         "private_records=0": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), private_records=0),
