@@ -63,15 +63,6 @@ def test_parts_change_nothing(monkeypatch, name, rows):
     assert torch.equal(found, wanted)
 
 
-def test_indices_take_as_little_room_as_they_can(monkeypatch):
-    assert torch.iinfo(torch.int32).max == search._ROWS_OF_A_PART
-    assert nearest(QUERIES, TABLE, 3).dtype == torch.int32
-    monkeypatch.setattr(search, "_ROWS_OF_A_PART", len(TABLE))
-    assert nearest(QUERIES, TABLE, 3).dtype == torch.int32
-    monkeypatch.setattr(search, "_ROWS_OF_A_PART", len(TABLE) - 1)
-    assert nearest(QUERIES, TABLE, 3).dtype == torch.int64
-
-
 def test_records_of_a_later_part_are_checked_too(monkeypatch):
     monkeypatch.setattr(search, "_ROWS_OF_A_PART", 50)
     broken = TABLE.clone()

@@ -83,27 +83,6 @@ def test_a_record_votes_at_most_once_and_the_nearest_first(length):
     assert (np.abs(votes.double().mean(0).numpy() - probability) < 4.5 * deviation).all()
 
 
-def test_only_short_queries_are_extended():
-    table, labels = torch.arange(40, dtype=torch.float32)[:, None], torch.arange(40)
-    shapes = []
-
-    def coins(shape, probability):
-        shapes.append(tuple(shape))
-        drawn = torch.ones(shape, dtype=torch.bool)
-        if len(shapes) == 1:
-            drawn[1, 2:] = False  # the second query gets two of its five at first
-        return drawn
-
-    neighbors = PoissonNeighbors(table, labels, 40, 5, 0.5, list_length=5)
-    votes = neighbors.votes(neighbors.rank(torch.tensor([[-1.0], [100.0], [-1.0]])), coins)
-    assert shapes == [(3, 5), (1, 5)]
-    assert [row.nonzero()[:, 0].tolist() for row in votes] == [
-        [0, 1, 2, 3, 4],
-        [32, 33, 34, 38, 39],  # ranks 0 and 1, then the first three beyond the list
-        [0, 1, 2, 3, 4],
-    ]
-
-
 def test_calls_use_fresh_coins_and_lists_are_long_enough():
     table, labels = _table(2000), torch.arange(2000) % 3
     neighbors = PoissonNeighbors(table, labels, 3, 50, 0.15)
