@@ -16,12 +16,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from pl_privknn.features import Pixels
-from pl_privknn.federated import FederatedRound, Shuffler, client_app, new_key, run_round, server_app
-from pl_privknn.labelers import LocalReverseKNN, ShuffledReverseKNN
+from pl_privknn.federated import Shuffler, client_app, new_key, server_app
+from pl_privknn.labelers import ShuffledReverseKNN
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
-from tests.federated.federated_setup import Wire, asked, client
+from tests.federated.federated_setup import asked, client
 
 
 @pytest.fixture(autouse=True)
@@ -115,24 +115,6 @@ def epsilon(folder):
         ledger.close()
 
 
-@pytest.mark.parametrize("name", ["randomized_response", "collision"])
-def test_local_counts_of_four_nodes_are_those_of_the_same_round_in_one_process(tmp_path, name, monkeypatch):
-    # A name that does not tell ledgers apart, so that both rounds toss the same coins.
-    request = FederatedRound.request
-    monkeypatch.setattr(FederatedRound, "request", lambda config, origin: request(config, ""))
-    labeler = LocalReverseKNN(
-        budget=Budget(epsilon=2.0, adjacency="replace_one"), randomizer=name, noise_source=SeededNoise(1)
-    )
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    there.mkdir()
-    carried(lambda node: client(there, node), asked(there, labeler))
-    one = run_round(asked(here, labeler), Wire({node: client(here, node) for node in range(4)}))
-    assert torch.equal(stored(there)["scores"], one.scores)
-    assert torch.equal(stored(there)["labels"], one.labels)
-    assert epsilon(there) == epsilon(here)
-
-
 def test_shuffled_counts_go_through_sealed_envelopes(tmp_path):
     private, public = new_key()
 
@@ -150,17 +132,6 @@ def test_shuffled_counts_go_through_sealed_envelopes(tmp_path):
     # Estimates of one message a record add up, but for their noise, to the records.
     assert scores.sum() == pytest.approx(120, abs=6 * config.message().deviation(120) * 12**0.5)
     assert epsilon(tmp_path) <= 1.0
-
-
-def test_an_error_on_a_node_leaves_nothing_of_it(tmp_path, caplog):
-    def broken(context):
-        raise RuntimeError("label 7 of Ann")
-
-    grid = MemoryGrid(client_app(broken), {0: "answers"})
-    with pytest.raises(ValueError, match="0 are clients"):
-        server_app(asked(tmp_path), timeout=1.0)(grid, Context(1, 0, {}, RecordDict(), {}))
-    (left_out,) = [text for text in caplog.messages if "left out" in text]
-    assert left_out == "node 0 is left out: an error on the node; its own log has it"
 
 
 def test_a_server_waits_for_its_nodes_and_says_so_where_they_do_not_come(tmp_path):
