@@ -20,6 +20,7 @@ TEACHERS = {
     ),
     "votes": lambda: PrivateKNN(k=30, noise=Gaussian(10)),
     "reverse kNN": lambda: ReverseKNN(budget=Budget(1.0, 1e-4)),
+    "votes of partitions": lambda: PATE(num_teachers=10, noise=Gaussian(4.0)),
     "sums of gradients": lambda: PreconditionedGradients(budget=Budget(1.0, 1e-4)),
 }
 
@@ -126,10 +127,3 @@ def test_a_release_that_it_does_not_know_is_refused(tmp_path, recomputed):
     path, _ = ledger(tmp_path, ([Charge(NegativeBinomial(50.0, 0.9))], []), adjacency="replace_one")
     with pytest.raises(SystemExit, match="negative_binomial: dp_accounting has no such release"):
         recomputed(path)
-
-
-def test_students_of_partitions(tmp_path, recomputed):
-    teacher = PATE(num_teachers=10, noise=Gaussian(4.0))
-    labeling, _ = fit_student(tmp_path, teacher, noise=0.1, queries_per_round=20, delta=1e-4)
-    epsilon, _ = recomputed(tmp_path / "run")
-    assert labeling.epsilon <= epsilon <= 1.001 * labeling.epsilon

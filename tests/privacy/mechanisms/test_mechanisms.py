@@ -11,7 +11,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as dp_rdp
 from scipy import integrate, stats
 
 from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.accounting.accountant import account, epsilon_for_delta
+from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import (
     Charge,
@@ -128,17 +128,6 @@ def test_a_fixed_total_is_one_gaussian_release():
     assert epsilon_for_delta([Charge(GaussianDPStream(0.25), 4)], 1e-5) == pytest.approx(
         pld.gaussian_epsilon(0.5, 1e-5), rel=1e-9
     )
-
-
-def test_a_conditional_part_makes_the_total_conditional_and_is_named():
-    gaussian = Gaussian(40.0, math.sqrt(2))
-    plain = [Charge(Gaussian(9.0), 2), Charge(gaussian, 286)]
-    marked = [plain[0], Charge(Conditional(gaussian, "the partition is fixed beforehand"), 286)]
-    report, reference = (account(charges, delta=1e-5, exact=False) for charges in (marked, plain))
-    assert report.epsilon == pytest.approx(reference.epsilon, rel=1e-12)
-    assert (reference.guarantee, reference.reason) == ("unconditional", "")
-    assert (report.guarantee, report.conditional) == ("conditional", ("gaussian",))
-    assert report.reason == "gaussian: the partition is fixed beforehand"
 
 
 def test_the_curve_of_a_family_is_the_dearest_pair_in_the_dearer_direction():
