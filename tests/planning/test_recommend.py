@@ -13,7 +13,6 @@ import yaml
 from PIL import Image
 from sklearn.decomposition import PCA
 
-import pl_privknn
 from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, PublicFeatures, SupervisedStudent, recommend
 from pl_privknn._checks import at_most
 from pl_privknn.cli.main import main
@@ -52,14 +51,9 @@ def table(tmp_path, monkeypatch):
     return parts
 
 
-@pytest.mark.long("images")
-@pytest.mark.parametrize("kind", ["embeddings", "images"])
-def test_a_validation_set_stands_in_for_private_records(kind, tmp_path):
+def test_a_validation_set_stands_in_for_private_records(tmp_path):
     parts = embeddings({"private": 40, "public": 120, "test": 40, "val": 100}, width=64)
     del parts["public_truth"]
-    for name in [name for name in parts if name.endswith("embeddings") and kind == "images"]:
-        part = name.removesuffix("embeddings")
-        parts[f"{part}images"] = (1 / (1 + np.exp(-parts.pop(name)))).reshape(-1, 8, 8)
     np.savez(tmp_path / "own.npz", **parts)
     found = recommend(tmp_path / "own.npz", epsilon=1.0, private_records=400)
     assert "Simulation with 100 labelled public examples" in " ".join(found.reasons)
@@ -322,23 +316,6 @@ def test_init_writes_what_costs_no_more_than_epsilon_and_reads_nothing_private(e
     assert "already exists" in capsys.readouterr().err
 
 
-def test_a_data_module_of_ones_own_arrays_is_recommended_for_and_trains(tmp_path):
-    import pytorch_lightning as pl
-
-    data = EmbeddingsDataModule(
-        **embeddings({"private": 600, "public": 120, "test": 100}), num_classes=4, batch_size=32
-    )
-    found = pl_privknn.recommend(data, epsilon=1.0, private_records=600)
-    assert "data" not in found.config  # arrays can't be said in a configuration
-    assert found.expected is not None
-    student, labeling = found.build(data)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(max_epochs=10, callbacks=[labeling], default_root_dir=tmp_path, **quiet)
-    trainer.fit(student, data)
-    assert 0 < labeling.epsilon <= 1
-    assert trainer.test(student, data, verbose=False)[0]["test/accuracy"] >= 0.9
-
-
 def images(folder, counts, side=24):
     draw = np.random.default_rng(0)
     for part, count in counts.items():
@@ -404,14 +381,6 @@ def test_bad_folders_get_one_line(photos, capsys):
     for file in photos.glob("public/**/*.png"):
         file.unlink()
     assert "there are no images in public/" in refused(capsys, "--data", "own")
-
-
-def test_a_fit_that_fails_before_it_asks_leaves_no_folder(table, capsys):
-    words = ["fit", "--data", "own", "--epsilon", "2", "--private-records", "600", "--run_dir", "mine"]
-    np.save("own/private_labels.npy", np.full_like(table["private_labels"], 77))
-    assert main(words) == 2
-    assert "private_labels: some labels lie outside" in capsys.readouterr().err
-    assert not Path("mine").exists()
 
 
 def test_an_interrupted_fit_says_what_is_spent_and_goes_on_in_its_folder_alone(table, monkeypatch, capsys):
@@ -518,16 +487,6 @@ def one_table(place, draw):
     return place, ["--text", "text", "--label", "label", "--person", "customer"]
 
 
-def one_folder(place, draw):
-    for name, low in (("bright", 180), ("dark", 0)):
-        (place / name).mkdir(parents=True)
-        for number in range(300):
-            ramp = np.sort(draw.integers(low, low + 75, (12, 12), dtype=np.uint8), axis=1 if low else 0)
-            Image.fromarray(ramp).save(place / name / f"{number}.png")
-    (place / "dark" / "cut.png").write_bytes((place / "dark" / "0.png").read_bytes()[:50])
-    return place, []
-
-
 def one_pair(place, draw):
     place.mkdir()
     labels = np.arange(600) % 3
@@ -536,24 +495,12 @@ def one_pair(place, draw):
     return place, []
 
 
-@pytest.mark.long("one_folder")
-@pytest.mark.parametrize("made", [one_table, one_folder, one_pair])
+@pytest.mark.parametrize("made", [one_table, one_pair])
 def test_one_labelled_part_gives_a_model_and_its_paid_accuracy(made, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     place, words = made(tmp_path / "mine", np.random.default_rng(0))
-    asked = [
-        "fit",
-        "--data",
-        str(place),
-        "--epsilon",
-        "2",
-        "--private-records",
-        "600",
-        "--run_dir",
-        "run",
-        *words,
-    ]
-    assert main([*asked, "--trainer.enable_progress_bar", "false"]) == 0
+    asked = f"fit --data {place} --epsilon 2 --private-records 600 --run_dir run".split()
+    assert main([*asked, *words, "--trainer.enable_progress_bar", "false"]) == 0
     found = json.loads(Path("run/summary.json").read_text())
     assert found["epsilon"] <= 2
     assert found["holdout_epsilon"] <= 2
