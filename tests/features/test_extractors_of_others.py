@@ -59,12 +59,6 @@ def label(folder, features, student=None):
     return labeling, table.vectors, data.private.images()
 
 
-def refused(folder, features, match):
-    with pytest.raises(ValueError, match=match):
-        label(folder, features)
-    assert not (folder / "run" / "ledger.sqlite").exists()  # before anything was planned or paid
-
-
 def standardizing(images):
     flat = images.flatten(1)
     return (flat - flat.mean(0)) / flat.std(0)
@@ -142,45 +136,41 @@ def seeded(make):
     return make()
 
 
-def test_batch_norm_in_training_mode_is_refused(tmp_path):
-    network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten())
-    refused(
-        tmp_path,
-        network,
-        r"layer '0' \(BatchNorm2d\) of Sequential would mix the images of a batch.*\.eval\(\)",
-    )
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: standardizing,
-        Standardizing,
-        lambda: AmongOthers().eval(),
-        lambda: BackboneFeatures(AmongOthers()),
-        lambda: [[Pixels(), Standardizing()]],
-        lambda: JoinedFeatures([Standardizing(), Pixels()]),
-        lambda: CachedFeatures(Standardizing()),
-        lambda: Resized(Standardizing(), 16),
-        lambda: PublicPCA(Standardizing(), 6),
-    ],
-)
-def test_an_extractor_that_mixes_a_batch_is_refused(tmp_path, make):
-    refused(tmp_path, seeded(make), "another vector alone than among others")
-
-
-def test_statistics_that_a_function_updates_are_refused(tmp_path):
+def with_statistics():
+    """A function that updates statistics of its own layer."""
     norm = nn.BatchNorm2d(1, affine=False)
 
     def function(images):  # of one image alone they are those of many
         spread, mean = torch.std_mean(images, dim=(2, 3), keepdim=True, correction=0)
         return norm((images - mean) / spread).flatten(1)
 
-    refused(tmp_path, function, "changes its own tensors.*eval")
+    return function
 
 
-def test_other_shapes_than_vectors_are_refused(tmp_path):
-    refused(tmp_path, nn.Identity(), r"Identity returned \(32, 1, 8, 8\) for 32 images; expected \(n, d\)")
+MIXES = "another vector alone than among others"
+REFUSED = [
+    (lambda: standardizing, MIXES),
+    (lambda: AmongOthers().eval(), MIXES),
+    (lambda: BackboneFeatures(AmongOthers()), MIXES),
+    (lambda: [[Pixels(), Standardizing()]], MIXES),
+    (lambda: JoinedFeatures([Standardizing(), Pixels()]), MIXES),
+    (lambda: CachedFeatures(Standardizing()), MIXES),
+    (lambda: Resized(Standardizing(), 16), MIXES),
+    (lambda: PublicPCA(Standardizing(), 6), MIXES),
+    (
+        lambda: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten()),
+        r"layer '0' \(BatchNorm2d\) of Sequential would mix the images of a batch.*\.eval\(\)",
+    ),
+    (with_statistics, "changes its own tensors.*eval"),
+    (nn.Identity, r"Identity returned \(32, 1, 8, 8\) for 32 images; expected \(n, d\)"),
+]
+
+
+@pytest.mark.parametrize(("make", "match"), REFUSED)
+def test_an_extractor_that_mixes_a_batch_is_refused_before_anything_is_paid(tmp_path, make, match):
+    with pytest.raises(ValueError, match=match):
+        label(tmp_path, seeded(make))
+    assert not (tmp_path / "run" / "ledger.sqlite").exists()
 
 
 @pytest.mark.parametrize("make", [OfLightning, timm_network])
@@ -213,19 +203,16 @@ def test_a_student_of_others_gives_its_own_vectors_under_the_same_guarantee(tmp_
     assert type(student.fitted) is torch.Tensor  # a trace leaves nothing in the student
 
 
-def test_a_function_sees_one_private_image_at_a_time(tmp_path):
-    labeling, found, images = label(tmp_path, moved_in_large_batches)
-    assert labeling.guarantee == "unconditional"
-    assert torch.equal(found, images.flatten(1))
+def writing(images):
+    """Writes in place, which ``vmap`` does not take."""
+    made = torch.zeros(len(images), 64)
+    made[:, :] = images.flatten(1)
+    return made
 
 
-def test_a_graph_that_vmap_does_not_take_gets_one_image_at_a_time(tmp_path):
-    def writing(images):
-        made = torch.zeros(len(images), 64)
-        made[:, :] = images.flatten(1)
-        return made
-
-    labeling, found, images = label(tmp_path, writing)
+@pytest.mark.parametrize("features", [moved_in_large_batches, writing])
+def test_a_function_sees_one_private_image_at_a_time(tmp_path, features):
+    labeling, found, images = label(tmp_path, features)
     assert labeling.guarantee == "unconditional"
     assert torch.equal(found, images.flatten(1))
 
@@ -351,15 +338,3 @@ def test_noisy_sgd_states_what_its_extractor_rests_on(tmp_path):
         "Branching computes a vector from one example alone"
         in module.private_training.run.reports()[0].reason
     )
-
-
-def test_noisy_sgd_shows_an_extractor_no_private_batch(tmp_path):
-    seen = []
-
-    class Noting(Extractor):
-        def __call__(self, images):
-            seen.append(len(images))
-            return images.flatten(1)
-
-    train(tmp_path, Noting())
-    assert max(seen) <= 40  # as many as there are public images; 90 are private
