@@ -58,20 +58,6 @@ def test_students_learn_the_digits_on_features(tmp_path, kind):
     assert quiet.validate(student, data, verbose=False)[0]["val/accuracy"] > 0.8
 
 
-class Counted(PublicPCA):
-    shown = 0
-
-    def __call__(self, images):
-        type(self).shown += len(images)
-        return super().__call__(images)
-
-
-def test_public_images_become_vectors_once_a_fit(tmp_path):
-    student, data = make(extractor=Counted(HOG(), 12)), labelled_digits()
-    trainer(tmp_path, max_epochs=3).fit(student, data)
-    assert Counted.shown == len(data.public)
-
-
 def test_a_resumed_fit_trains_on_what_the_checkpoint_learned(tmp_path):
     student, data = make(), labelled_digits()
     fit = trainer(tmp_path)

@@ -146,16 +146,3 @@ def test_decay_leaves_biases_and_norms_alone():
     assert all(
         torch.equal(value, before[n]) for n, value in module.network.named_parameters() if n not in matrices
     )
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-def test_optimizers_by_name(kind):
-    given = {"lr": 0.3, "momentum": 0.8, "weight_decay": 0.01, "scheduler": "none"}
-    choice = {"optimizer": kind.__name__.lower(), **given}
-    module = SupervisedStudent(image_size=8, ema_decay=0.9, optimization=choice)
-    built = module.configure_optimizers()
-    (group,) = built.param_groups
-    assert type(built) is kind
-    assert (group["lr"], group["weight_decay"]) == (0.3, 0.01)
-    assert (group["momentum"] if kind is torch.optim.SGD else group["betas"][0]) == 0.8
-    assert {id(p) for p in group["params"]} == {id(p) for p in module.network.parameters()}
