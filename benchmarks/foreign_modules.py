@@ -337,12 +337,15 @@ def _trial(name: str) -> dict[str, Any]:
     (module, data), (untrained, same) = CASES[name](), CASES[name]()
     untrained.load_state_dict(module.state_dict())
     replaced = name != _REFUSED
+    if not isinstance(data, DataLoader):
+        data.setup("fit")
+    loader = data if isinstance(data, DataLoader) else data.train_dataloader()
     training = PrivateTraining(
         Budget(epsilon=EPSILON, delta=DELTA),
         expected_batch_size=BATCH,
         private_records=RECORDS,
         replace_batch_norm=replaced,
-        options=TrainingOptions(reads_alone=True, noise_source=SeededNoise(0)),
+        options=TrainingOptions(reads_alone=True, example=loader.dataset[0], noise_source=SeededNoise(0)),
     )
     # The package whose Trainer takes it.
     lightning = pl if isinstance(module, pl.LightningModule) else importlib.import_module("lightning.pytorch")

@@ -109,7 +109,7 @@ def has_one_structure(dataset: Any) -> bool:
         >>> has_one_structure(Subset(TensorDataset(torch.rand(5, 2)), [0, 1])), has_one_structure([(1, 2), (1, 2)])
         (True, False)
     """
-    found = set()
+    found: set[Any] = set()
     for leaf, _ in leaves_of(dataset):
         if type(leaf) is TensorDataset:
             found.add(tuple((part.shape[1:], part.dtype) for part in leaf.tensors))

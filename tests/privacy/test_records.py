@@ -88,10 +88,14 @@ def test_parts_of_one_table_that_do_not_overlap_are_records(tmp_path):
     ],
 )
 def test_records_that_code_of_others_reads_are_a_condition_unless_it_is_declared(make, reader, tmp_path):
-    callback = train(tmp_path / "a", Data(make()))
+    example = tuple(part[0] for part in TABLE.tensors)
+    callback = train(tmp_path / "a", Data(make()), example=example)
     assert callback.guarantee == "conditional"
     assert callback.privacy_summary()["reason"] == f"reading a record uses that record alone ({reader})"
-    assert train(tmp_path / "b", Data(make()), reads_alone=True).guarantee == "unconditional"
+    assert train(tmp_path / "b", Data(make()), reads_alone=True, example=example).guarantee == "unconditional"
+    callback = train(tmp_path / "c", Data(make()), reads_alone=True)
+    assert callback.guarantee == "conditional"
+    assert callback.privacy_summary()["reason"] == "the structure of the first record is public"
 
 
 def test_validating_or_testing_on_the_private_records_is_refused(tmp_path):
