@@ -1,11 +1,14 @@
 """Searches, assignments and extractors on another device than the CPU: the same answers, to the last bit.
 
-The device is pretended, see ``pretend_device``: tensors of two devices that meet are an error, as on a real one.
+The device is pretended: tensors "on cuda" lie on the CPU, and refuse to meet those that say so, as on a real one.
 """
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_arguments import device_of
@@ -20,8 +23,56 @@ from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 from tests.labelers.multilabel.attributes_setup import attribute_reverse_knn
-from tests.labelers.pretend_device import CPU, CUDA, PretendedDevice
 from tests.setup.small_fit import fit_student
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+# May take tensors of two devices: what is copied from, and what indexes.
+_MAY_MIX = ("copy_", "__getitem__", "__setitem__")
+_MOVES = ("to", "cpu")
+_PRODUCTS = ("addmm", "mm", "matmul", "__matmul__")
+
+
+class Elsewhere(Tensor):
+    """A tensor of the pretended device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class PretendedDevice(TorchFunctionMode):
+    """While it is entered, ``"cuda"`` works as a device that has float64, and counts what was multiplied there."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        there = any(isinstance(tensor, Elsewhere) for tensor in tensors)
+        if function == torch.Tensor.device.__get__:
+            return CUDA if there else CPU
+        if there and name in ("numpy", "__array__"):
+            raise TypeError("can't convert a tensor of another device to numpy")
+        if there and name not in (*_MOVES, *_MAY_MIX):
+            assert all(isinstance(tensor, Elsewhere) or tensor.ndim == 0 for tensor in tensors), (
+                f"{name} mixes devices"
+            )
+        self.products += there and name in _PRODUCTS
+        named = [
+            kwargs.pop("device", None),
+            *(arg for arg in args[1:] if isinstance(arg, torch.device | str)),
+        ]
+        if name == "cpu" or (name == "to" and named[-1] is not None):
+            there = name == "to" and torch.device(named[-1]).type == "cuda"
+            args = tuple(CPU if isinstance(arg, torch.device | str) else arg for arg in args)
+        elif named[0] is not None:
+            there = torch.device(named[0]).type == "cuda"
+        args, kwargs = tree_map_only(Elsewhere, lambda tensor: tensor.as_subclass(Tensor), (args, kwargs))
+        result = function(*args, **kwargs)
+        return tree_map_only(
+            Tensor, lambda tensor: tensor.as_subclass(Elsewhere if there else Tensor), result
+        )
 
 
 def drawn(*shape, seed=0):

@@ -8,12 +8,7 @@ import functools
 import pytest
 import torch
 
-from pl_privknn.labelers import (
-    PreconditionedGradients,
-    PrivateKNN,
-    ReverseKNN,
-    SufficientStatistics,
-)
+from pl_privknn.labelers import PreconditionedGradients, PrivateKNN, ReverseKNN, SufficientStatistics
 from pl_privknn.privacy import Budget
 from pl_privknn.testing.distances import moves
 from pl_privknn.testing.observe import ObservedRun

@@ -1,3 +1,8 @@
+"""Private-kNN: the literal algorithm, and counts of screened tables in the accounted family."""
+
+import functools
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -5,10 +10,11 @@ from scipy import stats
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.private_knn import PrivateKNN, Screening
-from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
+from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 from tests.setup.refusals import refusals
+from tests.setup.scripted_noise import Quiet
 
 
 def literal_private_knn(features, labels, query, *, k, rate, threshold, sigma1, sigma2, c, rng):
@@ -61,22 +67,61 @@ def _fitted(labeler, n=60, c=3):
     return labeler
 
 
-@pytest.mark.parametrize("noise", [Laplace(scale=0.01), ExponentialArgmax(scale=0.01), Gaussian(sigma=0.01)])
-def test_little_noise_gives_the_plain_majority(noise):
-    labeler = _fitted(PrivateKNN(9, 1.0, None, noise, SeededNoise(0)))
-    queries = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
-    votes = labeler._neighbors.votes(labeler._neighbors.rank(queries))
-    first, second = votes.sort(dim=1, descending=True).values[:, :2].T
-    assert (first > second).sum() > 15
-    found = labeler.label(queries, FreeLedger()).labels
-    assert torch.equal(found[first > second], votes.argmax(1)[first > second])
+# ------------------------------------------------------------------- tables of screening without sampling
+
+K, CLASSES = 7, 3
+
+
+@functools.cache
+def compared(largest, rate):
+    """The count that the screening compares, found from the thresholds that it passes without noise."""
+    most = torch.tensor([largest])
+    passed = [
+        bool(NoisyScreening(K, threshold, 1.0, CLASSES, rate).passes(most, Quiet()))
+        for threshold in range(1, K + 1)
+    ]
+    assert passed == sorted(passed, reverse=True)
+    return sum(passed)
+
+
+def test_counts_of_all_neighbouring_tables_lie_in_the_family():
+    # Votes of tables of any size: at most k records vote; a further one comes, or takes another one's place.
+    everything = [v for v in itertools.product(range(K + 1), repeat=CLASSES) if sum(v) <= K]
+    lowest = -(-K // CLASSES)
+    for votes in everything:
+        here = compared(max(votes), 1.0)
+        assert lowest <= here <= K
+        for entering, leaving in itertools.product(range(CLASSES), [None, *range(CLASSES)]):
+            there = list(votes)
+            there[entering] += 1
+            if leaving is not None:
+                there[leaving] -= 1
+            if min(there) >= 0 and sum(there) <= K:
+                assert abs(compared(max(there), 1.0) - here) <= 1
+
+
+def test_a_sample_may_hold_fewer_records_and_its_counts_stay():
+    assert [compared(count, 0.5) for count in range(K + 1)] == list(range(K + 1))
+
+
+def test_more_than_k_records_are_wanted_for_screening_without_sampling():
+    def fit(records, screening, rate=1.0):
+        labels = torch.arange(records) % CLASSES
+        PrivateKNN(K, rate, screening).fit(PrivateRecords.of(torch.randn(records, 2), labels, CLASSES))
+
+    screening = Screening(4, Gaussian(1.0))
+    for records in (K - 1, K):
+        with pytest.raises(ValueError, match="more than k private records"):
+            fit(records, screening)
+    fit(K + 1, screening)
+    fit(K, None)
+    fit(K - 1, screening, rate=0.5)
 
 
 test_bad_arguments_are_named = refusals(
     {
         r"sampling_rate=1\.5": lambda: PrivateKNN(10, 1.5),
         r"screening\.threshold=11": lambda: PrivateKNN(10, 0.5, Screening(11, Gaussian(1.0))),
-        "sigma=-1": lambda: Screening(5, Gaussian(-1)),
         r"l2_sensitivity=0\.5": lambda: PrivateKNN(10, 0.5, noise=Gaussian(1.0, l2_sensitivity=0.5)),
         "be added to votes": lambda: PrivateKNN(10, 0.5, noise=NoisyScreening(10, 5, 1.0, 3)),
         "fewer than k=100": lambda: _fitted(PrivateKNN(100, 1.0, noise=Gaussian(sigma=1.0))),

@@ -179,13 +179,12 @@ class Together:
     def each(self, work):
         return self.threads.run([functools.partial(work, member) for member in self.members])
 
-    def fit(self, numbers=None, owners=None):
+    def fit(self, numbers=None):
         for member, (_, _, places) in zip(self.members, self.shards, strict=True):
             records = PrivateRecords.of(
                 self.rows[places],
                 self.labels[places],
                 C,
-                owners=None if owners is None else owners[places],
                 ids=None if numbers is None else torch.as_tensor(numbers[places]),
                 shard=member.shard,
                 examples=self.rows[places],

@@ -142,13 +142,3 @@ def test_the_ledger_the_file_and_messages_name_the_unit(tmp_path):
             again.add([4], *rows(1))
         with pytest.raises(ValueError, match="some records have no owner"):
             again.add([4], *rows(1), persons=[-1])
-    records = Ledger(tmp_path / "records.sqlite").run("users", [])
-    refused = new(PARAMETERS, unit="person", ledger=records)
-    refused.add([1], *rows(1), persons=[7])
-    with pytest.raises(ValueError, match="units are never composed"):
-        refused.predict(rows(1)[0])
-    labeler = any_teacher(rho=0.3, state_dir=tmp_path / "state")
-    labeler.fit(PrivateRecords.of(*rows(12), C, owners=torch.arange(12)))
-    labeler.label(rows(3)[0], FreeLedger())
-    with pytest.raises(ValueError, match="belong to numbers of persons, and now come digests"):
-        labeler.fit(PrivateRecords.of(*rows(12), C))

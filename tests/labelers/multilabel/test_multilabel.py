@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.datamodules import LabeledImages, PublicDataset, TensorImages
-from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.pate_training import ClassBalancedPartition
@@ -41,34 +40,15 @@ def clusters(per_cluster=60, seed=0):
 # ---------------------------------------------------------------------------- the label store and a fit
 
 
-class Clusters(PrivatePublicDataModule):
-    """2×1 images whose pixels are the features of :func:`clusters`."""
-
-    def __init__(self, **kwargs):
-        names = {"class_names": "abcde", "task": "multilabel", "overlap": "ignore"}
-        super().__init__(num_classes=5, image_shape=(1, 2, 1), **names, **kwargs)
-
-    @staticmethod
-    def images(features):
-        return TensorImages(((features + 4) / 17).clamp(0, 1).view(-1, 1, 2, 1))
-
-    def load_private(self):
-        features, labels, _, _ = clusters()
-        self.private_groups = torch.arange(len(labels))
-        return LabeledImages(self.images(features), labels, 5, task="multilabel")
-
-    def load_public(self):
-        _, _, queries, truth = clusters()
-        truth = truth.clone()
-        truth[::7, 2] = -1
-        return PublicDataset(self.images(queries), 5, truth, task="multilabel")
-
-    def load_test(self):
-        _, _, queries, truth = clusters(seed=1)
-        return LabeledImages(self.images(queries), truth, 5, task="multilabel")
-
-
-def fit(folder, labeler, data=None):
+def fit(folder, labeler):
+    features, labels, queries, truth = clusters()
+    truth[::7, 2] = -1
+    _, _, tested, of_tested = clusters(seed=1)
+    data = EmbeddingsDataModule(
+        private_embeddings=features, private_labels=labels, public_embeddings=queries, public_truth=truth,
+        test_embeddings=tested, test_labels=of_tested, num_classes=5, class_names=list("abcde"),
+        task="multilabel", batch_size=16,
+    )  # fmt: skip
     callback = PrivateLabeler(
         labeler, rounds=2, epochs_per_round=1, queries_per_round=30, run_dir=folder, options={"progress": False},
         features=torch.nn.Flatten(), budget={"delta": 1e-5},
@@ -77,8 +57,7 @@ def fit(folder, labeler, data=None):
         torch.nn.Flatten(), torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 5)
     )
     student = SupervisedStudent(network=network, num_classes=5, task="multilabel", optimization={"lr": 0.05})
-    run = trainer_of(folder, max_epochs=2, callbacks=[callback] if labeler else [])
-    data = data or Clusters(batch_size=16)
+    run = trainer_of(folder, max_epochs=2, callbacks=[callback])
     run.fit(student, data)
     return callback, data, run, student
 

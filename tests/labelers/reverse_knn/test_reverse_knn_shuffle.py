@@ -9,12 +9,7 @@ from scipy import stats
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import LocalReverseKNN, ReverseKNN, ShuffledReverseKNN
-from pl_privknn.labelers.reverse_knn_local import (
-    MultiMessage,
-    SingleMessage,
-    Table,
-    true_counts,
-)
+from pl_privknn.labelers.reverse_knn_local import MultiMessage, SingleMessage, Table, true_counts
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger

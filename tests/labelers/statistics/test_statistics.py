@@ -1,5 +1,6 @@
-"""Teachers that release statistics: cost, noise and public fits."""
+"""Teachers that release statistics: cost, noise, public fits, and one release for all rounds."""
 
+import contextlib
 import copy
 import math
 
@@ -11,12 +12,24 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.features import HOG, Pixels
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.labelers.statistics import TARGETS, fit_least_squares, fit_maximum_likelihood
+from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
+from pl_privknn.labelers.statistics import (
+    TARGETS,
+    ReleaseLostError,
+    fit_least_squares,
+    fit_maximum_likelihood,
+    write_release,
+)
+from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 from tests.labelers.statistics.statistics_setup import ATTRIBUTES, MADE, fitted, labels_for, table
+from tests.setup.refusals import refusals
 
 NAMES = pytest.mark.parametrize("name", MADE)
 
@@ -100,3 +113,129 @@ def test_without_noise_releases_give_the_model_of_all_labels(name, releases):
     else:
         expected = logistic(x, classes, penalty).predict_proba(x)
     np.testing.assert_allclose(teacher.label(rows, FreeLedger()).soft.numpy(), expected, atol=2e-3)
+
+
+# ---------------------------------------------------------------------- releases, and what a crash leaves of them
+
+
+@NAMES
+def test_later_queries_are_free_and_a_resumed_run_draws_nothing(tmp_path, name):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    make, queries = MADE[name], table(30, seed=5)[0]
+    teacher = fitted(make(noise_multiplier=2.0))
+    run = ledger.run("a", plan=teacher.plan(30, 30, 3))
+    teacher.join_run(tmp_path / "kept", run)
+    first = teacher.label(queries[:10], run)
+    assert run.num_charges == teacher.releases
+    teacher.join_run(tmp_path / "kept", run)
+    again = fitted(teacher).label(queries, run)
+    torch.testing.assert_close(again.soft[:10], first.soft)
+    teacher.leave_run()
+    # Another process.
+    handle = ledger.run("a")
+    resumed = make(noise_multiplier=2.0)
+    resumed.join_run(tmp_path / "kept", handle)
+    torch.testing.assert_close(fitted(resumed).label(queries, handle).soft, again.soft, atol=1e-4, rtol=0)
+    assert handle.num_charges == teacher.releases
+    for path in (tmp_path / "kept", *(tmp_path / "kept").iterdir()):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+@NAMES
+def test_the_head_is_the_model_that_answers(tmp_path, name):
+    teacher, queries = fitted(MADE[name](noise_multiplier=0.5)), table(30, seed=5)[0]
+    assert teacher.head_state() is None
+    answers = teacher.label(queries, FreeLedger())
+    torch.save(teacher.head_state(), tmp_path / "head.pt")
+    state = torch.load(tmp_path / "head.pt", weights_only=True)
+    # A labeler of the same settings, which has seen nothing; and the one that has, which goes on.
+    for labeler in (MADE[name](noise_multiplier=0.5), teacher):
+        head = labeler.head(state)
+        torch.testing.assert_close(head(queries).float(), answers.soft)
+        assert head.func.__self__._table is None
+
+
+@pytest.mark.parametrize(("releases", "lost"), [(3, 1), (1, 0)])
+def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monkeypatch, releases, lost):
+    ledger, queries = Ledger(tmp_path / "ledger.sqlite"), table(30, seed=5)[0]
+    teacher, resumed = (MADE["curvature"](noise_multiplier=2.0, releases=releases) for _ in range(2))
+    handle = ledger.run("a", plan=teacher.plan(30, 30, 3))
+    teacher.join_run(tmp_path / "kept", handle)
+
+    def keep(*kept):
+        if teacher._charged > lost:
+            raise KeyboardInterrupt
+        write_release(*kept)
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr("pl_privknn.labelers.statistics.write_release", keep)
+        fitted(teacher).label(queries, handle)
+    teacher.leave_run()  # as the end of a process does
+    handle = ledger.run("a")
+    assert handle.num_charges == lost + 1
+    if releases == 1:  # the only one was lost
+        with pytest.raises(ReleaseLostError, match=r"not drawn again. Start a new run"):
+            resumed.join_run(tmp_path / "kept", handle)
+    else:
+        resumed.join_run(tmp_path / "kept", handle)
+        fitted(resumed).label(queries, handle)
+        assert handle.num_charges == 3
+        assert sorted(resumed.noisy_sums) == [0, 2]
+
+
+def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
+    teacher = fitted(SufficientStatistics(noise_multiplier=2.0))
+    handle = Ledger(tmp_path / "one.sqlite").run("a")
+    teacher.join_run(tmp_path / "kept", handle)
+    teacher.label(table()[0], handle)
+    teacher.leave_run()
+    with pytest.raises(ReleaseLostError, match=r"did not pay for"):
+        SufficientStatistics(noise_multiplier=2.0).join_run(
+            tmp_path / "kept", Ledger(tmp_path / "two.sqlite").run("a")
+        )
+
+
+def test_another_ledger_pays_anew():
+    teacher, ledgers = fitted(SufficientStatistics(noise_multiplier=2.0)), (FreeLedger(), FreeLedger())
+    soft = [teacher.label(table()[0], ledger).soft for ledger in ledgers]
+    assert [len(ledger.rows) for ledger in ledgers] == [1, 1]
+    assert not torch.equal(*soft)
+
+
+def test_other_features_in_a_later_round_are_refused():
+    teacher, ledger = fitted(SufficientStatistics(noise_multiplier=2.0)), FreeLedger()
+    teacher.label(table()[0], ledger)
+    fitted(teacher, public=-table(40, seed=7)[0])
+    with pytest.raises(ReleaseLostError, match=r"same features in all rounds"):
+        teacher.label(table()[0], ledger)
+    for features in (None, [HOG(), Pixels()]):
+        with pytest.raises(
+            ValueError, match=r"features: rounds use different ones, but SufficientStatistics"
+        ):
+            PrivateLabeler(SufficientStatistics(noise_multiplier=2.0), rounds=2, features=features)
+    PrivateLabeler(SufficientStatistics(noise_multiplier=2.0), rounds=2, features=[HOG()])
+    PrivateLabeler(SufficientStatistics(noise_multiplier=2.0), rounds=2, queries_per_round=[9, 0])
+
+
+# ---------------------------------------------------------------------------- arguments
+
+
+test_bad_arguments_are_named = refusals(
+    {
+        "give exactly one": lambda: SufficientStatistics(Budget(epsilon=1.0), noise_multiplier=2.0),
+        "fit='median'": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), fit="median"),
+        "private_records=0": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), private_records=0),
+        "ridge=0": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), ridge=0.0),
+        r"clip_norms=\[1.0\]": lambda: PreconditionedGradients(
+            budget=Budget(epsilon=1.0), releases=2, clip_norms=[1.0]
+        ),
+        "adjacency='none'": lambda: PreconditionedGradients(budget=Budget(epsilon=1.0, adjacency="none")),
+        r"noise_multiplier=3000000\.0 must be at most 2": lambda: SufficientStatistics(noise_multiplier=3e6),
+        r"call fit\(records\) first": lambda: SufficientStatistics(budget=Budget(epsilon=1.0)).label(
+            torch.ones(2, 3), FreeLedger()
+        ),
+        "records.public=None": lambda: SufficientStatistics(budget=Budget(epsilon=1.0)).fit(
+            PrivateRecords.of(torch.ones(2, 3), torch.tensor([0, 1]), 2)
+        ),
+    }
+)
