@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from pl_privknn.neighbors import (
-    PoissonNeighbors,
-    PoissonSums,
-    assign,
-    nearest,
-    search,
-)
+from pl_privknn.neighbors import PoissonNeighbors, PoissonSums, assign, nearest, search
 from pl_privknn.privacy.noise import SeededNoise
 
 CLASSES = 4

@@ -5,11 +5,7 @@ import pytest
 import torch
 
 from pl_privknn.neighbors import PoissonNeighbors, nearest, search
-from pl_privknn.neighbors.search import (
-    Smallest,
-    merge,
-    unpack,
-)
+from pl_privknn.neighbors.search import Smallest, merge, unpack
 from tests.setup.refusals import refusals
 
 

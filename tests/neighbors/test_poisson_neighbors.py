@@ -49,11 +49,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("classes", [4])
 @pytest.mark.parametrize(("n", "k", "rate", "length"), CASES)
-def test_votes_have_the_distribution_of_literal_sampling(n, k, rate, length, classes):
-    rng = np.random.default_rng(0)
-    draws = 8000
+def test_votes_have_the_distribution_of_literal_sampling(n, k, rate, length):
+    rng, draws, classes = np.random.default_rng(0), 8000, 4
     table, query = rng.normal(size=(n, 2)).astype(np.float32), np.array([0.2, 0.1], dtype=np.float32)
     table[1::7] = table[0]  # some records tie
     labels = rng.integers(0, classes, n)

@@ -59,12 +59,6 @@ test_what_does_not_fit_is_named = refusals(
     {
         rf"'resnet'.*{KNOWN}.*timm:NAME": lambda: build_network("resnet"),
         r"image_size=\(3, 3\) does not fit network='wide_cnn'": lambda: small(name="wide_cnn", image_size=3),
-        r"image_size=\(3, 3\) does not fit network='mnist_cnn'": lambda: small(
-            name="mnist_cnn", image_size=3
-        ),
-        r"image_size=\(7, 7\) does not fit network='cifar_cnn'": lambda: small(
-            name="cifar_cnn", image_size=7
-        ),
         "num_classes": lambda: small(num_classes=1),
         "in_channels": lambda: small(in_channels=0),
         "image_size=0": lambda: small(image_size=0),
