@@ -47,7 +47,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: ",".join(map(str, s.values())) or "default")
-@pytest.mark.parametrize("size", [(28, 28), (32, 32), (29, 33), (31, 26)], ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("size", [(28, 28), (29, 33)], ids=lambda s: f"{s[0]}x{s[1]}")
 @pytest.mark.parametrize("channels", [1, 3])
 def test_equals_scikit_image(setting, size, channels):
     extractor = HOG(**setting)

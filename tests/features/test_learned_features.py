@@ -1,4 +1,4 @@
-"""Extractors that learn from public images."""
+"""Extractors that learn from public images, alone, joined and in a run."""
 
 import copy
 import math
@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.decomposition import KernelPCA
 
+from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import (
     HOG,
     DefaultFeatures,
@@ -20,7 +21,11 @@ from pl_privknn.features import (
     public,
 )
 from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy import Budget
+from pl_privknn.students import SupervisedStudent
 from tests.setup.refusals import refusals
+from tests.training.noisy_sgd_setup import make_data, make_trainer
 
 
 def images(count, channels=1, side=8, seed=0):
@@ -117,6 +122,48 @@ def test_wide_features_have_nearly_the_directions_of_svd(count):
     assert float(cosines.min()) > 0.999
 
 
+def test_squared_distances_add_up_by_weight():
+    images = torch.rand(6, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    parts = [HOG(), Pixels()]
+    joined = JoinedFeatures(parts, weights=[2.0, 0.5])(images)
+    expected = sum(
+        weight * torch.cdist(unit, unit) ** 2
+        for weight, unit in zip(
+            (2.0, 0.5), [torch.nn.functional.normalize(part(images)) for part in parts], strict=True
+        )
+    )
+    torch.testing.assert_close(torch.cdist(joined, joined) ** 2, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(JoinedFeatures(parts, weights=[2.0, 0.5])(images[2:3])[0], joined[2])
+
+
+class Noting(PublicPCA):
+    def __init__(self):
+        super().__init__(Pixels(), 6)
+        self.seen = []
+
+    def learn(self, images):
+        self.seen.append(images)
+        return super().learn(images)
+
+
+def test_a_round_learns_from_all_public_images_and_no_private_one(tmp_path):
+    extractor, data = Noting(), make_data()
+    labeler = PrivateLabeler(
+        ReverseKNN(1, budget=Budget(epsilon=4.0)),
+        rounds=2,
+        epochs_per_round=1,
+        queries_per_round=10,
+        features=extractor,
+        run_dir=tmp_path / "run",
+        options={"progress": False, "query_batch_size": 4},
+    )
+    student = SupervisedStudent(network="small_cnn", num_classes=2, in_channels=1, image_size=8)
+    make_trainer(tmp_path, 2, callbacks=[labeler]).fit(student, data)
+    assert labeler.label_counts()["answered"] == 20
+    (seen,) = extractor.seen
+    assert torch.equal(seen, data.public.images())
+
+
 def learned(extractor, *shape):
     return lambda: extractor.fit_public(torch.rand(shape))
 
@@ -127,6 +174,9 @@ test_bad_arguments_are_named = refusals(
         "gamma=-1": lambda: PublicKernelPCA(HOG(), gamma=-1.0),
         "components=0": lambda: PublicPCA(HOG(), components=0),
         "144 patches of 3 x 3 pixels, fewer than centers=500": learned(patches(centers=500), 4, 1, 8, 8),
+        "extractors": lambda: JoinedFeatures([]),
+        "weights=.*1.0, 2": lambda: JoinedFeatures([HOG()], [1.0, 2.0]),
+        "weights=0": lambda: JoinedFeatures([HOG()], [0.0]),
         r"images: shape \(n, 8, 8\)": learned(patches(), 4, 8, 8),
     }
 )
