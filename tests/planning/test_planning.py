@@ -52,49 +52,33 @@ def training(arguments, **trainer):
     return {"model": {"class_path": "their.Module"}, "trainer": {"callbacks": [callback], **trainer}}
 
 
+SCREENED = {"k": 30, "screening": {"threshold": 18, "noise": {"sigma": 18.0}}, "noise": GAUSSIAN}
+SHUFFLED = {"num_clients": 1000, "budget": {**REPLACED, "epsilon": 2.0}}
+TWO_RELEASES = {"releases": 2, "noise_multiplier": 9.0}
+ALL_QUERIES = {"selection": FullSelection()}
+OF_RUN, OF_LABELER = "labeling.budget.epsilon", "labeling.labeler.init_args."
 #: A configuration of every teacher and private training, and where its free parameter is.
 DOCUMENTS = {
-    "PrivateKNN": (
-        labeling(
-            "PrivateKNN",
-            {"k": 30, "screening": {"threshold": 18, "noise": {"sigma": 18.0}}, "noise": GAUSSIAN},
-        ),
-        "labeling.labeler.init_args.noise.init_args.sigma",
-    ),
+    "PrivateKNN": (labeling("PrivateKNN", SCREENED), f"{OF_LABELER}noise.init_args.sigma"),
     "PATE": (
         labeling("PATE", {"num_teachers": 50, "noise": made("Laplace", scale=9)}),
-        "labeling.labeler.init_args.noise.init_args.scale",
+        f"{OF_LABELER}noise.init_args.scale",
     ),
-    "ReverseKNN": (labeling("ReverseKNN", {}), "labeling.budget.epsilon"),
-    "LocalReverseKNN": (
-        labeling("LocalReverseKNN", {}, budget=REPLACED),
-        "labeling.budget.epsilon",
-    ),
+    "ReverseKNN": (labeling("ReverseKNN", {}), OF_RUN),
+    "LocalReverseKNN": (labeling("LocalReverseKNN", {}, budget=REPLACED), OF_RUN),
     "ShuffledReverseKNN": (
-        labeling(
-            "ShuffledReverseKNN",
-            {"num_clients": 1000, "budget": {**REPLACED, "epsilon": 2.0}},
-            budget=REPLACED,
-        ),
-        "labeling.labeler.init_args.budget.epsilon",
+        labeling("ShuffledReverseKNN", SHUFFLED, budget=REPLACED),
+        f"{OF_LABELER}budget.epsilon",
     ),
-    "IndKNN": (
-        labeling("IndKNN", {"threshold": 0.5, "noise": {"sigma": 1.0}}),
-        "labeling.budget.epsilon",
-    ),
+    "IndKNN": (labeling("IndKNN", {"threshold": 0.5, "noise": {"sigma": 1.0}}), OF_RUN),
     "NoisySGDTeacher": (
-        labeling("NoisySGDTeacher", {"noise_multiplier": 2.0}, selection=FullSelection()),
-        "labeling.labeler.init_args.noise_multiplier",
+        labeling("NoisySGDTeacher", {"noise_multiplier": 2.0}, **ALL_QUERIES),
+        f"{OF_LABELER}noise_multiplier",
     ),
-    "SufficientStatistics": (
-        labeling("SufficientStatistics", {}),
-        "labeling.budget.epsilon",
-    ),
+    "SufficientStatistics": (labeling("SufficientStatistics", {}), OF_RUN),
     "PreconditionedGradients": (
-        labeling(
-            "PreconditionedGradients", {"releases": 2, "noise_multiplier": 9.0}, selection=FullSelection()
-        ),
-        "labeling.labeler.init_args.noise_multiplier",
+        labeling("PreconditionedGradients", TWO_RELEASES, **ALL_QUERIES),
+        f"{OF_LABELER}noise_multiplier",
     ),
     "PrivateTraining": (
         training({"noise_multiplier": 3.0}, max_epochs=2),

@@ -329,17 +329,3 @@ def test_values_are_those_of_all_pairs(name, monkeypatch):
         everywhere = worst_profiles(p, q, [30, 150], **settings)
     for one, other in zip(found, everywhere, strict=True):
         np.testing.assert_array_equal(one.excess, other.excess)
-
-
-@pytest.mark.parametrize("name", ["sampled screening", "coins"])
-def test_pairs_of_two_outcomes_that_stay_have_the_envelope_of_all(name):
-    p, q = FAMILIES[name]
-    kept_p, kept_q = exact.undominated(p, q)
-    assert len(kept_p) < len(p)
-    shape = (-1, 1, 2)
-    for ratio in np.geomspace(0.5, 2, 201):
-        everything, kept = (
-            np.maximum(ratio * a.reshape(shape) - b.reshape(shape), 0).sum(axis=2).max()
-            for a, b in ((p, q), (kept_p, kept_q))
-        )
-        assert kept == pytest.approx(everything, rel=1e-13, abs=1e-16)

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pl_privknn.privacy.accounting.data_dependent import (
-    answers_rdp,
-    screening_rdp,
-)
+from pl_privknn.privacy.accounting.data_dependent import answers_rdp, screening_rdp
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
 
 ORDERS = np.array([1.5, 2.0, 3.0, 4.0, 8.0, 16.0])
