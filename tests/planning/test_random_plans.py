@@ -57,16 +57,6 @@ def test_sixty_random_plans_spend_all_but_a_thousandth_of_their_target():
     assert missed(range(60)) == {}
 
 
-def test_pure_plans_are_those_of_the_sum():
-    seeds = [seed for seed in range(200) if plan(seed)[0] == "pure"][:4]
-    for seed in seeds:
-        _, document, epsilon, _ = plan(seed)
-        found = solve(document, None, epsilon, source="here", num_classes=10)
-        # A vote that moves from one class to another: L1 sensitivity 2.
-        closed = 2 * document["labeling"]["queries_per_round"] / found.values[found.found]
-        assert closed == pytest.approx(epsilon, rel=2e-3)
-
-
 COMMANDS = {
     "plan": "plan run.yaml --num-classes 10",
     "fit": "fit --data nowhere --private-records 60 --run_dir run",
