@@ -340,8 +340,8 @@ def test_the_size_of_a_run_counts_vectors_of_a_mapped_file_as_not_held(tmp_path)
         recommend(data, epsilon=1.0, private_records=10**6).size_line()
         for data in (tmp_path, tmp_path / "held.npz")
     )
-    assert "1,000,120 examples of 80 bytes (80 for features)" in mapped
-    assert "1,000,120 examples of 336 bytes (80 for features)" in held
+    assert "1,000,120 examples of 64 bytes (64 for features)" in mapped
+    assert "1,000,120 examples of 320 bytes (64 for features)" in held
 
 
 def refused(capsys, *words):
