@@ -274,6 +274,13 @@ def test_records_of_several_shapes_have_a_graph_each():
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_later_shape_that_cannot_be_traced_counts_as_zero():
+    wide = [(torch.rand(1, 8, 10), 1), (torch.rand(1, 8, 12), 0)]
+    plain = [(IMAGES[row], int(LABELS[row])) for row in range(5)]
+    found = clipped_sum(Lit(), DataLoader([plain[0], wide[0], *plain[1:], wide[1]]), range(7))
+    torch.testing.assert_close(found, clipped_sum(Lit(), DataLoader(plain), range(5)), rtol=1e-5, atol=1e-6)
+
+
 class Masked(Lit):
     """Its graph holds a constant of the record's length."""
 
