@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pl_privknn._checks import check_path, check_positive
+from pl_privknn._checks import InputError, check_path, check_positive
 from pl_privknn._lightning import rank_zero_warn
 from pl_privknn._progress import ProgressHook
 from pl_privknn.callbacks.label_store import LabelStore
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 _BYTES = 4  # of a float32
 #: Teachers that take shards, in words.
 SHARDED = "PrivateKNN, ReverseKNN, IndKNN, NoisySGDTeacher, PATE with RandomPartition, or one of sums"
+
+
+class ScratchFullError(OSError):
+    """Raised where a disk has too little room for the table of private features."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +111,7 @@ class FeatureStore:
         made = _missing(place)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         if shutil.disk_usage(place).free < size:
-            raise OSError(
+            raise ScratchFullError(
                 f"memory.scratch={str(place)!r}: its disk has too little room for the table of private features; "
                 "name a folder on a larger disk, or raise memory.limit_gb"
             )
@@ -353,7 +357,7 @@ class LabelingRound:
         """Private records of this process, as this round's extractor shows them."""
         shard, rows = self.labeler.shard, None
         if shard is None and not len(data.private):
-            raise ValueError("the data module's private set is empty; a teacher needs private records")
+            raise InputError("the data module's private set is empty; a teacher needs private records")
         if shard is not None and not data.private_in_shards:
             rows = shard.rows
             if rows is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pl_privknn._checks import shape_text
+from pl_privknn._checks import InputError, shape_text
 from pl_privknn.datamodules.base import (
     CLASSES_ARE_PUBLIC,
     OwnDataModule,
@@ -198,7 +198,7 @@ class ArraysDataModule(_TablesDataModule):
     def _store(self, name: str) -> tuple[ImageStore, Tensor]:
         array = (table := Array(name, self._sources[name])).numbers()
         if array.dtype != torch.uint8 and not array.is_floating_point():
-            raise ValueError(
+            raise InputError(
                 f"{name}: dtype {array.dtype}; expected uint8 with values 0 … 255 (.astype('uint8')) or float "
                 "with values 0 … 1"
             )
@@ -209,7 +209,7 @@ class ArraysDataModule(_TablesDataModule):
         for block in blocks(store):
             finite.append(block.isfinite().all(1))
             if bool(((block < 0) | (block > 1))[finite[-1]].any()):
-                raise ValueError(
+                raise InputError(
                     f"{name}: float values outside [0, 1]; divide 0 … 255 data by 255, or pass it as uint8"
                 )
         return store, torch.cat(finite)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_choice, check_int, counted
+from pl_privknn._checks import InputError, check_choice, check_int, counted
 from pl_privknn.config import HasInitArguments
 from pl_privknn.datamodules.datasets import (
     TASKS,
@@ -234,7 +234,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
                 if numbers is not None and (
                     numbers.shape != (len(self._private),) or numbers.dtype != torch.int64
                 ):
-                    raise ValueError(f"private_{name}: expected int64, one number for each private record")
+                    raise InputError(f"private_{name}: expected int64, one number for each private record")
         if stage in ("fit", "validate", None) and self._public is None:
             self._public = self._checked("public", self.load_public() if self.has_public else self._blank())
             if self.train_on_truth:
@@ -314,7 +314,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     def _checked(self, name: str, part: Any, *, may_be_empty: bool = False) -> Any:
         """A part, if it fits this data module."""
         if len(part) == 0 and not may_be_empty:
-            raise ValueError(f"{type(self).__name__}: the {name} set is empty; it needs at least one example")
+            raise InputError(f"{type(self).__name__}: the {name} set is empty; it needs at least one example")
         part = as_part(part, name, name == "public", self.image_shape, self.num_classes, self.task)
         for what in ("task", "num_classes", "image_shape"):
             if getattr(part, what) != getattr(self, what):
@@ -364,7 +364,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         ]
         # Predictions are in the order of the records, so that none may be missing.
         if found and (self.unusable == "error" or part == "predict"):
-            raise ValueError(
+            raise InputError(
                 f"{part}: some records cannot be used: {', '.join(found)}; correct or remove them"
             )
         if found and part != "private":
@@ -529,7 +529,7 @@ class OwnDataModule(PrivatePublicDataModule):
         whole = LabeledImages(store, labels, self.num_classes, f"{part}_labels", self.task)
         for name, of in numbers.items():
             if len(of) != len(store):
-                raise ValueError(f"{name}: expected int64, one number for each private record")
+                raise InputError(f"{name}: expected int64, one number for each private record")
         if part == "private" and self.copies_are_one:
             keys = (of[rows].tolist() for of in (labels, *numbers.values()))
             rows = rows[first_of_each(zip(store.digests(rows), *keys, strict=True))]

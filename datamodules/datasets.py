@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from pl_privknn._checks import check_choice, check_int, shape_text
+from pl_privknn._checks import InputError, check_choice, check_int, shape_text
 from pl_privknn.privacy.records import has_repeated_rows, leaves_of
 from pl_privknn.privacy.same_table import check_same_in_processes
 
@@ -64,7 +64,7 @@ class TensorImages(ImageStore):
 
     def __init__(self, images: Tensor, file: mmap.mmap | None = None) -> None:
         if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
-            raise ValueError(
+            raise InputError(
                 f"images: shape {shape_text(images.shape)}, {images.dtype}; expected uint8 or float of shape "
                 "(n, channels, height, width)"
             )
@@ -107,7 +107,7 @@ class ItemImages(ImageStore):
     ) -> None:
         mapped = hasattr(items, "__getitem__") and hasattr(items, "__len__")
         if not mapped or isinstance(items, IterableDataset | Mapping | str):
-            raise ValueError(
+            raise InputError(
                 f"the {name} set is a {type(items).__name__}; want a map-style data set whose items are (x, y)"
             )
         self._items, self._name, self._fields, self.shape = items, name, fields, shape  # type: ignore[assignment]
@@ -144,7 +144,7 @@ class ItemImages(ImageStore):
         image = _as_float(image)
         fits = image.isfinite() if image.shape[1:] == (1, 1) else (image >= 0) & (image <= 1)
         if image.ndim != 3 or (shape and image.shape != shape) or not bool(fits.all()):
-            raise ValueError(
+            raise InputError(
                 f"the {self._name} set: an item's x ({self._fields[0]!r} of mappings) is no image of shape "
                 f"{shape or '(channels, height, width)'}, uint8 or float in [0, 1], and no vector of finite floats; "
                 "convert x in the data set, and give image_shape= where it is another"
@@ -177,7 +177,7 @@ def _as_seen(image: Any) -> Any:
     if image.mode[0] in "IF":
         values = np.asarray(image)
         if values.dtype.kind == "f" or values.min() < 0 or values.max() >= 1 << 16:
-            raise ValueError("values without a known range")
+            raise InputError("values without a known range")
         image = Image.fromarray((values >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -225,7 +225,7 @@ class JoinedImages(ImageStore):
     def __init__(self, stores: Sequence[ImageStore]) -> None:
         shapes = {store.shape for store in stores}
         if len(shapes) != 1:
-            raise ValueError(
+            raise InputError(
                 f"stores: images of shapes {sorted(shapes)}; expected one or more stores of one shape"
             )
         self.stores, (self.shape,) = list(stores), shapes
@@ -365,19 +365,19 @@ def check_targets(
         wanted = (
             f"(n, {num_classes}), a row of attributes (0 or 1)" if multilabel else "(n,), one class index"
         )
-        raise ValueError(
+        raise InputError(
             f"{name}: shape {shape_text(labels.shape)}, {labels.dtype}; expected whole numbers of shape {wanted} "
             "an image"
         )
     if len(labels) != count:
-        raise ValueError(f"{name}: not as many labels as examples; expected one label per example")
+        raise InputError(f"{name}: not as many labels as examples; expected one label per example")
     labels = labels.to(torch.int64)
     if bool(
         ((labels < (-1 if unknown_allowed else 0)) | (labels >= (2 if multilabel else num_classes))).any()
     ):
         wrong = "attributes are neither 0 nor 1" if multilabel else f"labels lie outside [0, {num_classes=})"
         unknown = " (or -1 where it isn't known)" if unknown_allowed else ""
-        raise ValueError(f"{name}: some {wrong}{unknown}; remap them, or correct num_classes")
+        raise InputError(f"{name}: some {wrong}{unknown}; remap them, or correct num_classes")
     return labels
 
 
@@ -389,19 +389,19 @@ def known_rows(labels: Tensor) -> Tensor:
 def _check_soft(soft: Tensor, known: Tensor, num_classes: int, task: str) -> Tensor:
     """Return probabilities as float32 on the CPU; ``ValueError`` for another shape, or known rows that are none."""
     if soft.shape != (len(known), num_classes) or not soft.is_floating_point():
-        raise ValueError(
+        raise InputError(
             f"soft: shape {shape_text(soft.shape)}, {soft.dtype}; expected float of shape (n, {num_classes}), "
             "one row per example"
         )
     soft = soft.detach().to("cpu", torch.float32)
     answered = soft[known]
     if not bool(((answered >= 0) & (answered <= (1 if task == "multilabel" else torch.inf))).all()):
-        raise ValueError(
+        raise InputError(
             "soft: rows of labelled examples must be probabilities (finite, at least 0); normalise them"
         )
     # Three decimals: probabilities may come from half precision.
     if task == "multiclass" and not bool(((answered.sum(1) - 1).abs() < 1e-3).all()):
-        raise ValueError("soft: rows of labelled examples must be probabilities of sum 1; normalise them")
+        raise InputError("soft: rows of labelled examples must be probabilities of sum 1; normalise them")
     return soft
 
 
@@ -684,19 +684,19 @@ def as_part(part: Any, name: str, public: bool, image_shape: ImageShape, num_cla
         return part
     store = part if isinstance(part, ItemImages) else ItemImages(part, image_shape, name)
     if name == "private" and has_repeated_rows(store._items):
-        raise ValueError(
+        raise InputError(
             "the private set reads some rows several times; name each row once, or ε would not hold"
         )
     found = []
     for row in range(len(part)):
         image, label = store.pair(store._items[row])  # the image is read again when it is looked at
         if row < _READ_TWICE and not torch.equal(image, store.pair(store._items[row])[0]):
-            raise ValueError(
+            raise InputError(
                 f"the {name} set: an item differs when read again; leave random augmentation out"
             )
         found += [label] if (label := np.asarray(label)).dtype.kind in "buif" else []
     if len({label.shape for label in found}) > 1 or (len(found) != len(part) and (found or not public)):
-        raise ValueError(
+        raise InputError(
             f"the {name} set has items that are no (x, y); expected a label y, a number or a row of attributes, with "
             f"each image x ({store._fields[1]!r} of mappings)"
         )

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import shape_text
+from pl_privknn._checks import InputError, shape_text
 from pl_privknn.datamodules.datasets import ImageStore, JoinedImages, TensorImages
 
 #: An array, or the path of a file of numbers, with ``:member`` or ``:column`` behind it.
@@ -46,6 +46,10 @@ _KEPT_BYTES = 1 << 28
 _VALUES_AT_A_TIME = 1 << 22
 
 
+class MissingFileError(FileNotFoundError, InputError):
+    """Raised where a file of records is missing."""
+
+
 class _FaultError(ValueError):
     """Raised for a fault of a file that is named without content of the file."""
 
@@ -63,10 +67,10 @@ def reading(
     try:
         yield
     except _FaultError as error:
-        raise ValueError(f"{named} can't be read: {error}") from None
+        raise InputError(f"{named} can't be read: {error}") from None
     # Of a damaged header numpy raises whatever its tokenizer does; texts of pyarrow and json quote a row.
     except Exception as error:
-        raise ValueError(
+        raise InputError(
             f"{named} can't be read ({type(error).__name__}); write it again, {remedy}"
         ) from None
 
@@ -74,9 +78,9 @@ def reading(
 def check_file(named: str, path: Path, endings: Sequence[str]) -> None:
     """Raise ``ValueError`` for a file with another ending, ``FileNotFoundError`` where there is none."""
     if path.suffix.lower() not in endings:
-        raise ValueError(f"{named}: expected a {', '.join(endings[:-1])} or {endings[-1]} file")
+        raise InputError(f"{named}: expected a {', '.join(endings[:-1])} or {endings[-1]} file")
     if not path.is_file():
-        raise FileNotFoundError(f"{named}: no such file (working directory: {Path.cwd()})")
+        raise MissingFileError(f"{named}: no such file (working directory: {Path.cwd()})")
 
 
 # ---------------------------------------------------------------------------- columns
@@ -145,7 +149,7 @@ class Columns:
             held = "more than one" if name in self.names else "no"
             # Without a header the first record is in its place.
             known = f"; it has {', '.join(self.names)}" if self._public else ""
-            raise ValueError(f"{self.named} has {held} column {name!r}{known}: name the right one {how}")
+            raise InputError(f"{self.named} has {held} column {name!r}{known}: name the right one {how}")
 
     def kind(self, name: str) -> str:
         """Type of a column in Arrow's words, such as ``"large_string"`` or ``"list<item: float>"``."""
@@ -193,7 +197,7 @@ class Columns:
                 first = next(self._file().iter_batches(_FIRST_ROWS, columns=[name]), self._table).column(name)
             first = first.drop_null()[:1]
         if not len(first):
-            raise ValueError(f"{self.named}: it is empty, or there is nothing in the first rows of {name!r}")
+            raise InputError(f"{self.named}: it is empty, or there is nothing in the first rows of {name!r}")
         return self._lists(name, first).shape[1]
 
     def vectors(self, name: str, group: int | None = None) -> Tensor:
@@ -219,7 +223,7 @@ class Columns:
     def misfit(self, name: str, wanted: str) -> ValueError:
         """Error of a column that holds something else."""
         held = f" holds {self.kind(name)}" if self._public else ""
-        return ValueError(f"{self.named}: the column {name!r}{held}; expected {wanted}")
+        return InputError(f"{self.named}: the column {name!r}{held}; expected {wanted}")
 
     def _csv(self, text: str) -> Any:
         """Cells as text; the separator is the one of most wanted columns in the header, or else of most columns."""
@@ -405,7 +409,7 @@ class Array:
             return self._array
         if self._columns is not None:
             if self._columns.is_vectors(self._member):
-                raise ValueError(f"{self.named}: expected one value in each row of {self._member!r}")
+                raise InputError(f"{self.named}: expected one value in each row of {self._member!r}")
             return self._columns.read(self._member).to_numpy(zero_copy_only=False)  # null is NaN, or None
         with reading(self.named, _NUMBERS_ALONE):
             if self._path.suffix.lower() == ".npz":
@@ -432,7 +436,7 @@ class Array:
         """
         table = self.numbers()
         if table.ndim != 2 or not table.is_floating_point():
-            raise ValueError(
+            raise InputError(
                 f"{self.named}: shape {shape_text(table.shape)}, {table.dtype}; expected float of shape (n, d)"
             )
         return table
@@ -456,7 +460,7 @@ class Array:
             return values.to(torch.int64) if values.dtype in _UNSIGNED else values
         array = np.asarray(values)
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise ValueError(f"{self.named}: dtype {array.dtype}; expected numbers of at most 64 bits")
+            raise InputError(f"{self.named}: dtype {array.dtype}; expected numbers of at most 64 bits")
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch computes little with them
             return torch.from_numpy(array.astype(np.int64))
         if not array.dtype.isnative or not array.flags.writeable or any(step < 0 for step in array.strides):
@@ -533,7 +537,7 @@ def tables_of(name: str, source: Any) -> list[Array]:
     files = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in (".npy", ".parquet"))
     kinds = {path.suffix.lower() for path in files}
     if len(kinds) != 1:
-        raise ValueError(
+        raise InputError(
             f"{name}={str(source)!r}: expected a folder of .npy files, or one of .parquet files; it holds "
             f"{'both' if kinds else 'none'}"
         )
@@ -545,7 +549,7 @@ def dimension_of(name: str, source: Any) -> int:
     tables = tables_of(name, source)
     shapes = [table.shape() for table in tables]
     if len(shapes[0]) != 2 or shapes[0][1] < 1 or len({shape[1:] for shape in shapes}) != 1:
-        raise ValueError(
+        raise InputError(
             f"{tables[0].named}: shape {shape_text(shapes[0])}; expected (n, d), one row a record, with one d in all "
             "files"
         )
@@ -590,7 +594,7 @@ def labels_of(name: str, source: Any, width: int | None = None) -> Tensor | list
     if labels.is_floating_point():
         missing = labels.isnan()
         if bool((labels[~missing] != labels[~missing].floor()).any() | labels.isinf().any()):
-            raise ValueError(f"{name}: shape {shape_text(labels.shape)}, fractions; expected whole numbers")
+            raise InputError(f"{name}: shape {shape_text(labels.shape)}, fractions; expected whole numbers")
         labels = labels.nan_to_num(nan=-1.0)
     labels = labels.to(torch.int64)
     if (
@@ -614,7 +618,7 @@ def word_of(value: Any) -> str:
 
 def _joined(name: str, source: Any, parts: list[Tensor]) -> Tensor:
     if len({part.shape[1:] for part in parts}) > 1:
-        raise ValueError(f"{name}={str(source)!r}: expected files of one number a row, or of as many in each")
+        raise InputError(f"{name}={str(source)!r}: expected files of one number a row, or of as many in each")
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -628,7 +632,7 @@ def shard_file(name: str, source: str | Path, rank: int = 0) -> str:
     try:
         return str(source).format(rank=rank)
     except (LookupError, ValueError):
-        raise ValueError(
+        raise InputError(
             f"{name}={str(source)!r}: expected {{rank}} or {{rank:05d}} for the number of a process, and no other "
             "braces"
         ) from None
@@ -651,14 +655,14 @@ def own_shard(name: str, source: str | Path, rank: int, size: int, unlike: bool 
     files = [Path(split_member(shard_file(name, source, number))[0]) for number in range(size + 1)]
     own, further = files[rank], files.pop()
     if not own.is_file():
-        raise FileNotFoundError(f"{name}={str(own)!r}: no such shard (working directory: {Path.cwd()})")
+        raise MissingFileError(f"{name}={str(own)!r}: no such shard (working directory: {Path.cwd()})")
     if further.exists():
-        raise ValueError(
+        raise InputError(
             f"{name}={str(further)!r}: no process would read this shard; start as many processes as there are shards"
         )
     for other in files[:rank] + files[rank + 1 :] if unlike else ():
         if other.is_file() and filecmp.cmp(own, other, shallow=False):
-            raise ValueError(
+            raise InputError(
                 f"{name}={str(own)!r} is the same as {str(other)!r}; records must lie in one shard alone"
             )
     return shard_file(name, source, rank)

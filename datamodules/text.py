@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import InputError, check_int
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
 from pl_privknn.datamodules.datasets import ImageStore, LabeledImages, TensorImages, digest_of, rows_below
 from pl_privknn.datamodules.tables import TABLES, Columns, word_of
@@ -139,7 +139,7 @@ class TextDataModule(OwnDataModule):
         self._embed: Any = None
         if self.holds_vectors:
             if features is not None:
-                raise ValueError(
+                raise InputError(
                     f"features: the column {text!r} holds vectors, which are taken as they are; leave it out"
                 )
             width = redacted(table.width, text)
@@ -184,7 +184,7 @@ class TextDataModule(OwnDataModule):
             rows, faults["no text"], digests = self._embedded_texts(part, table)
             store = _VectorsOfTexts(rows[:, :, None, None], digests)
         if rows.shape[1:] != self.image_shape[:1]:
-            raise ValueError(f"{part}: other vectors than the public ones; embed all parts by the same model")
+            raise InputError(f"{part}: other vectors than the public ones; embed all parts by the same model")
         faults["NaN or infinite values"] = ~torch.isfinite(rows).all(1)
         unlabeled = part == "predict" or (part == "public" and not self._has_label(part))
         return store, None if unlabeled else self._labels(part), faults
@@ -202,7 +202,7 @@ class TextDataModule(OwnDataModule):
         """The private texts as vectors, their labels, persons and ids."""
         found = super().load_private()
         if self.private_ids is not None and len(self.private_ids.unique()) < len(found):
-            raise ValueError("private: some ids occur more than once; give each record its own")
+            raise InputError("private: some ids occur more than once; give each record its own")
         return found
 
     # ------------------------------------------------------------------ columns
@@ -230,7 +230,7 @@ class TextDataModule(OwnDataModule):
         found = {word for words in tables for word in words} - {""}
         if not 2 <= len(found) <= (len(found) if known else _MOST_FOUND):
             count = len(found) if known else f"fewer than 2, or more than {_MOST_FOUND},"
-            raise ValueError(
+            raise InputError(
                 f"classes: the {'test and public parts have' if known else 'private part has'} {count} classes in "
                 f"the column {self._columns['label']!r}; name the classes by classes="
             )
@@ -244,7 +244,7 @@ class TextDataModule(OwnDataModule):
         numbers = {"": -1} | {name: number for number, name in enumerate(self.class_names)}
         words = self._words(part, "label")
         if not set(words) <= numbers.keys():
-            raise ValueError(
+            raise InputError(
                 f"{part}: some labels are none of the classes {', '.join(self.class_names)}; correct them, or name "
                 "all classes by classes="
             )
@@ -257,7 +257,7 @@ class TextDataModule(OwnDataModule):
         rows, empty, digests = [torch.zeros(0, self.image_shape[0])], [], []
         for texts in table.texts(self._text):
             if max(map(len, texts)) > self.longest:
-                raise ValueError(
+                raise InputError(
                     f"{part}: some texts have more than longest={self.longest} characters; cut them, or raise longest"
                 )
             digests += [digest_of(text.encode()) for text in texts]
@@ -274,7 +274,7 @@ class TextDataModule(OwnDataModule):
             return self._embed(texts)
         vectors = [torch.as_tensor(np.asarray(self._embed(text)), dtype=torch.float32) for text in texts]
         if len({vector.shape for vector in vectors}) != 1 or vectors[0].ndim != 1:
-            raise ValueError(
+            raise InputError(
                 "features: expected a function that gives one vector, of the same length, for each text"
             )
         return torch.stack(vectors)
@@ -302,7 +302,7 @@ def files_in(root: str | Path) -> dict[str, Path]:
     for path in sorted(Path(root).glob("*")):
         if path.stem in PARTS and path.suffix.lower() in TABLES:
             if path.stem in found:
-                raise ValueError(
+                raise InputError(
                     f"root={str(root)!r}: {found[path.stem].name} and {path.name}; keep one of them"
                 )
             found[path.stem] = path
@@ -323,4 +323,4 @@ def _check_apart(sources: dict[str, Any]) -> None:
     for part, source in sources.items():
         place = Path(source).resolve() if isinstance(source, str | Path) else id(source)
         if (other := found.setdefault(place, part)) != part:
-            raise ValueError(f"{other}, {part}: both are the same table; every record belongs to one part")
+            raise InputError(f"{other}, {part}: both are the same table; every record belongs to one part")

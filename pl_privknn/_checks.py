@@ -25,6 +25,14 @@ MAX_COUNT = 10**9
 _LONGEST = 80
 
 
+class InputError(ValueError):
+    """Raised for data or settings where private records are at hand; the text is public, as all of this package.
+
+    Of other errors that private code raises, type and place alone are shown (see
+    :func:`~pl_privknn.privacy.redaction.redacted`).
+    """
+
+
 def at_most(bound: float, digits: int = 4) -> str:
     """Text of an upper bound, such as ε, rounded up.
 

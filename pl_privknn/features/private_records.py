@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, shape_text
+from pl_privknn._checks import InputError, check_int, shape_text
 from pl_privknn.features.alone import COMPARED, Extract, kept_apart
 from pl_privknn.features.base import at_once, extract_on
 from pl_privknn.neighbors.processes import ALONE, ProcessGroup, Shard
@@ -258,12 +258,12 @@ def _in_memory(rows: int, columns: int) -> Tensor:
 def check_features(features: Tensor) -> None:
     """Raise ``ValueError`` unless ``features`` are finite floats of shape ``(n, d)``, without showing one of them."""
     if features.ndim != 2 or not features.is_floating_point():
-        raise ValueError(
+        raise InputError(
             f"features: shape {shape_text(features.shape)}, {features.dtype}; expected float of shape (n, d)"
         )
     rows = max(1, _VALUES_AT_A_TIME // max(1, features.shape[1]))
     if not all(bool(torch.isfinite(part).all()) for part in features.split(rows)):
-        raise ValueError("features: some are NaN or infinite; a distance to them has no meaning")
+        raise InputError("features: some are NaN or infinite; a distance to them has no meaning")
 
 
 def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
@@ -280,12 +280,12 @@ def check_table(features: Tensor, labels: Tensor, num_classes: int) -> None:
     is_table = labels.ndim == 2
     wanted = (len(features), num_classes) if is_table else (len(features),)
     if tuple(labels.shape) != wanted or labels.dtype != torch.int64:
-        raise ValueError(
+        raise InputError(
             f"labels: shape {shape_text(labels.shape)}, {labels.dtype}; expected int64 of shape (n,), one for each "
             "row of features, or (n, num_classes) of attributes"
         )
     check_int("num_classes", num_classes, 1 if is_table else 2)
     if len(labels) and bool(((labels < 0) | (labels >= (2 if is_table else num_classes))).any()):
         if is_table:
-            raise ValueError("labels: some attributes are neither 0 nor 1; fill in what isn't known")
-        raise ValueError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")
+            raise InputError("labels: some attributes are neither 0 nor 1; fill in what isn't known")
+        raise InputError(f"labels: some lie outside [0, num_classes={num_classes}); remap them to 0 … c-1")

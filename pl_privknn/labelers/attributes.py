@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_open_unit, check_positive, check_switch
+from pl_privknn._checks import InputError, check_choice, check_open_unit, check_positive, check_switch
 from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
 
 #: Least number of answers for which mixtures are fitted.
@@ -145,7 +145,7 @@ class LearnedThresholds(DecisionRule):
             ValueError: for totals that differ between queries.
         """
         if isinstance(total, Tensor):
-            raise ValueError(
+            raise InputError(
                 "LearnedThresholds compares sums of equally many votes; use FixedThresholds with totals that "
                 "differ between queries"
             )

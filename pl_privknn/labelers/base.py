@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import shape_text
+from pl_privknn._checks import InputError, shape_text
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.neighbors.processes import ALONE, ProcessGroup, Shard
@@ -157,7 +157,7 @@ class Labeler(HasInitArguments, abc.ABC):
             ValueError: for labels of another kind than :attr:`tasks`.
         """
         if records.task not in self.tasks:
-            raise ValueError(
+            raise InputError(
                 f"labels: shape {shape_text(records.labels.shape)} are {records.task}, and {type(self).__name__} "
                 f"takes {' or '.join(self.tasks)}; give int64 (n,) of classes, or (n, num_classes) of attributes"
             )

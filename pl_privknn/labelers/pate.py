@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_open_unit
+from pl_privknn._checks import InputError, check_int, check_open_unit
 from pl_privknn._progress import progress_bars
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
 from pl_privknn.labelers.base import ChargesLedger, PrivateRecords, Release, stated_plan
@@ -29,6 +29,10 @@ from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import silenced
+
+
+class TeachersFailedError(RuntimeError):
+    """Raised where no teacher of an ensemble could be trained."""
 
 
 class PATE(VotingLabeler):
@@ -155,13 +159,13 @@ class PATE(VotingLabeler):
 
         Raises:
             ValueError: also if there are fewer records (or persons) than teachers.
-            RuntimeError: if all teachers break.
+            TeachersFailedError: if all teachers break.
         """
         super().fit(records)
         trained = self._train(records)
         if bool((trained.failed | trained.empty).all()):
             kinds = ", ".join(sorted(trained.failures))
-            raise RuntimeError(
+            raise TeachersFailedError(
                 f"every teacher of {type(self.teachers).__name__} failed ({kinds}); try its settings on "
                 "public data first"
             )
@@ -193,7 +197,7 @@ class PATE(VotingLabeler):
         """Number of teachers that this process trains on its records."""
         rank, size = self.processes.rank, self.processes.size
         if self.num_teachers < size:
-            raise ValueError(
+            raise InputError(
                 f"num_teachers={self.num_teachers} must be at least the number of processes, {size}"
             )
         return len(range(rank, self.num_teachers, size))

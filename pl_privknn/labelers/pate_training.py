@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, shape_text
+from pl_privknn._checks import (
+    InputError,
+    check_choice,
+    check_int,
+    check_non_negative,
+    check_positive,
+    shape_text,
+)
 from pl_privknn.privacy.mechanisms import Conditional
 from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
@@ -94,13 +101,13 @@ class Partitioner(abc.ABC):
         unit = "records" if groups is None else "groups"
         if groups is not None:
             if not self.takes_groups:
-                raise ValueError(
+                raise InputError(
                     f"groups: {type(self).__name__} deals out single records; use RandomPartition"
                 )
             groups = groups.unique(return_inverse=True)[1]
         units = len(labels) if groups is None else int(groups.max()) + 1
         if units < num_parts:
-            raise ValueError(
+            raise InputError(
                 f"the private table holds fewer {unit} than {num_parts} teachers; lower num_teachers to a "
                 f"small fraction of the number of {unit}"
             )
@@ -109,12 +116,12 @@ class Partitioner(abc.ABC):
         if groups is not None:
             parts = parts[groups]
         if parts.dtype != torch.int64 or parts.shape != labels.shape:
-            raise ValueError(
+            raise InputError(
                 f"{type(self).__name__}: parts of shape {shape_text(parts.shape)}, {parts.dtype}; expected int64 of "
                 "shape (n,), one part for each record"
             )
         if bool(((parts < 0) | (parts >= num_parts)).any()):
-            raise ValueError(f"{type(self).__name__}: some parts lie outside [0, num_parts={num_parts})")
+            raise InputError(f"{type(self).__name__}: some parts lie outside [0, num_parts={num_parts})")
         return parts
 
     @abc.abstractmethod
@@ -252,7 +259,7 @@ class GuidedPartition(Partitioner):
         self, features: Tensor, labels: Tensor, num_classes: int, num_parts: int, noise: NoiseSource
     ) -> Tensor:
         if len(features) < self.num_clusters:
-            raise ValueError(
+            raise InputError(
                 f"the private table holds fewer records than num_clusters={self.num_clusters}; lower it"
             )
         described = self._describe(features, labels, num_classes)
@@ -411,7 +418,7 @@ class StackedTeachers(Teachers):
             torch.default_generator.manual_seed(teacher_seed(self.seed, teacher, "weights"))
             module = self.build(num_features, num_classes)
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-            raise ValueError(
+            raise InputError(
                 f"{type(self).__name__}: batch normalisation keeps running statistics, which stacked "
                 "teachers can't; use GroupNorm or LayerNorm"
             )
@@ -669,7 +676,7 @@ class CNNTeachers(StackedTeachers):
     def build(self, num_features: int, num_classes: int) -> nn.Module:
         """See :meth:`StackedTeachers.build`."""
         if num_features != math.prod(self.image_shape):
-            raise ValueError(
+            raise InputError(
                 f"image_shape={self.image_shape} has {math.prod(self.image_shape)} values, the features have "
                 f"{num_features}; give flattened images (not HOG or backbone features) and their own shape"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pl_privknn._checks import check_int
+from pl_privknn._checks import InputError, check_int
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
 from pl_privknn.labelers.base import PrivateRecords
 from pl_privknn.labelers.voting import (
@@ -94,7 +94,7 @@ class PrivateKNN(NeighborVoting):
         if aggregation.screening is not None:
             aggregation.screening.check_table_size(num_records)
         if num_records < self.k and self.sampling_rate == 1.0:
-            raise ValueError(
+            raise InputError(
                 f"the private table holds fewer than k={self.k} records; lower k or collect more records"
             )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, check_non_negative, check_switch
+from pl_privknn._checks import InputError, check_int, check_non_negative, check_switch
 from pl_privknn.labelers.attributes import (
     Attributes,
     FixedThresholds,
@@ -139,7 +139,7 @@ class RecordVotes(SpendsBudget):
         if self._records is None:
             raise RuntimeError(f"{type(self).__name__} needs the private table: call fit(records) first")
         if len(queries) < self.k:
-            raise ValueError(
+            raise InputError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
         done = 0

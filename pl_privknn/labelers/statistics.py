@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import (
+    InputError,
     check_choice,
     check_int,
     check_non_negative,
@@ -591,7 +592,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         if self.share is not None:
             width = public.shape[1] - bool(self.bias)
             if (length := self.length_of_centre_noise(width)) >= 1:
-                raise ValueError(
+                raise InputError(
                     f"centre={self.share!r}: of {width} features its noise has length {length:.2g}, and a feature "
                     "vector 1; leave centre out, raise ε, or use fewer features"
                 )
@@ -681,7 +682,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     def predict(self, features: Tensor, weights: Tensor, private: bool = False) -> Tensor:
         """Probabilities of features ``(n, d)`` under a model, float64 ``(n, c)``; see :meth:`inputs`."""
         if features.ndim != 2:
-            raise ValueError(f"features: shape {shape_text(features.shape)}; expected (n, d)")
+            raise InputError(f"features: shape {shape_text(features.shape)}; expected (n, d)")
         return self.probabilities(self.inputs(features, private) @ weights.T)
 
     @property

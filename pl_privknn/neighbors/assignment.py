@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_int, compiled
+from pl_privknn._checks import InputError, check_int, compiled
 from pl_privknn.neighbors.search import _check_pair, _cpu, _full_precision, in_threads, squared_distance
 
 # 16 MB of keys at a time: they are read back from the cache.
@@ -93,7 +93,7 @@ def assign(
     """
     _check_pair(records, queries)
     if check_int("k", k) > len(queries):
-        raise ValueError(f"k={k} is more than the {len(queries)} queries; ask about more or lower k")
+        raise InputError(f"k={k} is more than the {len(queries)} queries; ask about more or lower k")
     place = torch.device(device if device is not None else records.device)
     rows, few = _cpu(records), _cpu(queries)
     farthest = float(torch.linalg.vector_norm(few.double(), dim=1).max())

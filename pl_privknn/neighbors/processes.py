@@ -37,6 +37,10 @@ _DEAD = (
 )
 
 
+class ProcessLostError(RuntimeError):
+    """Raised where another process of a training has failed or ended."""
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Shard:
     """Private records that this process holds. **Private**, as all numbers of records.
@@ -189,7 +193,7 @@ class ProcessGroup:
         try:
             work.wait()
         except RuntimeError:  # a closed connection
-            raise RuntimeError(self._trouble or _DEAD) from None
+            raise ProcessLostError(self._trouble or _DEAD) from None
 
     def check(self) -> None:
         """Stop between two steps where another process has failed or ended, before further charges.
@@ -198,7 +202,7 @@ class ProcessGroup:
             RuntimeError: with what is known of it.
         """
         if self._trouble is not None:
-            raise RuntimeError(self._trouble)
+            raise ProcessLostError(self._trouble)
 
     def close(self) -> None:
         """Destroy the groups, without a message to the other processes."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn._checks import check_open_unit
+from pl_privknn._checks import InputError, check_open_unit
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import private_folder
@@ -101,7 +101,7 @@ def held_out(
             noted = {"share": share, "key": secrets.token_hex(_KEY_BYTES)}
             store.note("holdout", noted)
         if noted is None or noted["share"] != share:
-            raise ValueError(
+            raise InputError(
                 f"evaluate: the run in {run_dir} began with {'no hold-out' if noted is None else 'another one'}, and "
                 "a record that is trained on and held out would pay for both; resume it as it began, or start a new "
                 "run in another folder"
@@ -112,7 +112,7 @@ def held_out(
             parts = (part for block in records() for part in block)
             known = same_table(store, "table", itertools.chain([numbers], parts), begun)
     if not known:
-        raise ValueError(
+        raise InputError(
             "evaluate: private records are not known to be those of the run's beginning, in their order, and a "
             "record that changes its part would pay for both; go back to them (a data set that code of others reads "
             "can't be compared), or start a new run in another folder, which is charged again"

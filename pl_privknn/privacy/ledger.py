@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pl_privknn import __version__
-from pl_privknn._checks import check_int, check_open_unit
+from pl_privknn._checks import InputError, check_int, check_open_unit
 from pl_privknn.privacy.accounting.accountant import (
     PrivacyReport,
     TradeOff,
@@ -298,13 +298,13 @@ class LedgerRun:
         charge = Charge(mechanism, check_int("count", count))
         check_known(charge)
         if adjacencies is not None and budget.adjacency not in adjacencies:
-            raise ValueError(
+            raise InputError(
                 f"adjacency={budget.adjacency!r} of the ledger {ledger.path}: this charge ({mechanism.label}) states "
                 f"its cost under {' or '.join(map(repr, adjacencies))} only; use a ledger of that adjacency, or "
                 "parameters that hold under the ledger's. Nothing was charged and nothing was drawn"
             )
         if check_unit(unit) != budget.unit:
-            raise ValueError(
+            raise InputError(
                 f"unit={unit!r}: the ledger {ledger.path} counts by {budget.unit}, and units are never composed; use "
                 f"a ledger of unit {unit!r}, or a teacher that protects a {budget.unit}. Nothing was charged or drawn"
             )

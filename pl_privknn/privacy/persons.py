@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import InputError
 from pl_privknn.privacy.noise import NoiseSource
 
 
@@ -16,14 +17,14 @@ def check_owners(owners: Tensor | None, num_records: int) -> Tensor:
         num_records: n.
     """
     if owners is None:
-        raise ValueError(
+        raise InputError(
             "unit='person': the private records have no owners; give the data module private_groups, or use "
             "unit='record'"
         )
     if owners.dtype != torch.int64 or tuple(owners.shape) != (num_records,):
-        raise ValueError("private_groups: must be int64 of shape (n,), the person of each private record")
+        raise InputError("private_groups: must be int64 of shape (n,), the person of each private record")
     if bool((owners < 0).any()):
-        raise ValueError(
+        raise InputError(
             "private_groups: some records have no owner (a negative number); name one, or leave these records out"
         )
     return owners

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_choice, check_open_unit, check_positive
+from pl_privknn._checks import InputError, check_choice, check_open_unit, check_positive
 from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.bisection import bisect
 from pl_privknn.privacy.files import read_numbers
@@ -450,7 +450,7 @@ class BudgetTable(PrivateStore):
         kind = "the operating system's generator" if source.cryptographic else "a seed"
         held = self.fact("noise", kind)
         if held != kind and (is_paid or self.begun):
-            raise ValueError(
+            raise InputError(
                 f"noise_source: the noise of this stream came from {held}, as the ledger says of all its answers, "
                 f"and would now come from {kind}; continue as it began, or {_NEW_STREAM}"
             )

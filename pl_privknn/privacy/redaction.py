@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dis
 import functools
 import logging
 import os
@@ -22,13 +21,6 @@ from typing import IO, Any, ParamSpec, TextIO, TypeVar
 SHOW = "PRIVKNN_SHOW_PRIVATE_ERRORS"
 
 _PACKAGE = __name__.split(".")[0]
-_RAISE = dis.opmap["RAISE_VARARGS"]
-#: Raise with public values alone, from any caller.
-_PUBLIC_VALUES = tuple(
-    f"{_PACKAGE}.privacy.{name}" for name in ("ledger", "store", "private_store", "run", "sqlite_file")
-)
-#: Frames between two functions of this package that pass no other arguments.
-_PASS_ON = (_PACKAGE, "torch", "contextlib", "functools")
 _FILES = (1, 2)
 
 Arguments = ParamSpec("Arguments")
@@ -44,12 +36,10 @@ def redacted(
 ) -> Result:
     """Call a function that reads private records: suppress its output and redact its exceptions.
 
-    What it prints, logs or warns of is dropped (:func:`silenced`). Exceptions raised by this package's own ``raise``
-    statements, whose texts hold no private value, pass without what lies behind them: from the ledger always, from
-    elsewhere where no foreign code lies between, whose arguments a text might repeat. Any other exception, a
-    teacher's or a library's, may quote a record: its type and place are shown and its text, its notes, its causes
-    and the frames that hold records are left behind. With the environment variable
-    ``PRIVKNN_SHOW_PRIVATE_ERRORS=1`` everything comes through.
+    What it prints, logs or warns of is dropped (:func:`silenced`). Exceptions of this package's own classes, whose
+    texts hold no private value, pass without what lies behind them. Any other exception may quote a record: its type
+    and place are shown and its text, its notes, its causes and the frames that hold records are left behind. With the
+    environment variable ``PRIVKNN_SHOW_PRIVATE_ERRORS=1`` everything comes through.
 
     Raises:
         RedactedError: in the place of an exception from elsewhere.
@@ -192,7 +182,7 @@ def _shown(error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
     frames = list(_frames(error.__traceback__))
-    if frames and _is_safe(frames):
+    if _room(type(error).__module__) == _PACKAGE:
         error.__cause__ = error.__context__ = None
         error.__dict__.pop("__notes__", None)
         return error.with_traceback(None)
@@ -211,27 +201,15 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _is_safe(frames: list[TracebackType]) -> bool:
-    """Whether the exception was raised by a ``raise`` statement of this package with this package's values."""
-    last = frames[-1]
-    if _room(last) != _PACKAGE or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE:
-        return False
-    return _module(last).startswith(_PUBLIC_VALUES) or all(_room(frame) in _PASS_ON for frame in frames)
-
-
 def _is_users(trace: TracebackType) -> bool:
     """Whether a line is of the user's own code, where a fault is likeliest."""
     file = trace.tb_frame.f_code.co_filename
     library = "site-packages" in file or file.startswith((sysconfig.get_paths()["stdlib"], "<"))
-    return not library and _room(trace) != _PACKAGE
+    return not library and _room(str(trace.tb_frame.f_globals.get("__name__"))) != _PACKAGE
 
 
-def _module(trace: TracebackType) -> str:
-    return str(trace.tb_frame.f_globals.get("__name__"))
-
-
-def _room(trace: TracebackType) -> str:
-    return _module(trace).split(".")[0]
+def _room(module: str) -> str:
+    return module.split(".")[0]
 
 
 def _place(trace: TracebackType) -> str:

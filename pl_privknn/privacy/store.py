@@ -54,6 +54,10 @@ class LedgerCorrupt(RuntimeError):
     """Raised where a file is no ledger, or its rows do not match their hashes. It is never repaired silently."""
 
 
+class LedgerUnavailableError(OSError):
+    """Raised where the disk or the system refuses to read or write a ledger; nothing was charged."""
+
+
 def seal(previous: str, body: str) -> str:
     """SHA-256 of a row: of the hash before it and its own canonical JSON."""
     return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()
@@ -219,7 +223,7 @@ class RowStore(SQLiteFile):
         """Error of a ledger that replaces SQLite's."""
         if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
             doing, hint = ("read", _KILLED_WRITER) if self.readonly else ("written", "Nothing was charged.")
-            return OSError(f"{self.path} can't be {doing}: {error}. {hint}")
+            return LedgerUnavailableError(f"{self.path} can't be {doing}: {error}. {hint}")
         return LedgerCorrupt(f"{self.path} can't be read as a ledger: {error}")
 
     # ------------------------------------------------------------------ inner work

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from pl_privknn._checks import check_positive
+from pl_privknn._checks import InputError, check_positive
 from pl_privknn.features.alone import keeps_apart
 from pl_privknn.privacy.mechanisms.base import PREDICTS_ALONE
 from pl_privknn.privacy.redaction import shows_private_errors
@@ -172,12 +172,12 @@ class RecordGradients:
                 try:
                     outputs, _ = self._step.predicted(batch)
                 except Exception as error:
-                    raise ValueError(
+                    raise InputError(
                         f"evaluate: {name} gives no outputs for a made-up batch (x, y) of one record "
                         f"({type(error).__name__}); let forward(x) return logits, or evaluate=None"
                     ) from None
                 if outputs.numel() < 2:
-                    raise ValueError(
+                    raise InputError(
                         f"evaluate: {name} has one output, and accuracy is of classes; let forward(x) return a logit "
                         "for each class, or evaluate=None"
                     )
@@ -318,7 +318,7 @@ class RecordGradients:
             reason = "its graph has another gradient than the step"
         batch = self._first_working(batches)
         if self._mode == "traced":
-            raise ValueError(
+            raise InputError(
                 f"training_step: can't be traced ({reason}); change it so, or use step='auto', whose guarantee is "
                 "conditional"
             )
@@ -360,7 +360,7 @@ class RecordGradients:
         assert first is not None
         if shows_private_errors():
             raise first
-        raise ValueError(
+        raise InputError(
             f"{type(self.module).__name__}.training_step: fails on a made-up record of the private ones' shapes "
             f"({type(first).__name__}: {' '.join(str(first).split())[:300]}); let it take batches of a single record"
         )
@@ -373,7 +373,7 @@ class RecordGradients:
             with contextlib.suppress(Exception):
                 found.append(self._step.run(one))
         if not _close(found[0], found[-1], 1e-6):
-            raise ValueError(
+            raise InputError(
                 f"{type(self.module).__name__}.training_step: can't be traced, and keeps something of a record "
                 "outside of the module: a made-up record has another gradient after a second one; keep it in the "
                 "module, or leave it out"

@@ -54,7 +54,7 @@ def test_a_failure_is_told_once_and_ends_the_others(tmp_path, failing):
 
     assert run(tmp_path, with_works(failing, fail)) == [0, 0]
     assert told(tmp_path, failing) == "KeyError: 'what it was'"
-    said = f"RuntimeError: labelling failed on global rank {failing}; its own message says why"
+    said = f"ProcessLostError: labelling failed on global rank {failing}; its own message says why"
     assert told(tmp_path, 1 - failing) == said
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pl_privknn._checks import InputError
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, IndKNNSwitches, ask, collect
 from pl_privknn.neighbors.hashing import HashIndex, chosen_products
 from pl_privknn.neighbors.processes import ALONE, ProcessGroup
@@ -308,9 +309,9 @@ class IndKNNEngine:
 def check_queries(queries: Tensor, dimension: int) -> None:
     """Raise ``ValueError`` unless ``queries`` are finite vectors of the table's dimension."""
     if queries.ndim != 2 or queries.shape[1] != dimension or not queries.is_floating_point():
-        raise ValueError(
+        raise InputError(
             f"queries: shape {tuple(queries.shape)}, {queries.dtype}; expected float of shape (m, {dimension}), "
             "from the same extractor as the private features"
         )
     if not bool(torch.isfinite(queries).all()):
-        raise ValueError("queries: some are NaN or infinite; leave those examples out")
+        raise InputError("queries: some are NaN or infinite; leave those examples out")

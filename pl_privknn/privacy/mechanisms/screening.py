@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_finite, check_int, check_positive, check_rate
+from pl_privknn._checks import InputError, check_finite, check_int, check_positive, check_rate
 from pl_privknn.privacy.mechanisms.base import (
     MAX_LISTED,
     Adjacency,
@@ -100,7 +100,7 @@ class NoisyScreening(OutcomeMechanism):
         a table holds more than k records counts as public knowledge.
         """
         if self.sampling_rate == 1.0 and num_records <= self.k:
-            raise ValueError(
+            raise InputError(
                 f"k={self.k}: screening without sampling needs more than k private records, so that k vote also "
                 "where one is taken away; use a smaller k, a sampling_rate below 1, or no screening"
             )
