@@ -9,17 +9,12 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     PATE,
-    IndKNN,
     LinearTeachers,
-    NoisySGDTeacher,
     PrivateKNN,
-    ReverseKNN,
     Screening,
     SufficientStatistics,
 )
-from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.neighbors import processes
-from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent
@@ -30,18 +25,11 @@ RECORDS, SIDE = 61, 6
 
 TEACHERS = {
     "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, Gaussian(1.0)), Gaussian(1.0)),
-    "reverse_knn": lambda: ReverseKNN(2, budget=Budget(epsilon=3.0)),
     "class sums": lambda: SufficientStatistics(noise_multiplier=1.0, components=6),
-    "noisy sgd": lambda: NoisySGDTeacher(
-        1.0, RECORDS, 5, noise_multiplier=1.0, model={"components": 6, "soft": True}
-    ),
-    "ind knn": lambda: IndKNN(
-        0.9, Gaussian(0.5), record_budgets=RecordBudgets(rho=1.0, count_noise=Gaussian(4.0)), soft=True
-    ),
     "pate": lambda: PATE(4, LinearTeachers(60), noise=Gaussian(0.01), release_counts=True, progress=False),
 }
 #: Two unless said otherwise.
-PROCESSES = {"class sums": 3, "ind knn": 3, "noisy sgd": 4}
+PROCESSES = {"class sums": 3}
 
 
 def fit(folder, name, devices):

@@ -66,14 +66,6 @@ def test_every_place_states_the_same_version():
     assert set(found.values()) == {"0.1.0"}, found
 
 
-def test_the_changelog_and_the_citation_state_the_same_date():
-    changes = re.search(
-        r"^## \[.*\] – (.*)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert changes[1] == str(citation["date-released"])
-
-
 def _tested(name):
     lines = (ROOT / "constraints" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return {found[0]: Version(found[1]) for line in lines if len(found := line.split("==")) == 2}

@@ -54,23 +54,15 @@ SMALL_CNN = {"model.init_args.network": "small_cnn"}
 
 
 RUNS = [
-    ("private_knn_table1_mnist", {**ANSWERS, **SMALL_CNN}),
-    ("private_knn_table1_mnist_lnmax", {**TEACHERS, **SMALL_CNN}),
     ("private_knn_table1_svhn", {**ANSWERS, **FEW_HELD_OUT, **SMALL_CNN}),
     ("private_knn_table1_cifar10", {**ANSWERS, **CIFAR}),
     ("private_knn_table1_cifar10_noisy_sgd", {
         **FEW_RECORDS, "data.init_args.public_examples": 10, "data.init_args.test_examples": 10,
     }),
-    ("private_knn_table3_celeba_gamma0.05", {**ASK, **FACES, **SMALL_CNN}),
     ("private_knn_table3_celeba_gnmax300", {**FEW_TEACHERS, **FACES, **SMALL_CNN}),
     ("private_knn_table3_market1501_gamma0.10", {**ASK, **PEOPLE, **SMALL_CNN}),
-    ("private_knn_table3_market1501_gnmax_sigma250", {**FEW_TEACHERS, **PEOPLE, **SMALL_CNN}),
     ("reverse_knn_table1_mnist_eps0.1", {**ASK, **SMALL_CNN}),
-    ("reverse_knn_table1_cifar10_eps1.0", {**ASK, **SMALL_CNN, **FEW_HELD_OUT}),
-    ("ind_knn_table1_cifar10_private_knn", ASK),
-    ("ind_knn_table1_cifar10_noisy_sgd", FEW_RECORDS),
     ("ind_knn_table3_ag_news", ASK),
-    ("ind_knn_table5_dbpedia", ASK),
     ("guided_pate_table1_mnist_guided", {
         **TEACHERS, **SMALL_CNN, f"{LABELER}partitioner.init_args.num_clusters": 4,
         f"{LABELER}partitioner.init_args.steps": 3,
@@ -79,26 +71,11 @@ RUNS = [
 ]  # fmt: skip
 
 
-def _said(node, at=""):
-    """Each key with the kind of its value, and each word that stands as one."""
-    if isinstance(node, dict | list):
-        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _said(value, f"{at}.{key}")
-    else:
-        yield at, node if isinstance(node, str) else type(node)
-
-
-def _fresh():
-    """Configurations that say what none before them does: the others are parsed alike, and that takes time."""
-    known = set()
-    for config in CONFIGS:
-        said = set(_said(yaml.safe_load(config.read_text(encoding="utf-8"))))
-        if not said <= known:
-            yield config
-        known |= said
-
-
-FRESH = set(_fresh())
+#: One configuration for each combination of classes: the others are parsed alike, and that takes time.
+FRESH = {
+    tuple(sorted(re.findall(r"class_path: (\S+)", path.read_text(encoding="utf-8")))): path
+    for path in CONFIGS
+}.values()
 
 
 @pytest.fixture(scope="module")
@@ -179,13 +156,9 @@ def test_configs_release_what_the_table_of_printed_figures_says(config, what):
 
 
 @pytest.mark.long(
-    *("private_knn_table1_mnist_lnmax", "private_knn_table3_celeba_gamma0.05"),
-    *("reverse_knn_table1_mnist_eps0.1", "private_knn_table1_mnist"),
-    *("private_knn_table1_svhn", "private_knn_table1_cifar10"),
-    *("private_knn_table1_cifar10_noisy_sgd", "private_knn_table3_celeba_gnmax300"),
-    *("private_knn_table3_market1501_gnmax_sigma250", "reverse_knn_table1_cifar10_eps1.0"),
-    *("ind_knn_table1_cifar10_private_knn", "ind_knn_table1_cifar10_noisy_sgd"),
-    *("ind_knn_table5_dbpedia", "guided_pate_table1_cifar100_class_balanced"),
+    *("private_knn_table1_svhn", "private_knn_table1_cifar10", "private_knn_table1_cifar10_noisy_sgd"),
+    *("private_knn_table3_celeba_gnmax300", "reverse_knn_table1_mnist_eps0.1"),
+    "guided_pate_table1_cifar100_class_balanced",
 )
 @pytest.mark.parametrize(("config", "overrides"), RUNS, ids=[config for config, _ in RUNS])
 def test_config_runs_on_small_data(config, overrides, folder, tmp_path, monkeypatch):

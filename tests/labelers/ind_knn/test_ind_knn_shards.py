@@ -12,7 +12,7 @@ from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
+from pl_privknn.privacy.private_store import PrivateStoreError
 from pl_privknn.testing import FreeLedger
 from tests.labelers.ind_knn.ind_knn_setup import (
     ALL,
@@ -172,21 +172,6 @@ def test_other_numbers_of_shards_and_budgets_that_are_not_there_are_refused_by_n
     shutil.rmtree(two)
     (place / "kept").rename(two)
     np.testing.assert_array_less(started(tmp_path).left(), BUDGET + 1)
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_an_older_copy_of_one_shards_budgets_is_refused(tmp_path, rank):
-    run = started(tmp_path)
-    run.ask(QUERIES[:3])
-    run.close()
-    place = tmp_path / "run.private" / "run"
-    own = place / f"shard-{rank:05d}" if rank else place
-    old = (own / FILE_NAME).read_bytes()
-    run = started(tmp_path)
-    run.ask(QUERIES[3:])
-    run.close()
-    (own / FILE_NAME).write_bytes(old)
-    refused("holds an older copy of the budgets", tmp_path)
 
 
 @pytest.mark.parametrize("numbers", [None, NUMBERS], ids=["digests", "numbers"])
