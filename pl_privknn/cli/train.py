@@ -17,7 +17,7 @@ from jsonargparse import ArgumentError, Namespace
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import at_most
+from pl_privknn._checks import at_most, check_installed
 from pl_privknn._lightning import rank_zero_only
 from pl_privknn._parsing import Parser
 from pl_privknn.callbacks import PrivateLabeler, RunReport
@@ -33,6 +33,8 @@ from pl_privknn.training import NoisySGD, PrivateTraining
 
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
 _BEFORE_QUERIES = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
+#: Loggers that the extra of the same name installs.
+_LOGGERS = {"TensorBoardLogger": "tensorboard", "WandbLogger": "wandb"}
 #: Arguments of the trainer's methods that the command line does not give.
 _GIVEN = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
 
@@ -216,6 +218,10 @@ class PrivKNNCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Choose and lock the run's folder, and put loggers into it."""
         config, trainer = self.config, self.config.trainer
+        for logger in _listed(trainer.logger):
+            name = logger.class_path.rpartition(".")[2]
+            if name in _LOGGERS:
+                check_installed(f"trainer.logger {name}", _LOGGERS[name], _LOGGERS[name])
         if self.resumed is not None and Path(config.run_dir) != self.resumed:
             raise ConfigurationError(
                 f"--run_dir {config.run_dir}: --resume {self.resumed} continues in its folder; leave out --run_dir"
