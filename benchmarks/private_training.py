@@ -1,4 +1,4 @@
-"""PrivateTraining from pixels on Fashion-MNIST, and the leaderboard with published accuracies.
+"""PrivateTraining from pixels on Fashion-MNIST, beside published accuracies.
 
 The module is one as anyone would write it: convolutions with standardised weights and group normalisation, of which
 the first ones are levelled patches of public images; large batches, and the moving average of the weights. Settings
@@ -14,8 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -27,7 +26,7 @@ from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.table import guarantee_of, mark, stated
 from pl_privknn.datamodules import FashionMNISTDataModule
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.mechanisms.base import UNCONDITIONAL, Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import weakest
 from pl_privknn.training import PrivateTraining
 
 DELTA, RECORDS = 1e-5, 60_000
@@ -152,61 +151,30 @@ def _accuracy(module: nn.Module, images: Tensor, truth: Tensor) -> float:
     return round(float((told == truth).double().mean()), 6)
 
 
-# -- leaderboard -------------------------------------------------------------------------------------------------
-
-#: ε of our rows that are shown.
-EPSILONS = (0.5, 1.0, 2.0)
-#: (method, source, ε, test accuracy): trained on 60,000 records without public data, at δ and adjacency of our rows.
+#: (method, ε, test accuracy, source): trained on 60,000 records without public data, at the same δ and adjacency.
 PUBLISHED = (
-    ("DP-SGD, tempered sigmoids", "Papernot et al. 2021 (arXiv:2007.14191)", 2.7, 0.861),
-    ("DP-SGD, linear on scattering", "Tramèr, Boneh 2021 (arXiv:2011.11660)", 2.7, 0.895),
-    ("DP-SGD on scattering", "Tramèr, Boneh 2021 (arXiv:2011.11660)", 3.0, 0.897),
+    ("DP-SGD, tempered sigmoids", "2.7", "0.861", "Papernot et al. 2021 (arXiv:2007.14191)"),
+    ("DP-SGD, linear on scattering", "2.7", "0.895", "Tramèr, Boneh 2021 (arXiv:2011.11660)"),
+    ("DP-SGD on scattering", "3", "0.897", "Tramèr, Boneh 2021 (arXiv:2011.11660)"),
 )
-#: The stored trainings: method, public data, and what measures them again.
-TRAINED = "PrivateTraining, pixels", "images", "python -m benchmarks private_training"
-
-
-class Row(NamedTuple):
-    """Row of a method: its accuracies at each ε, the other cells, and the guarantee of each ε."""
-
-    accuracies: dict[float, tuple[float, str]]
-    cells: tuple[object, ...]
-    named: list[tuple[str, Guarantee]]
 
 
 def table() -> str:
-    """Table of the methods that train on records, the most accurate first."""
-    found: dict[tuple[str, str, str], dict[float, list[dict[str, Any]]]] = {}
-    for entry in entries("compare_fashion_mnist").values():
-        one = entry["results"]
-        public = "images" if one["method"] == "noisy_sgd" else "images, ImageNet"
-        if one["target_epsilon"] in EPSILONS and one["method"].startswith("noisy_sgd"):
-            here = found.setdefault((one["title"], public, f"compare: {one['method']}"), {})
-            here.setdefault(one["target_epsilon"], []).append(one)
+    """Table of the measured accuracies and of published ones."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for part, entry in entries("private_training").items():
-        _, _, asked = part.rpartition(", seed")[0].rpartition(", ε ")
-        found.setdefault(TRAINED, {}).setdefault(float(asked), []).append(entry["results"])
-    rows = [_row(*about, by_epsilon) for about, by_epsilon in found.items()]
-    for method, source, epsilon, accuracy in PUBLISHED:
-        cells = (method, "none", "–", source)
-        rows.append(Row({epsilon: (accuracy, f"{accuracy:.3f}")}, cells, [(method, UNCONDITIONAL)]))
-    rows.sort(key=lambda row: -max(row.accuracies.values())[0])
-    shown = sorted({epsilon for row in rows for epsilon in row.accuracies})
-    lines = [
-        [row.cells[0], *(row.accuracies.get(epsilon, (0.0, "–"))[1] for epsilon in shown), *row.cells[1:]]
-        for row in rows
-    ]
-    header = ["method", *(f"ε = {epsilon:g}" for epsilon in shown), "public data", "seeds", "source"]
-    return explained(markdown(header, lines), (one for row in rows for one in row.named))
-
-
-def _row(method: str, public: str, command: str, by_epsilon: dict[float, list[dict[str, Any]]]) -> Row:
-    accuracies, named = {}, []
-    for epsilon, here in by_epsilon.items():
-        # The page states both once.
-        assert {(one["delta"], one["adjacency"]) for one in here} == {(DELTA, "add_remove")}
-        runs, weak = [one["test_accuracy"] for one in here], weakest(guarantee_of(one) for one in here)
-        accuracies[epsilon] = mean(runs), spread(runs) + mark(weak)
-        named.append((method, weak))
-    seeds = min(len(here) for here in by_epsilon.values())
-    return Row(accuracies, (method, public, seeds, f"`{command}`"), named)
+        found.setdefault(part.rpartition(", seed")[0].rpartition("ε ")[2], []).append(entry["results"])
+    lines, named = [], []
+    for epsilon, here in sorted(found.items()):
+        weak = weakest(guarantee_of(one) for one in here)
+        accuracy = spread(one["test_accuracy"] for one in here) + mark(weak)
+        lines.append(
+            [
+                "PrivateTraining",
+                epsilon,
+                accuracy,
+                f"`python -m benchmarks private_training`, {len(here)} seeds",
+            ]
+        )
+        named.append(("PrivateTraining", weak))
+    return explained(markdown(["method", "ε", "test accuracy", "source"], [*lines, *PUBLISHED]), named)

@@ -1,8 +1,9 @@
 """Cost of a labelling round at scale: time and traffic of a process with a shard, and memory with a large table.
 
 A round of one process is measured at two sizes of its shard, in processor seconds of one thread; a straight line
-through them gives seconds a round and seconds a record, for 10⁹ records. Bytes are counted at the collectives of two
-shards. Features are drawn at random: extracting them is not part of it, nor is waiting for the network.
+through them gives seconds a round and seconds a record, for 10⁹ records. Bytes a round follow from the sizes; a test
+counts them at the collectives of two shards. Features are drawn at random: extracting them is not part of it, nor is
+waiting for the network.
 
 Memory (``--only memory``) is what a round takes of its own, beside files that the system may drop from memory at any
 time: the peak of anonymous memory, from before the data module is made to the end of the fit. The private embeddings
@@ -29,7 +30,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Measured, entries, listed, markdown, rows_of
-from benchmarks.threads import Threads
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.callbacks import LabelingOptions
@@ -48,7 +48,6 @@ from pl_privknn.labelers import (
     Screening,
     SufficientStatistics,
 )
-from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
@@ -68,11 +67,13 @@ class Scaled(NamedTuple):
     Attributes:
         make: with few processes, and one or two teachers of PATE in each.
         settings: in words.
+        sent: bytes that a process sends in a round, from queries and dimensions.
         table: numbers of four bytes a record that lie in memory, from dimensions.
     """
 
     make: Callable[[], Labeler]
     settings: str
+    sent: Callable[[int, int], int]
     table: Callable[[int], float] = lambda dimensions: dimensions
 
 
@@ -80,20 +81,30 @@ SUMS: dict[str, Any] = {"noise_multiplier": 1.0}
 #: All queries pass the screening here, which is most work.
 TEACHERS = {
     "PrivateKNN": Scaled(
-        lambda: PrivateKNN(K, RATE, Screening(1, Gaussian(0.1)), Gaussian(25.0)), f"k {K}, γ {RATE}, screening"
+        lambda: PrivateKNN(K, RATE, Screening(1, Gaussian(0.1)), Gaussian(25.0)),
+        f"k {K}, γ {RATE}, screening", lambda m, d: 2 * 16 * K * m + 8,
     ),
-    "ReverseKNN": Scaled(lambda: ReverseKNN(1, budget=Budget(epsilon=1.0)), "k 1", lambda d: 0),
-    "SufficientStatistics": Scaled(lambda: SufficientStatistics(**SUMS), "least squares"),
-    "PreconditionedGradients": Scaled(lambda: PreconditionedGradients(**SUMS), "6 releases"),
-    "IndKNN": Scaled(lambda: IndKNN(THRESHOLD, Gaussian(0.8), budget=Budget(epsilon=1.0)), f"τ {THRESHOLD}"),
+    "ReverseKNN": Scaled(
+        lambda: ReverseKNN(1, budget=Budget(epsilon=1.0)), "k 1", lambda m, d: 8 * CLASSES * m, lambda d: 0
+    ),
+    "SufficientStatistics": Scaled(
+        lambda: SufficientStatistics(**SUMS), "least squares", lambda m, d: 8 * CLASSES * (d + 1)
+    ),
+    "PreconditionedGradients": Scaled(
+        lambda: PreconditionedGradients(**SUMS), "6 releases", lambda m, d: 6 * 8 * CLASSES * (d + 1)
+    ),
+    "IndKNN": Scaled(
+        lambda: IndKNN(THRESHOLD, Gaussian(0.8), budget=Budget(epsilon=1.0)), f"τ {THRESHOLD}",
+        lambda m, d: 8 * (1 + CLASSES) * m + 4,
+    ),
     "NoisySGDTeacher": Scaled(
         lambda: NoisySGDTeacher(0.1, steps=STEPS, **SUMS, model={"components": COMPONENTS}),
         f"{STEPS} steps at rate 0.1, {COMPONENTS} components",
-        lambda d: d + COMPONENTS,
+        lambda m, d: STEPS * 8 * CLASSES * (min(d, COMPONENTS) + 1), lambda d: d + COMPONENTS,
     ),
     "PATE": Scaled(
         lambda: PATE(2, LinearTeachers(STEPS), progress=False),
-        f"two `LinearTeachers` a process, {STEPS} steps",
+        f"two `LinearTeachers` a process, {STEPS} steps", lambda m, d: 8 * CLASSES * m,
     ),
 }  # fmt: skip
 
@@ -115,15 +126,7 @@ def measure(options: argparse.Namespace) -> Iterator[Measured]:
 
 def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namespace) -> dict[str, Any]:
     few, many = sorted(options.records)
-    threads, some = Threads(2), features[: min(few, 2000)]
-
-    def in_shard(group: ProcessGroup) -> None:
-        teacher = TEACHERS[name].make()
-        teacher.shard = Shard(group, group.rank, 2, len(some))
-        _round(teacher, some[group.rank :: 2], queries)
-
-    # What is done once in a process is done then.
-    threads.run([functools.partial(in_shard, group) for group in threads.groups])
+    _round(TEACHERS[name].make(), features[:few], queries)  # what is done once in a process is done then
     seconds: dict[int, list[float]] = {few: [], many: []}
     for _ in range(options.repeat):
         for size, found in seconds.items():
@@ -133,7 +136,7 @@ def _line(name: str, features: Tensor, queries: Tensor, options: argparse.Namesp
     return {
         "seconds_a_record": slope,
         "seconds_a_round": max(0.0, min(seconds[few]) - slope * few),
-        "bytes_sent_a_round": max(group.sent for group in threads.groups),
+        "bytes_sent_a_round": TEACHERS[name].sent(len(queries), options.dimensions),
         "processor_seconds": seconds,
     }
 

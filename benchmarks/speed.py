@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import re
@@ -188,8 +189,10 @@ def _on_threads(repeat: int, threads: int) -> dict[str, Any]:
         for start in range(0, len(inputs), size):
             session.run(None, {"inputs": inputs[start : start + size]})
 
-    bare_ways = [functools.partial(bare, session, size) for session in sessions for size in (2, 4, 16)]
-    ways = [lambda: extractor(images), *bare_ways]
+    ways = [
+        lambda: extractor(images),
+        *(functools.partial(bare, *way) for way in itertools.product(sessions, (2, 4, 16))),
+    ]
     turns = [[_taken(way) for way in ways] for _ in range(repeat + 1)][1:]
 
     def over_best(side: int) -> tuple[float, list[float]]:
@@ -200,11 +203,8 @@ def _on_threads(repeat: int, threads: int) -> dict[str, Any]:
         return ours, [turn[best] / turn[0] for turn in times]
 
     (_, ratios), (ours, on_the_clock) = over_best(0), over_best(1)
-    return {
-        "images_per_second": round(len(images) / ours),
-        **_summary(ratios),
-        **_summary(on_the_clock, "_on_the_clock"),
-    }
+    speed = {"images_per_second": round(len(images) / ours)}
+    return {**speed, **_summary(ratios), **_summary(on_the_clock, "_on_the_clock")}
 
 
 class _Epoch(pl.Callback):
@@ -224,9 +224,8 @@ def _epoch(repeat: int, kind: type[Student] = SupervisedStudent) -> dict[str, An
     images = torch.rand(_IMAGES_OF_AN_EPOCH, 1, 28, 28, generator=generator)
     labels = torch.randint(10, (len(images),), generator=generator)
     loader = DataLoader(TensorDataset(images, labels), _BATCH)
-    student = kind(
-        network="small_cnn", num_classes=10, **({} if kind is VATStudent else {"augment_labeled": True})
-    )
+    augmented = {} if kind is VATStudent else {"augment_labeled": True}
+    student = kind(network="small_cnn", num_classes=10, **augmented)
 
     def loop(optimizer: torch.optim.Optimizer) -> None:
         for x, y in loader:

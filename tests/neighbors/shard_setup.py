@@ -2,10 +2,10 @@
 
 import functools
 
-from benchmarks.threads import Threads
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import FollowerLedger
 from pl_privknn.neighbors.processes import Shard
+from tests.setup.threads import Threads
 
 
 def by_row(count, size):

@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import torch
 
-from benchmarks.threads import Threads
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN, IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
@@ -18,6 +17,7 @@ from pl_privknn.privacy.private_store import FILE_NAME
 from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.testing import FreeLedger
 from tests.neighbors.shard_setup import paying
+from tests.setup.threads import Threads
 
 C, D = 3, 6
 PARAMETERS = IndKNNParameters(0.4, 4.0, 0.5, 0.2)
