@@ -314,12 +314,14 @@ class _NotPlain(Exception):
 
 
 @functools.cache
-def _own_arguments(cls: type) -> frozenset[str]:
-    """Arguments of constructors of this package."""
-    own = [
-        kind for kind in cls.__mro__ if kind.__module__.startswith("pl_privknn.") and "__init__" in vars(kind)
+def _own_arguments(kinds: tuple[type, ...]) -> frozenset[str]:
+    """Arguments of the constructors of classes that belong to this package."""
+    constructors = [
+        vars(kind)["__init__"]
+        for kind in kinds
+        if kind.__module__.startswith("pl_privknn.") and "__init__" in vars(kind)
     ]
-    return frozenset(name for kind in own for name in inspect.signature(kind.__init__).parameters)
+    return frozenset(name for one in constructors for name in inspect.signature(one).parameters)
 
 
 def _noted(
@@ -331,7 +333,7 @@ def _noted(
     arguments: dict[str, Any] = {}
     left_out: list[str] = []
     for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
-        built_in = name in _own_arguments(cls)
+        built_in = name in _own_arguments(cls.__mro__)
         private = (
             name.startswith("private") and name != "private_records" and not isinstance(value, str | Path)
         )
@@ -350,9 +352,12 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
     """Plain value of an argument; ``lists`` are settings in classes of this package, and may be data elsewhere."""
     if value is None or isinstance(value, bool | str):
         return value
-    for kind, plain in ((numbers.Integral, int), (numbers.Real, float), (Path, str)):
-        if isinstance(value, kind):
-            return plain(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, HasInitArguments) and "<" not in type(value).__qualname__:
         section, missing = as_section(value)
         left_out.extend(f"{path}.{name}" for name in missing)
