@@ -1,4 +1,4 @@
-"""The free parameter of a list of releases: limits, and the exact search. Plans found by it are in ``tests/planning``."""
+"""The free parameter of a list of releases: limits, and the exact search (found plans: ``tests/planning``)."""
 
 import math
 
