@@ -18,19 +18,20 @@ _IDS = {
 _LISTS = ("index", "_unsafe_index", "index_put", "_unsafe_index_put")
 _FLAT = ("take", "put")
 _NAMES = """
-_adaptive_avg_pool2d _cdist_forward _embedding_bag _fft_c2r _fft_r2c _linalg_slogdet _log_softmax _softmax
-_to_copy _trilinear abs acos adaptive_max_pool2d add addmm amax amin any arange argmax argmin asin asinh atan
-atan2 avg_pool2d avg_pool3d bernoulli bitwise_and bitwise_not bitwise_or bmm bucketize cat ceil clamp
-clamp_min constant_pad_nd convolution cos cosh cummax cumprod cumsum detach diagonal div elu
-embedding empty empty_permuted eq erf erfinv exp expand expm1 exponential flip floor fmod
-fractional_max_pool2d full full_like gather ge gelu getitem grid_sampler_2d gt hardtanh index index_put
-index_reduce index_select isinf isnan kthvalue le leaky_relu log log10 log1p log2 logcumsumexp logical_and
-logical_not lt masked_scatter max max_pool2d_with_indices max_pool3d_with_indices maximum mean median min
-minimum mm mode mul multinomial native_batch_norm native_group_norm native_layer_norm ne neg permute pow prod
-put rand rand_like randint randn randn_like randperm reciprocal relu remainder repeat reshape round rsqrt
-scalar_tensor scatter scatter_add scatter_reduce searchsorted select sigmoid sign sin sinh slice slice_scatter
-sort split split_with_sizes sqrt squeeze sub sum tan tanh topk trunc unbind unfold unsqueeze
-upsample_bicubic2d upsample_bilinear2d var where
+_adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _embedding_bag _fft_c2r _fft_r2c _linalg_slogdet
+_log_softmax _softmax _to_copy _trilinear abs acos acosh adaptive_max_pool2d add addmm alias amax amin any
+arange argmax argmin asin asinh atan atan2 atanh avg_pool2d avg_pool3d bernoulli bitwise_and bitwise_not
+bitwise_or bmm bucketize cat ceil clamp clamp_min constant_pad_nd convolution copysign cos cosh cummax cumprod
+cumsum detach diagonal digamma div elu embedding empty empty_permuted eq erf erfc erfinv exp exp2 expand expm1
+exponential flip floor fmod fractional_max_pool2d full full_like gather ge gelu getitem grid_sampler_2d gt
+hardtanh hypot index index_put index_reduce index_select isinf isnan kthvalue le leaky_relu lgamma log log10
+log1p log2 logcumsumexp logical_and logical_not logical_or logical_xor lt masked_scatter max
+max_pool2d_with_indices max_pool3d_with_indices maximum mean median min minimum mm mode mul multinomial
+native_batch_norm native_group_norm native_layer_norm ne neg permute pow prod put rand rand_like randint randn
+randn_like randperm reciprocal relu remainder repeat reshape round rsqrt scalar_tensor scatter scatter_add
+scatter_reduce searchsorted select sigmoid sign sin sinh slice slice_scatter sort split split_with_sizes sqrt
+squeeze sub sum tan tanh topk transpose trunc unbind unfold unsqueeze upsample_bicubic2d upsample_bilinear2d
+upsample_trilinear3d var where
 """
 #: Operators by which ``vmap`` keeps records apart, forward and backward, as tests/training/test_operators.py shows.
 APART = frozenset(_NAMES.split())

@@ -161,6 +161,12 @@ CASES = {
         a[None], (b[None, :1, :6], b[None, 1:2, :6]), [fixed(24, WIDTH), fixed(24, 6)],
         False, 1, 0.0, False, False, True,
     )[0],
+    "gru": lambda a, b, i: torch.gru(
+        a[None], b[None, :1, :6], [fixed(18, WIDTH), fixed(18, 6)], False, 1, 0.0, False, False, True
+    )[0],
+    "rnn": lambda a, b, i: torch.rnn_tanh(
+        a[None], b[None, :1, :6], [fixed(6, WIDTH), fixed(6, 6)], False, 1, 0.0, False, False, True
+    )[0],
     "scan": lambda a, b, i: [h := torch.zeros(6)] and [h := (h * 0.5 + part).tanh() for part in a[:, :6]][-1],
     # ---------------------------------------------------------------- pooling, grids, shapes
     "max_pool1d": lambda a, b, i: F.max_pool1d(a[None], 3),
@@ -173,10 +179,15 @@ CASES = {
     "lp_pool2d": lambda a, b, i: F.lp_pool2d(image(a), 2, 2),
     "adaptive_avg_pool2d": lambda a, b, i: F.adaptive_avg_pool2d(image(a), 4),
     "adaptive_avg_pool2d, one": lambda a, b, i: F.adaptive_avg_pool2d(image(a), 1),
+    "adaptive_avg_pool3d": lambda a, b, i: F.adaptive_avg_pool3d(a.reshape(1, 1, 4, 6, 6), 2),
     "adaptive_max_pool2d": lambda a, b, i: F.adaptive_max_pool2d(image(a), 4),
     "fold": lambda a, b, i: F.fold(F.unfold(image(a), 3), (6, 6), 3),
     "interpolate, nearest": lambda a, b, i: F.interpolate(image(a), scale_factor=2),
     "interpolate, bilinear": lambda a, b, i: F.interpolate(image(a), scale_factor=2, mode="bilinear"),
+    "interpolate, linear": lambda a, b, i: F.interpolate(a[None], scale_factor=2, mode="linear"),
+    "interpolate, trilinear": lambda a, b, i: F.interpolate(
+        a.reshape(1, 1, 4, 6, 6), scale_factor=2, mode="trilinear"
+    ),
     "interpolate, bicubic": lambda a, b, i: F.interpolate(image(a), size=(5, 7), mode="bicubic"),
     "grid_sample": lambda a, b, i: F.grid_sample(image(a), b[:2, :25].reshape(1, 5, 5, 2), align_corners=False),
     "grid_sample, nearest": lambda a, b, i: F.grid_sample(
@@ -201,6 +212,7 @@ CASES = {
     "split": lambda a, b, i: torch.cat(a.split(9, 1)[::-1]) + torch.cat(b.chunk(4, 1)),
     "expand": lambda a, b, i: a[:1].expand(4, WIDTH) * b,
     "repeat": lambda a, b, i: a.repeat(2, 1),
+    "alias": lambda a, b, i: a[...] * b[:],
     "squeeze": lambda a, b, i: a[:1].squeeze(0) * b.unsqueeze(0),
     "select": lambda a, b, i: a.select(1, 3) + a.diagonal()[0] + a.unbind(0)[2][0],
     "slice_scatter": lambda a, b, i: a.slice_scatter(b[:, :5], 1, 2, 7),
@@ -258,6 +270,10 @@ CASES = {
     "sign": lambda a, b, i: a.abs() * b.sign(),
     "compare": lambda a, b, i: a * ((a > b) & (b <= 1) | ~(a == b)).float() + (i[:4, None] != 2).float() * (a >= 0),
     "lerp": lambda a, b, i: torch.lerp(a, b, 0.3) + torch.addcmul(a, b, a) + torch.addcdiv(a, b, a.square() + 1),
+    "logical": lambda a, b, i: a * torch.logical_or(a > 0, b > 0) + b * torch.logical_xor(a > 0, b > 0),
+    "hyperbolic": lambda a, b, i: (b.tanh() * 0.9).atanh() + (b.square() + 1.1).acosh() + torch.hypot(a, b),
+    "special": lambda a, b, i: a.exp2() + b.erfc() + (b.abs() + 1).lgamma() + (a.abs() + 1).digamma(),
+    "copysign": lambda a, b, i: a.copysign(b) + a.heaviside(b) + a.hardshrink() + a.frac() + a // 1.0,
     "isnan": lambda a, b, i: torch.where(a.isnan() | b.isinf(), 0.0, a),
     "cast": lambda a, b, i: a.double().float() + b.to(torch.bfloat16).float() + i[:4, None].float() * a,
     "full": lambda a, b, i: a + torch.full_like(b, 2) + torch.ones(WIDTH) + torch.eye(4, WIDTH) + torch.zeros_like(a),
