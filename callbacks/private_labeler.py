@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ from pl_privknn.privacy.mechanisms.base import (
     Level,
 )
 from pl_privknn.privacy.persons import check_owners
-from pl_privknn.privacy.records import foreign_loader, foreign_reader
+from pl_privknn.privacy.records import check_evaluated, foreign_loader, foreign_reader
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.same_table import table_digest
 from pl_privknn.privacy.settings import Budget
@@ -167,6 +168,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self.accuracy: dict[str, Any] = {}
         self._held: tuple[LabeledImages, Tensor | None] | None = None
         self._undo: list[Callable[[], None]] = []
+        self._private: Callable[[], LabeledImages | None] = _no_records
         self.released = check_choice("released", released, MODELS)
         self._place = Path()
         self._conditions: tuple[str, ...] = ()
@@ -222,6 +224,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             return
         self._hand_budget()
         data = data_module(trainer)
+        self._private = weakref.ref(data.private)
         if data.task not in self.labeler.tasks:
             fitting = "PrivateKNN"
             if data.task == "multilabel":
@@ -300,6 +303,15 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             out, restore = data.hold_out(held)
             self._undo.append(restore)
             self._held = out, None if owners is None else owners[held]
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse to test on private records."""
+        check_evaluated("test_dataloader", trainer.test_dataloaders, self._private())
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse to validate on private records by themselves; the data module refuses them within a fit."""
+        if trainer.state.fn == "validate":
+            check_evaluated("val_dataloader", trainer.val_dataloaders, self._private())
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Release the accuracy on the hold-out, once all rounds are done."""
@@ -605,6 +617,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             return []
         store = self._run.store
         return [example for index in range(store.rounds()) for example in store.selected(index) or []]
+
+
+def _no_records() -> None:
+    """Stand for a weak reference before the fit."""
 
 
 def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 _PACKAGE = __name__.split(".")[0]
@@ -159,6 +160,27 @@ def shares_memory(first: Any, second: Any) -> bool:
     """Whether two objects hold parts of the same memory."""
     held = list(memory_of(first))
     return any(low < end and start < high for low, high in memory_of(second) for start, end in held)
+
+
+def check_evaluated(name: str, loaders: Any, records: Any) -> None:
+    """Refuse to evaluate on private records: no charge covers the exact figure.
+
+    Args:
+        name: of the loaders, for the message.
+        loaders: one, or a container of them.
+        records: data set of private records, or None.
+
+    Raises:
+        ValueError: where a loader reads from that data set.
+    """
+    found = [
+        getattr(one, "dataset", None) for one in pytree.tree_leaves(getattr(loaders, "iterables", loaders))
+    ]
+    if records is not None and any(one is not None and shares_records(records, one) for one in found):
+        raise ValueError(
+            f"{name}: reads the data set of the private records, whose exact accuracy is not covered by ε; "
+            "evaluate on public data, or train with evaluate=PaidEvaluation(), which holds records out"
+        )
 
 
 def shares_records(private: Any, other: Any) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
@@ -23,7 +22,7 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, guarantee_rank
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
-from pl_privknn.privacy.records import foreign_loader, shares_records
+from pl_privknn.privacy.records import check_evaluated, foreign_loader
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.gradients import (
@@ -414,16 +413,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
 
     def _check_evaluation(self, name: str, loaders: Any) -> None:
         """Refuse to evaluate on private records: no charge covers the exact figure."""
-        found: list[Any] = []
-        pytree.tree_map(
-            lambda one: found.append(getattr(one, "dataset", None)), getattr(loaders, "iterables", loaders)
-        )
-        records = None if self._records is None else self._records()
-        if records is not None and any(one is not None and shares_records(records, one) for one in found):
-            raise ValueError(
-                f"{name}: reads the data set of the private records, whose exact accuracy is not covered by ε; "
-                "evaluate on public data, or train with evaluate=PaidEvaluation(), which holds records out"
-            )
+        check_evaluated(name, loaders, None if self._records is None else self._records())
 
     def layers_of(self, module: Any) -> Any:
         """Network whose layers give per-record gradients, with its input function; see ``RecordGradients``."""

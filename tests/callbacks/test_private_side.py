@@ -8,10 +8,11 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
+from torch.utils.data import DataLoader, Subset
 
 from pl_privknn._checks import check_int
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.labelers import Release
+from pl_privknn.labelers import PrivateKNN, Release
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
@@ -201,3 +202,13 @@ def test_an_interrupt_stays_one_and_leaves_its_past_behind():
     with pytest.raises(KeyboardInterrupt) as caught:
         redacted(interrupted)
     assert CANARY not in everything_of(caught.value)[0]
+
+
+@pytest.mark.parametrize("name", ["validate", "test"])
+def test_a_student_is_not_evaluated_on_private_records_after_the_fit(tmp_path, name):
+    data, labeling = make_data(), PrivateLabeler(PrivateKNN(k=5, sampling_rate=1.0), run_dir=tmp_path / "run")
+    student, trainer = small_student(2), quiet_trainer(tmp_path, 1, callbacks=[labeling])
+    trainer.fit(student, data)
+    for records in (data.private, Subset(data.private, range(5))):
+        with pytest.raises(ValueError, match=r"exact accuracy is not covered by ε.*PaidEvaluation"):
+            getattr(trainer, name)(student, DataLoader(records, 8))
