@@ -459,14 +459,14 @@ def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | N
             if len(shape) == 2
             else ""
         )
-        raise ValueError(
+        raise InputError(
             f"{name}: shape {shape_text(shape)}; expected (n, h, w), (n, c, h, w) or (n, h, w, c){table}"
         )
     if channels_last is not None:
         return channels_last
     first, last = shape[1] in _COLOURS, shape[3] in _COLOURS
     if first == last:
-        raise ValueError(
+        raise InputError(
             f"{name}: shape {shape_text(shape)} doesn't show where the colours are; pass channels_last=True for "
             "(n, h, w, c) or channels_last=False for (n, c, h, w)"
         )

@@ -318,7 +318,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         part = as_part(part, name, name == "public", self.image_shape, self.num_classes, self.task)
         for what in ("task", "num_classes", "image_shape"):
             if getattr(part, what) != getattr(self, what):
-                raise ValueError(
+                raise InputError(
                     f"{type(self).__name__}: the {name} set was made with {what}={getattr(part, what)!r}, the data "
                     f"module is {getattr(self, what)!r}; pass {what}= to LabeledImages and PublicDataset"
                 )

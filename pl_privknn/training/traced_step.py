@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
+from pl_privknn._checks import InputError
 from pl_privknn._tracing import recorded
 from pl_privknn.privacy.records import shares_memory
 from pl_privknn.training.operators import bound_ids, outside
@@ -343,13 +344,13 @@ class RecordStep:
         """Refuse tensors that share memory with the records, and constants that may hold a table of them."""
         for name, tensor in tensors.items():
             if shares_memory(self._dataset, tensor):
-                raise ValueError(
+                raise InputError(
                     f"training_step: {name} {tuple(tensor.shape)} shares memory with the private records, and every "
                     "record's gradient would depend on them; compute it from public data, or leave it out"
                 )
         for name, tensor in constants.items():
             if tensor.numel() > _LARGEST:
-                raise ValueError(
+                raise InputError(
                     f"training_step: {name} {tuple(tensor.shape)} has more than {_LARGEST} values and is no "
                     "parameter or buffer; if it is public, register it by register_buffer, else leave it out"
                 )
