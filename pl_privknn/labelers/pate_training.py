@@ -616,10 +616,10 @@ class LinearTeachers(StackedTeachers):
 
     Example:
         >>> import torch
-        >>> from pl_privknn.labelers import PATE, LinearTeachers
+        >>> from pl_privknn.labelers import PATE, LinearTeachers, PrivateRecords
         >>> teachers = LinearTeachers(steps=20)
         >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
-        >>> teacher.fit(torch.rand(40, 4), torch.arange(40) % 2, 2)
+        >>> teacher.fit(PrivateRecords.of(torch.rand(40, 4), torch.arange(40) % 2, 2))
         >>> teacher.votes(torch.rand(5, 4)).shape
         torch.Size([5, 2])
     """
@@ -650,10 +650,10 @@ class CNNTeachers(StackedTeachers):
 
     Example:
         >>> import torch
-        >>> from pl_privknn.labelers import PATE, CNNTeachers
+        >>> from pl_privknn.labelers import PATE, CNNTeachers, PrivateRecords
         >>> teachers = CNNTeachers(image_shape=(1, 8, 8), steps=5)
         >>> teacher = PATE(num_teachers=4, teachers=teachers, progress=False)
-        >>> teacher.fit(torch.rand(40, 64), torch.arange(40) % 2, 2)
+        >>> teacher.fit(PrivateRecords.of(torch.rand(40, 64), torch.arange(40) % 2, 2))
         >>> teacher.votes(torch.rand(5, 64)).shape
         torch.Size([5, 2])
     """

@@ -64,6 +64,11 @@ class TrainingOptions:
 
     Raises:
         ValueError: for an argument out of its range, and several views without ``augment``.
+
+    Example:
+        >>> from pl_privknn.training import TrainingOptions
+        >>> TrainingOptions(physical_batch_size=4096, records_per_person=2).records_per_person
+        2
     """
 
     ledger_path: str | Path | None = None

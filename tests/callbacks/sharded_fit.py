@@ -9,11 +9,13 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
     PATE,
+    IndKNN,
     LinearTeachers,
     PrivateKNN,
     Screening,
     SufficientStatistics,
 )
+from pl_privknn.labelers.ind_knn import RecordBudgets
 from pl_privknn.neighbors import processes
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
@@ -26,10 +28,13 @@ RECORDS, SIDE = 61, 6
 TEACHERS = {
     "private_knn": lambda: PrivateKNN(9, 1.0, Screening(4.0, Gaussian(1.0)), Gaussian(1.0)),
     "class sums": lambda: SufficientStatistics(noise_multiplier=1.0, components=6),
+    "ind knn": lambda: IndKNN(
+        0.9, Gaussian(0.5), record_budgets=RecordBudgets(rho=1.0, count_noise=Gaussian(4.0)), soft=True
+    ),
     "pate": lambda: PATE(4, LinearTeachers(60), noise=Gaussian(0.01), release_counts=True, progress=False),
 }
 #: Two unless said otherwise.
-PROCESSES = {"class sums": 3}
+PROCESSES = {"class sums": 3, "ind knn": 3}
 
 
 def fit(folder, name, devices):

@@ -51,7 +51,7 @@ def test_two_processes_answer_as_one(tmp_path, name):
     charged = [Ledger.open_readonly(folder / "ledger.sqlite").report().charged for folder in (alone, both)]
     assert charged[0] == charged[1]
     assert {path.name for path in alone.iterdir()} == {path.name for path in both.iterdir()}
-    kept = ("alone.private", "both.private") if name == "class sums" else ()
+    kept = ("alone.private", "both.private") if name in ("class sums", "ind knn") else ()
     written = {"alone", "both", *kept, *(f"{rank}.json" for rank in range(count))}
     assert {path.name for path in tmp_path.iterdir()} == written
 

@@ -258,7 +258,7 @@ def test_report_says_what_was_looked_at_and_what_was_not():
     shown = str(report)
     assert shown.startswith("check_labeler(PrivateKNN): all passed\n")
     assert "gaussian (L2) at most 1.414 of 1.414" in shown
-    assert "refused: 'a record that is not finite' of 34 records (ValueError), '2 records'" in shown
+    assert "refused: 'a record that is not finite' of 34 records (InputError), '2 records'" in shown
 
 
 def test_nothing_is_left_behind():
@@ -276,7 +276,7 @@ def test_what_can_not_be_checked_is_named():
     for wrong in (object(), lambda: None):
         with pytest.raises(TypeError, match="must be a Labeler"):
             check_labeler(wrong)
-    with pytest.raises(LabelerCheckError, match=r"plan: raises ValueError.*private_records"):
+    with pytest.raises(LabelerCheckError, match=r"plan: raises InputError.*private_records"):
         check_labeler(PrivateKNN(50, 1.0), private_records=40)
 
 
