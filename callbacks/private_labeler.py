@@ -67,7 +67,7 @@ from pl_privknn.privacy.mechanisms.base import (
     Level,
 )
 from pl_privknn.privacy.persons import check_owners
-from pl_privknn.privacy.records import check_evaluated, foreign_loader, foreign_reader
+from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader, foreign_reader
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.same_table import table_digest
 from pl_privknn.privacy.settings import Budget
@@ -194,7 +194,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
                 f"reload_dataloaders_every_n_epochs={every} mis-schedules after a resume; set it to 0, the "
                 "data module follows label changes by itself"
             )
-        data_module(trainer)
+        data = data_module(trainer)
+        check_hyperparameters(pl_module, data, data.private)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

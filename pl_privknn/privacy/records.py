@@ -6,14 +6,14 @@ that can be seen of tables of tensors and of this package's data sets, and is an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 _PACKAGE = __name__.split(".")[0]
 # Attributes by which data sets of this package hold others.
@@ -181,6 +181,35 @@ def check_evaluated(name: str, loaders: Any, records: Any) -> None:
             f"{name}: reads the data set of the private records, whose exact accuracy is not covered by ε; "
             "evaluate on public data, or train with evaluate=PaidEvaluation(), which holds records out"
         )
+
+
+def check_hyperparameters(module: Any, data: Any, records: Any) -> None:
+    """Refuse hyper-parameters that hold private records: checkpoints and loggers would write them down.
+
+    Args:
+        module: LightningModule of the fit.
+        data: its data module, or None; whatever tensors, arrays, frames and data sets are its arguments are data.
+        records: data set of private records, or None.
+
+    Raises:
+        ValueError: for such a hyper-parameter; the message names it, and shows no value.
+    """
+    for owner in (module, data):
+        for name, value in dict(getattr(owner, "hparams", {})).items():
+            if _holds_data(value) and (owner is data or shares_memory(records, value)):
+                raise ValueError(
+                    f"save_hyperparameters: {name}, a {type(value).__name__} of {type(owner).__name__}, may hold "
+                    f"private records, which checkpoints and loggers would write down; add ignore=[{name!r}]"
+                )
+
+
+def _holds_data(value: Any, depth: int = 3) -> bool:
+    """Whether a value is a tensor, an array, a frame or a data set, or a container of them."""
+    if isinstance(value, list | tuple | set):
+        return bool(depth) and any(_holds_data(part, depth - 1) for part in value)
+    if isinstance(value, Mapping):
+        return bool(depth) and any(_holds_data(part, depth - 1) for part in value.values())
+    return (hasattr(value, "__array__") and getattr(value, "ndim", 1) > 0) or isinstance(value, Dataset)
 
 
 def shares_records(private: Any, other: Any) -> bool:

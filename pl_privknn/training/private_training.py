@@ -22,7 +22,7 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, guarantee_rank
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.noisy_steps import steps_per_epoch
-from pl_privknn.privacy.records import check_evaluated, foreign_loader
+from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.gradients import (
@@ -273,6 +273,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 self._records = weakref.ref(dataset)
             except TypeError:  # lists have none
                 self._records = lambda: dataset
+            check_hyperparameters(pl_module, trainer.datamodule, dataset)
             if not hasattr(records, "private_in_shards"):  # this package's data modules check their own parts
                 validation = trainer.fit_loop.epoch_loop.val_loop._data_source
                 if validation.is_defined() and trainer.limit_val_batches:

@@ -8,16 +8,20 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from pl_privknn._checks import check_int
 from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.datamodules import PrivatePublicDataModule
+from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.labelers import PrivateKNN, Release
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.records import check_hyperparameters
 from pl_privknn.privacy.redaction import SHOW, RedactedError, redacted
+from pl_privknn.training import PrivateTraining
 from tests.setup.small_fit import quiet_trainer, small_student
 from tests.training.noisy_sgd_setup import fit as fit_privately
 from tests.training.noisy_sgd_setup import keep_last, make, make_data
@@ -212,3 +216,54 @@ def test_a_student_is_not_evaluated_on_private_records_after_the_fit(tmp_path, n
     for records in (data.private, Subset(data.private, range(5))):
         with pytest.raises(ValueError, match=r"exact accuracy is not covered by ε.*PaidEvaluation"):
             getattr(trainer, name)(student, DataLoader(records, 8))
+
+
+class Images(PrivatePublicDataModule):
+    """Keeps its arguments as hyper-parameters, as is usual in Lightning."""
+
+    def __init__(self, images, labels):
+        super().__init__(image_shape=(1, 8, 8), num_classes=2, batch_size=8)
+        self.save_hyperparameters()
+        self.parts = images, labels
+
+    def load_private(self):
+        return TensorDataset(*self.parts)
+
+    def load_public(self):
+        return TensorDataset(1 - self.parts[0], self.parts[1])
+
+    def load_test(self):
+        return LabeledImages.none((1, 8, 8), 2)
+
+
+class Kept(pl.LightningModule):
+    def __init__(self, images, weights):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(64, 2)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_private_records_are_no_hyper_parameters(tmp_path):
+    images, labels = torch.rand(30, 1, 8, 8), torch.arange(30) % 2
+    labeling = PrivateLabeler(
+        PrivateKNN(k=5, sampling_rate=1.0), queries_per_round=10, run_dir=tmp_path / "a"
+    )
+    with pytest.raises(
+        ValueError, match=r"save_hyperparameters: images, a Tensor of Images.*ignore=\['images'\]"
+    ):
+        quiet_trainer(tmp_path, 1, callbacks=[labeling]).fit(small_student(2), Images(images, labels))
+    table = TensorDataset(images, labels)
+    weights = torch.tensor([1.0, 2.0])  # public ones of the module's own stay
+    training = PrivateTraining(
+        Budget(epsilon=4.0), expected_batch_size=8, private_records=30, run_dir=tmp_path / "b"
+    )
+    with pytest.raises(ValueError, match=r"save_hyperparameters: images, a Tensor of Kept"):
+        quiet_trainer(tmp_path, 1, callbacks=[training]).fit(Kept(images[3:9], weights), DataLoader(table, 8))
+    check_hyperparameters(Kept(None, weights), None, table)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
