@@ -73,6 +73,7 @@ from pl_privknn.privacy.same_table import table_digest
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS, Outputs
 
+_NARROW = ("bf16-true", "16-true", "64-true")  # precisions of whole students
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
 
@@ -193,6 +194,11 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             raise ValueError(
                 f"reload_dataloaders_every_n_epochs={every} mis-schedules after a resume; set it to 0, the "
                 "data module follows label changes by itself"
+            )
+        if (precision := str(trainer.precision)) in _NARROW:
+            raise ValueError(
+                f"precision={precision!r}: public images and labels are float32, and later rounds take features from "
+                "the student; use precision='32-true' or 'bf16-mixed'"
             )
         data = data_module(trainer)
         check_hyperparameters(pl_module, data, data.private)

@@ -65,5 +65,8 @@ def centre_of(noisy: Tensor, sigma: float, records: int, public: Tensor) -> Cent
     spread = torch.cov(rows.T, correction=0).view(len(offset), -1) * (1 / records + 1 / len(rows))
     spread.diagonal().add_((sigma / records) ** 2)
     mean, square = float(spread.trace()), float(spread.square().sum())
-    p_value = chi2.sf(float(offset.square().sum()) * mean / square, mean**2 / square)
-    return Centre(offset, math.sqrt(mean), float(p_value))
+    if square:
+        p_value = float(chi2.sf(float(offset.square().sum()) * mean / square, mean**2 / square))
+    else:  # equal public examples and no noise: any difference is none of chance
+        p_value = float(not offset.any())
+    return Centre(offset, math.sqrt(mean), p_value)

@@ -235,3 +235,11 @@ def test_a_file_that_is_no_label_store_is_refused(tmp_path):
     (tmp_path / "broken.sqlite").write_bytes(b"not a database, but long enough to be read as one" * 20)
     with pytest.raises(LabelStoreError, match="not a label store"):
         LabelStore(tmp_path / "broken.sqlite")
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_students_of_another_precision_are_refused_before_any_query(tmp_path, precision):
+    labeling = PrivateLabeler(OracleLabeler(), run_dir=tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"precision='{precision}'.*bf16-mixed"):
+        fit(tmp_path, labeling, precision=precision)
+    assert not (tmp_path / "run" / "ledger.sqlite").exists()

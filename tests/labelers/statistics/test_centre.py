@@ -208,3 +208,10 @@ test_bad_arguments_are_named = refusals(
         ),
     }
 )
+
+
+@pytest.mark.parametrize(("apart", "p_value"), [(0.0, 1.0), (0.5, 0.0)])
+def test_equal_public_examples_have_no_difference_by_chance(apart, p_value):
+    public = torch.zeros(20, 4, dtype=torch.float64)
+    found = centre_of(torch.full((4,), 10 * apart, dtype=torch.float64), 0.0, 10, public)
+    assert found.p_value == p_value
