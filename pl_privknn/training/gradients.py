@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ STEPS = ("auto", "traced")
 # Bytes that the gradients of one chunk may take, and those of the few records that make a chunk worth its while.
 _BYTES, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 1 << 28
 # Relative differences of gradients that should be the same.
+_NO_GRADIENT = 1e-10
 _CLOSE = 1e-3
 
 
@@ -275,6 +277,7 @@ class RecordGradients:
                 self.way = "layers"
             else:
                 self._try(batches, timed)
+                self._check_moves(batches)
         self._randomness.drew = None
 
     def refresh(self) -> None:
@@ -377,6 +380,21 @@ class RecordGradients:
                 f"{type(self.module).__name__}.training_step: can't be traced, and keeps something of a record "
                 "outside of the module: a made-up record has another gradient after a second one; keep it in the "
                 "module, or leave it out"
+            )
+
+    def _check_moves(self, batches: list[Any]) -> None:
+        """Refuse a step whose gradient is zero for every made-up record: all of ε would be spent on noise."""
+        largest: list[float] = []
+        for batch in batches:
+            self._randomness.begin()
+            with contextlib.suppress(Exception):
+                largest.append(max(float(part.abs().max()) for part in self._gradient(batch) if part.numel()))
+        known = [value for value in largest if math.isfinite(value)]
+        if known and max(known) <= _NO_GRADIENT:
+            raise InputError(
+                f"{type(self.module).__name__}.training_step: the loss of one record alone does not depend on the "
+                "parameters (made-up records have gradients of zero), as that of pairs within a batch; use a loss of "
+                "single records"
             )
 
     def _is_faster(self, traced: TracedStep, stack: list[Tensor]) -> bool:

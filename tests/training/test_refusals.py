@@ -216,3 +216,19 @@ def test_frozen_layers_and_a_learning_rate_by_validation_pass(tmp_path):
     module = Other(net=net, configure=lambda m: plateau(m, "val_loss"))
     callback, _ = fit(module, tmp_path, epochs=1)
     assert callback.planned_steps == 3
+
+
+class OfPairs(Lit):
+    """Its loss compares records of a batch with each other, so that one alone has none."""
+
+    def training_step(self, batch, batch_idx):
+        rows = F.normalize(self(batch[0]), dim=1)
+        return F.cross_entropy(rows @ rows.T / 0.1, torch.arange(len(rows)))
+
+
+def test_a_loss_without_a_gradient_for_one_record_is_refused_before_it_is_paid_for(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"OfPairs\.training_step: the loss of one record alone does not depend"
+    ):
+        fit(OfPairs(), tmp_path)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
