@@ -226,9 +226,8 @@ class OfPairs(Lit):
         return F.cross_entropy(rows @ rows.T / 0.1, torch.arange(len(rows)))
 
 
-def test_a_loss_without_a_gradient_for_one_record_is_refused_before_it_is_paid_for(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"OfPairs\.training_step: the loss of one record alone does not depend"
-    ):
-        fit(OfPairs(), tmp_path)
+@pytest.mark.parametrize("module", [OfPairs(), Other(loss=lambda logits, y: None)])
+def test_a_loss_without_a_gradient_for_one_record_is_refused_before_it_is_paid_for(tmp_path, module):
+    with pytest.raises(ValueError, match=r"training_step: the loss of one record alone does not depend"):
+        fit(module, tmp_path)
     assert not list(tmp_path.rglob("ledger.sqlite"))
