@@ -161,7 +161,7 @@ class PrivateRecords:
         """Feature vectors of all records of this process, float32 ``(n, d)``.
 
         Args:
-            fresh: a table that nobody else reads, so that the caller may overwrite it.
+            fresh: return a table of its own, which the caller may overwrite.
         """
         if self._table is not None:
             return self._table.clone() if fresh else self._table
