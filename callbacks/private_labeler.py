@@ -325,28 +325,39 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if self._held is None or self._run is None or self._rounds_applied < self.rounds:
             return
         assert self.labeler is not None
+        hits, conditions = redacted(self._hits, pl_module, self._held[0], TASKS[data_module(trainer).task])
         self.accuracy = redacted(
             release_accuracy,
             self._place,
             self._run.run_id,
-            redacted(self._hits, pl_module, self._held[0], TASKS[data_module(trainer).task]),
+            hits,
             self._held[1],
             budget=dataclasses.replace(self.budget, epsilon=self.report().epsilon),
             noise=self.labeler.noise_source,
-            conditions=self._stated,
+            conditions=tuple(dict.fromkeys((*self._stated, *conditions))),
         )
 
     @torch.no_grad()
-    def _hits(self, module: pl.LightningModule, held: LabeledImages, outputs: Outputs) -> Tensor:
-        """**Private.** Whether the released model predicts each held-out record right: see :meth:`Outputs.hits`."""
+    def _hits(
+        self, module: pl.LightningModule, held: LabeledImages, outputs: Outputs
+    ) -> tuple[Tensor, tuple[str, ...]]:
+        """**Private.** Whether the released model predicts each held-out record right, see :meth:`Outputs.hits`.
+
+        Returns:
+            Bool ``(n,)``, and the conditions on which it rests that each is predicted from that record alone.
+        """
         head = self.load_head(self._place) if self.released != "student" else None
         records, parts = PrivateRecords(held, nn.Identity()), list[Tensor]()
+        conditions: tuple[str, ...] = ()
         if head is not None:
-            parts.append(records.map(head)[0])
+            found, conditions = records.map(head)
+            parts.append(found)
         if self.released != "head":
             with undisturbed(module, torch.device(module.device)):
-                parts.append(outputs.probabilities(records.map(module)[0]))
-        return outputs.hits(torch.stack(parts).mean(dim=0), held.labels)
+                found, more = records.map(module)
+            parts.append(outputs.probabilities(found))
+            conditions += more
+        return outputs.hits(torch.stack(parts).mean(dim=0), held.labels), conditions
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Release the run's folder; the ledger stays readable for reports."""

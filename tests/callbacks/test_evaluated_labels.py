@@ -120,6 +120,26 @@ class Branching(Foreign):
         return self.net(x) if float(x.mean()) < 2 else -self.net(x)
 
 
+class LaterBranching(Foreign):
+    """Can be traced before the training alone."""
+
+    late = False
+
+    def on_train_start(self):
+        self.late = True
+
+    def forward(self, x):
+        return -self.net(x) if self.late and float(x.mean()) > 2 else self.net(x)
+
+
+def test_a_student_that_cannot_be_traced_any_more_makes_its_accuracy_conditional(tmp_path):
+    labeling, *_ = fit(tmp_path, default_noise(), LaterBranching(), retrain=False)
+    assert labeling.guarantee == "unconditional"  # of the labels, which no student's prediction enters
+    guarantee = Ledger.open_readonly(tmp_path / "holdout.sqlite").report().guarantee
+    assert guarantee.guarantee == "conditional"
+    assert "LaterBranching computes a vector from one example alone" in guarantee.reason
+
+
 @pytest.mark.parametrize(
     ("student", "level"),
     [(None, "unconditional"), (Foreign, "unconditional"), (Branching, "conditional")],
