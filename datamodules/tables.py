@@ -454,7 +454,7 @@ class Array:
         return store, torch.cat([block.isfinite().all(1) for block in blocks(store)])
 
     def as_numbers(self, values: Any) -> Tensor:
-        """What :meth:`values` gave as a tensor that torch can compute with; ``ValueError`` for no numbers."""
+        """Convert the result of :meth:`values` to a tensor; ``ValueError`` unless it holds numbers."""
         if isinstance(values, Tensor):
             values = values.detach().cpu()
             return values.to(torch.int64) if values.dtype in _UNSIGNED else values

@@ -200,18 +200,18 @@ class PrivateRecords:
         return torch.cat(found) if found else None
 
     @torch.no_grad()
-    def map(self, function: Extract, tried: Tensor | None = None) -> tuple[Tensor, tuple[str, ...]]:
+    def map(self, function: Extract) -> tuple[Tensor, tuple[str, ...]]:
         """Apply a function of others to each record alone; see :func:`~pl_privknn.features.alone.kept_apart`.
 
         Args:
-            function: maps examples ``(b, …)`` to vectors ``(b, d)``, as an extractor or a network.
-            tried: public examples to try it on; made-up ones by default.
+            function: maps examples ``(b, …)`` to vectors ``(b, d)``, as an extractor or a network; tried on made-up
+                examples first.
 
         Returns:
             The vectors, ``(n, d)``, and in words the conditions that their separation rests on.
         """
         assert self._examples is not None
-        tried = made_up(self._examples.image_shape) if tried is None else tried
+        tried = made_up(self._examples.image_shape)
         alone, conditions = kept_apart(function, tried)
         cpu = torch.device("cpu")
         found = [extract_on(alone, images, cpu) for images, _ in self._batches()]

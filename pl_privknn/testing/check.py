@@ -197,7 +197,7 @@ def _accepted(new: New, table: Table, largest: Largest) -> ObservedRun | None:
 
 
 def check_samples(new: New, table: Table) -> None:
-    """Where all coins show tails, records have no influence, and each sampled release has tossed n coins."""
+    """Check that no record has influence when all coins show tails, and that each sampled release tosses n coins."""
     run = new(coins="tails").fit(table).label(table.queries)
     for rate in set(map(sampling_rate, run.ledger.rows)) - {1.0}:
         releases = sum(row.count for row in run.ledger.rows if sampling_rate(row) == rate)

@@ -167,7 +167,7 @@ class Pool:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What a neighbouring table must have in common at equal answers."""
+        """Mechanism, number of charges and shapes, which neighbouring tables share where their answers are equal."""
         return self.mechanism.kind, self.charged, [tuple(values.shape) for _, values in self.entered]
 
 

@@ -22,7 +22,7 @@ def table(path, count, secret=""):
 
 
 def printed(capsys, words):
-    """What a check prints."""
+    """Output of a check."""
     assert main(["check", *words, *ASKED]) == 0
     return capsys.readouterr().out.splitlines()
 
