@@ -34,7 +34,7 @@ from benchmarks.record import ROOT, Measured, entries, markdown
 from benchmarks.scale import CLASSES
 from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.features import HOG, TimmFeatures
-from pl_privknn.features.onnx_runtime import _exported
+from pl_privknn.features.pretrained import _exported
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SystemNoise

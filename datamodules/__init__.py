@@ -5,21 +5,23 @@ All of them are imported here, so that a command line knows them by their bare n
 """
 
 from pl_privknn.datamodules.arrays import ArraysDataModule, DatasetsDataModule, EmbeddingsDataModule
+from pl_privknn.datamodules.attribute_sets import CelebADataModule, Market1501DataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.celeba import CelebADataModule
-from pl_privknn.datamodules.cifar import CIFAR10DataModule, CIFAR100DataModule
 from pl_privknn.datamodules.datasets import ImageStore, LabeledImages, PublicDataset, TensorImages
 from pl_privknn.datamodules.digits import DigitsDataModule
 from pl_privknn.datamodules.folder import ImageFolderDataModule
 from pl_privknn.datamodules.loaders import NoLabeledExamplesError
-from pl_privknn.datamodules.market1501 import Market1501DataModule
 from pl_privknn.datamodules.mnist import (
     FashionMNISTAttributesDataModule,
     FashionMNISTDataModule,
     MNISTDataModule,
 )
-from pl_privknn.datamodules.published import DamagedFileError
-from pl_privknn.datamodules.svhn import SVHNDataModule
+from pl_privknn.datamodules.published import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    DamagedFileError,
+    SVHNDataModule,
+)
 from pl_privknn.datamodules.text import TextDataModule
 
 __all__ = [

@@ -17,9 +17,8 @@ from torch import Tensor
 from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
 from pl_privknn.config import as_section
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.kernel_pca import PublicKernelPCA
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.features.public import PublicFeatures, has_pretrained
+from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.settings import Budget

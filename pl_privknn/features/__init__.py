@@ -1,16 +1,20 @@
 """Extractors of features from images and texts."""
 
 from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures
-from pl_privknn.features.base import Extractor
+from pl_privknn.features.base import Extractor, Pixels
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import CachedFeatures, JoinedFeatures
-from pl_privknn.features.kernel_pca import PublicKernelPCA, PublicPCA
 from pl_privknn.features.patches import PatchDictionary
-from pl_privknn.features.pixels import Pixels
 from pl_privknn.features.pretrained import TimmFeatures
-from pl_privknn.features.public import DefaultFeatures, PublicFeatures, Resized
+from pl_privknn.features.public import (
+    DefaultFeatures,
+    PublicFeatures,
+    PublicKernelPCA,
+    PublicPCA,
+    PublicWhitening,
+    Resized,
+)
 from pl_privknn.features.text import SentenceFeatures, TextExtractor, WordLlamaFeatures
-from pl_privknn.features.whitening import PublicWhitening
 
 __all__ = [
     "HOG",

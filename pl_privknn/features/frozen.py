@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_privknn import _lightning as pl
 from pl_privknn.features.base import Extractor, PublicTables
-from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.features.public import PublicWhitening
 from pl_privknn.networks.base import image_shape
 
 
@@ -48,7 +48,7 @@ class OnFrozenFeatures(pl.LightningModule):
             extractor: any; it must not have been trained on private records.
             in_channels: colour channels of the images.
             image_size: side of square images, or (height, width).
-            components: see :class:`~pl_privknn.features.whitening.PublicWhitening`.
+            components: see :class:`~pl_privknn.features.public.PublicWhitening`.
             power: see there.
 
         Raises:

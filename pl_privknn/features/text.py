@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_installed, check_path, shown
 from pl_privknn.config import HasInitArguments
-from pl_privknn.features.onnx_runtime import session_of
+from pl_privknn.features.pretrained import session_of
 
 _TEXTS_AT_ONCE = 64
 _WIDTHS = (64, 128, 256)

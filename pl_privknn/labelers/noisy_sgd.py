@@ -19,7 +19,7 @@ from pl_privknn._checks import (
     check_switch,
 )
 from pl_privknn.config import as_group
-from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.features.public import PublicWhitening
 from pl_privknn.labelers.base import (
     ChargesLedger,
     MakesModel,
@@ -105,7 +105,7 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
 
     A round costs its training, however many queries it answers: answers are a function of released weights.
     Features are centred, rotated and scaled by what the round's queries, which are public, say of them (see
-    :class:`~pl_privknn.features.whitening.PublicWhitening`); so ask many, best all of them. All queries of a
+    :class:`~pl_privknn.features.public.PublicWhitening`); so ask many, best all of them. All queries of a
     round are asked together, since a second call would have to train, and pay, again.
 
     The gradient of one example in a softmax regression is an outer product, so its norm is known in closed form

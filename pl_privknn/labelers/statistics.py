@@ -26,7 +26,7 @@ from pl_privknn._checks import (
     check_positive,
     shape_text,
 )
-from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.features.public import PublicWhitening
 from pl_privknn.labelers.base import (
     ChargesLedger,
     JoinsRuns,

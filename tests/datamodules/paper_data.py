@@ -11,8 +11,7 @@ from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
 
-from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
-from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
+from pl_privknn.datamodules.attribute_sets import CELEBA_ATTRIBUTES, MARKET_ATTRIBUTES
 
 SVHN_SMALL = {"public_examples": 25, "test_examples": 10}
 CIFAR_SMALL = {"private_records": 30, "public_examples": 29, "test_examples": 10}

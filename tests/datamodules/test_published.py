@@ -23,9 +23,8 @@ from pl_privknn.datamodules import (
     SVHNDataModule,
     TensorImages,
 )
-from pl_privknn.datamodules.celeba import CELEBA_ATTRIBUTES
+from pl_privknn.datamodules.attribute_sets import CELEBA_ATTRIBUTES, MARKET_ATTRIBUTES
 from pl_privknn.datamodules.datasets import ChosenImages, JoinedImages
-from pl_privknn.datamodules.market1501 import MARKET_ATTRIBUTES
 from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
 from tests.datamodules.paper_data import (
     CELEBA_SMALL,

@@ -20,7 +20,7 @@ from pl_privknn.features import (
     PublicPCA,
     public,
 )
-from pl_privknn.features.whitening import PublicWhitening
+from pl_privknn.features.public import PublicWhitening
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy import Budget
 from pl_privknn.students import SupervisedStudent
