@@ -36,7 +36,7 @@ $(VENV)-%/.installed: pyproject.toml constraints/%.txt
 	touch $@
 
 # Changes of single expressions that no test of privacy, neighbours and labelers notices: hours for all, so name a
-# module, as in make mutants MODULES="pl_privknn.privacy.mechanisms.gaussian*". tests/mutants.md explains survivors.
+# module, as in make mutants MODULES="pl_privknn.privacy.mechanisms.noisy_votes*". tests/mutants.md explains survivors.
 mutants: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[mutants]"
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(MODULES)

@@ -19,8 +19,7 @@ import torch
 
 from benchmarks.faulty import LessNoise
 from benchmarks.record import ROOT, Measured, entries, markdown
-from pl_privknn.auditing.labelers import attack_labeler, target_of_config
-from pl_privknn.auditing.training import attack_training, training_of_config
+from pl_privknn.auditing.attack import attack_labeler, attack_training, target_of_config, training_of_config
 from pl_privknn.comparison.table import SEEDED, stated
 from pl_privknn.config import read_document
 from pl_privknn.planning import solve

@@ -41,8 +41,8 @@ from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.table import SEEDED, stated
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy import Budget
+from pl_privknn.privacy.mechanisms.steps import clip_factors
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.noisy_steps import clip_factors
 from pl_privknn.testing import clipped_sum
 from pl_privknn.training import NoisySGD, PrivateTraining, TrainingOptions, tanh_cnn
 from pl_privknn.training.clipped_sums import ClippedSum

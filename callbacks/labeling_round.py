@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import InputError, check_path, check_positive
 from pl_privknn._lightning import rank_zero_warn
+from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn._progress import ProgressHook
 from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.callbacks.selection import PublicPool, Selector
@@ -33,7 +34,6 @@ from pl_privknn.labelers.base import (
     Labeler,
     MakesModel,
 )
-from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.ledger import LedgerRun

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_path
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
+from pl_privknn._processes import ProcessGroup
 from pl_privknn._progress import progress_bars
 from pl_privknn.callbacks.label_store import LabelRun, stored_run_id
 from pl_privknn.callbacks.labeling_arguments import (
@@ -56,7 +57,6 @@ from pl_privknn.labelers.base import (
     SpendsBudget,
     stated_plan,
 )
-from pl_privknn.neighbors.processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.folders import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy

@@ -35,7 +35,7 @@ from pl_privknn.callbacks.run_files import write_config
 from pl_privknn.config import as_section
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
-from pl_privknn.privacy.accounting.accountant import attack_in_words
+from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.files import write_json
 from pl_privknn.privacy.redaction import private_seconds
 from pl_privknn.students.losses import TASKS, accuracy_metric

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn.privacy.accounting.accountant import TradeOff, account, trade_off
-from pl_privknn.privacy.accounting.bisection import bisect
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.pld import bisect
+from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
 from pl_privknn.privacy.mechanisms import Adjacency, Charge
 
 Floats = NDArray[np.float64]

@@ -138,8 +138,12 @@ def _run_attack(parsed: argparse.Namespace) -> int:
     """Attack the labeler or training of a configuration."""
     if parsed.files:
         raise ValueError(f"--attack {parsed.attack} takes only a configuration; remove the ledger")
-    from pl_privknn.auditing.labelers import attack_labeler, target_of_config
-    from pl_privknn.auditing.training import attack_training, training_of_config
+    from pl_privknn.auditing.attack import (
+        attack_labeler,
+        attack_training,
+        target_of_config,
+        training_of_config,
+    )
     from pl_privknn.config import read_document
     from pl_privknn.privacy.noise import SeededNoise
     from pl_privknn.training.configured import is_training

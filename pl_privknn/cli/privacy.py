@@ -64,7 +64,7 @@ def run_epsilon(parsed: argparse.Namespace) -> int:
     charges = [charge for _, part in parts for charge in part.charges]
     stated = {"delta": report["delta"], "adjacency": report["adjacency"]}
     if parsed.tradeoff:
-        from pl_privknn.privacy.accounting.accountant import trade_off
+        from pl_privknn.privacy.accounting.tradeoff import trade_off
 
         found = trade_off(charges, **stated, exact=exact)
         report |= found.to_dict()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_int, shape_text
+from pl_privknn._processes import ALONE, ProcessGroup, Shard
 from pl_privknn.features.alone import COMPARED, Extract, kept_apart
 from pl_privknn.features.base import at_once, extract_on
-from pl_privknn.neighbors.processes import ALONE, ProcessGroup, Shard
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import check_owners, records_drawn

@@ -1,10 +1,9 @@
 """Federated reverse kNN over clients that keep their records, with Flower as transport (an extra)."""
 
 from pl_privknn.federated.apps import client_app, server_app
-from pl_privknn.federated.client import Client
 from pl_privknn.federated.messages import Refused, Request, new_key
+from pl_privknn.federated.nodes import Client, Shuffler
 from pl_privknn.federated.server import FederatedRound, run_round
-from pl_privknn.federated.shuffler import Shuffler
 
 __all__ = [
     "Client",

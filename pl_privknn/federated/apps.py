@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.federated.client import Client
 from pl_privknn.federated.messages import VERSION, Fields, Refused, Request
+from pl_privknn.federated.nodes import Client, Shuffler
 from pl_privknn.federated.server import FederatedRound, run_round
-from pl_privknn.federated.shuffler import Shuffler
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

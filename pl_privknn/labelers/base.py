@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, shape_text
+from pl_privknn._processes import ALONE, ProcessGroup, Shard
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.neighbors.processes import ALONE, ProcessGroup, Shard
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms.base import (
     MOVES_AS_CHARGED,

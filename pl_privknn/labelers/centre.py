@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pl_privknn.privacy.noisy_steps import clip_factors
+from pl_privknn.privacy.mechanisms.steps import clip_factors
 
 #: Share of runs on public and private examples of one kind that are taken for runs on two kinds.
 ERROR_RATE = 1e-3

@@ -28,8 +28,7 @@ from pl_privknn.labelers.base import (
     SpendsBudget,
 )
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import (
+from pl_privknn.privacy.mechanisms.steps import (
     PaidSteps,
     clip_factors,
     noise_aware_lr,
@@ -38,6 +37,7 @@ from pl_privknn.privacy.noisy_steps import (
     poisson_sample,
     step_mechanism,
 )
+from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.settings import Budget
 
 
@@ -77,7 +77,7 @@ class LinearOptimization:
     Args:
         lr: peak learning rate.
         noise_limit: lower the rate where there is more noise than this, see
-            :func:`~pl_privknn.privacy.noisy_steps.noise_aware_lr`; None never lowers it.
+            :func:`~pl_privknn.privacy.mechanisms.steps.noise_aware_lr`; None never lowers it.
         momentum: in [0, 1).
         scheduler: ``"cosine"``, by which the rate falls to 0 along half a cosine, or ``"none"``.
         steps_per_charge: steps paid by one row of the ledger.

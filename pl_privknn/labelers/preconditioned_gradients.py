@@ -19,7 +19,7 @@ from pl_privknn.labelers.statistics import (
     step_for,
     whole_steps,
 )
-from pl_privknn.privacy.noisy_steps import clip_factors
+from pl_privknn.privacy.mechanisms.steps import clip_factors
 
 # Clipping norms of the first releases, and of all later ones: gradients shrink as the model learns.
 _NORMS = (1.0, 0.5, 0.5, 0.25)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.accounting.bisection import bisect
+from pl_privknn.privacy.accounting.pld import bisect
 from pl_privknn.privacy.mechanisms import (
     Charge,
     Mechanism,

@@ -39,8 +39,8 @@ from pl_privknn.labelers.centre import Centre, centre_of, differences
 from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import merged
+from pl_privknn.privacy.mechanisms.steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.settings import Budget
 

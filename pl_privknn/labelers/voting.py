@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_finite, check_rate, check_switch
+from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.labelers.attributes import Attributes, sum_noise
 from pl_privknn.labelers.base import ChargesLedger, Labeler, PrivateRecords, Release
 from pl_privknn.neighbors import Coins
-from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pl_privknn._checks import check_int, check_rate, shape_text
-from pl_privknn.neighbors.processes import Shard
+from pl_privknn._processes import Shard
 from pl_privknn.neighbors.search import nearest, pair_distances
 
 #: Tosses coins: (shape, probability) -> bool tensor on the CPU.

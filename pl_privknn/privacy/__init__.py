@@ -7,14 +7,13 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "accounting.accountant": [
             "PrivacyReport",
-            "TradeOff",
             "account",
             "delta_for_epsilon",
             "epsilon_for_delta",
             "read_records",
-            "trade_off",
         ],
         "accounting.exact": ["exact_epsilon"],
+        "accounting.tradeoff": ["TradeOff", "trade_off"],
         "holdout": ["PaidEvaluation"],
         "ledger": ["BudgetExceeded", "Ledger"],
         "settings": ["Budget"],

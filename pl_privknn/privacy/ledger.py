@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pl_privknn import __version__
 from pl_privknn._checks import InputError, check_int, check_open_unit
-from pl_privknn.privacy.accounting.accountant import (
-    PrivacyReport,
-    TradeOff,
-    account,
-    total_pure_epsilon,
-    trade_off,
-)
-from pl_privknn.privacy.accounting.renyi_filter import best_order
+from pl_privknn.privacy.accounting.accountant import PrivacyReport, account, best_order, total_pure_epsilon
+from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pl_privknn._checks import InputError, check_choice, check_open_unit, check_positive
 from pl_privknn.privacy.accounting import pld
-from pl_privknn.privacy.accounting.bisection import bisect
+from pl_privknn.privacy.accounting.pld import bisect
 from pl_privknn.privacy.files import read_numbers
 from pl_privknn.privacy.ledger import ChargesLedger, LedgerRun
 from pl_privknn.privacy.mechanisms import Mechanism

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter
+from pl_privknn.privacy.accounting.accountant import RenyiFilter
 from pl_privknn.privacy.mechanisms.base import (
     SEEDED_NOISE,
     UNSTATED_NOISE,

@@ -23,7 +23,7 @@ from pl_privknn.privacy.mechanisms.base import (
     check_adjacency,
     check_unit,
 )
-from pl_privknn.privacy.mechanisms.gaussian import Gaussian
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.mechanisms.stated import NoNoise
 from pl_privknn.privacy.sqlite_file import SQLITE_MAGIC
 from pl_privknn.privacy.store import Balance, read_rows

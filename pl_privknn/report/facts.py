@@ -22,7 +22,8 @@ from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.callbacks.run_files import CHECKPOINT
 from pl_privknn.config import known_classes, write_yaml
-from pl_privknn.privacy.accounting.accountant import RATES, account
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.accounting.tradeoff import RATES
 from pl_privknn.privacy.audit import CONFIG, NotARun, audit_run, ledger_of, mapping_of, named_values, reading
 from pl_privknn.privacy.files import file_digest
 from pl_privknn.privacy.ledger import Ledger

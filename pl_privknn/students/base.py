@@ -617,3 +617,27 @@ class Student(StudentModule, abc.ABC):
         if isinstance(accuracy, MulticlassAccuracy):  # of attributes, see _log_attributes
             self.log(f"{stage}/accuracy", accuracy, prog_bar=True, batch_size=len(x))
         self.log(f"{stage}/loss", loss, batch_size=len(x), sync_dist=True)
+
+
+class SupervisedStudent(Student):
+    """Student that trains on labelled images and ignores unlabelled ones.
+
+    Args:
+        **kwargs: arguments of :class:`~pl_privknn.students.base.Student`.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.students import SupervisedStudent
+        >>> student = SupervisedStudent(network="small_cnn", num_classes=10, image_size=8)
+        >>> student(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    @property
+    def trains_on_rows(self) -> bool:
+        """Whether labelled images are used without augmentation."""
+        return not self.hparams["augment_labeled"]
+
+    def objective(self, x: Tensor, y: Tensor, unlabeled: Tensor | None = None) -> dict[str, Tensor]:
+        """The loss on labels."""
+        return {"supervised": self.label_loss(self.logits(x), y)}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import compiled
-from pl_privknn.privacy.noisy_steps import clip_factors
+from pl_privknn.privacy.mechanisms.steps import clip_factors
 
 #: Of norms and sums in float64, whose rounding errors are far smaller.
 SLACK = 1e-9

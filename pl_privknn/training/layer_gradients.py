@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from pl_privknn.networks.base import APART, FeatureNetwork, is_as_built
-from pl_privknn.privacy.noisy_steps import clip_factors
+from pl_privknn.privacy.mechanisms.steps import clip_factors
 from pl_privknn.training.clipped_sums import SLACK, ClippedSum
 
 

@@ -21,7 +21,7 @@ from pl_privknn.networks import FeatureNetwork, Normalization, build_network, re
 from pl_privknn.networks.base import Optimization, image_shape, output_size
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.noisy_steps import noise_aware_lr
+from pl_privknn.privacy.mechanisms.steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.training.gradients import replace_batch_norms
 from pl_privknn.training.layer_gradients import losses_of, separable
@@ -94,7 +94,7 @@ class NoisyOptimization(Optimization):
         weight_decay: L2 penalty.
         scheduler: ``"none"``, ``"cosine"`` or ``"linear"`` over the planned steps.
         noise_limit: lower the rate where there is more noise than this, see
-            :func:`~pl_privknn.privacy.noisy_steps.noise_aware_lr`; None never lowers it.
+            :func:`~pl_privknn.privacy.mechanisms.steps.noise_aware_lr`; None never lowers it.
 
     Raises:
         ValueError: for an argument out of its range.

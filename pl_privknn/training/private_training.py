@@ -20,8 +20,8 @@ from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, guarantee_rank
+from pl_privknn.privacy.mechanisms.steps import steps_per_epoch
 from pl_privknn.privacy.noise import default_noise
-from pl_privknn.privacy.noisy_steps import steps_per_epoch
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import Budget

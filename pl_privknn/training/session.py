@@ -13,19 +13,19 @@ from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_path, check_switch
 from pl_privknn._lightning import rank_zero_info
-from pl_privknn.neighbors.processes import ProcessGroup
+from pl_privknn._processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.folders import trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import Unit
-from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import (
+from pl_privknn.privacy.mechanisms.steps import (
     noise_for_steps,
     poisson_persons,
     poisson_sample,
     steps_within,
 )
+from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.followed_run import FollowedRun
 from pl_privknn.training.gradients import STEPS

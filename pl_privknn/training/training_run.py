@@ -12,14 +12,14 @@ from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.folders import resumed_folder
 from pl_privknn.privacy.mechanisms import Charge, NoNoise
 from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
-from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.noisy_steps import (
+from pl_privknn.privacy.mechanisms.steps import (
     PaidSteps,
     StepMechanism,
     noise_for_steps,
     step_mechanism,
     steps_within,
 )
+from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.run import FactsFile, Run, noted_run_id
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.followed_run import FollowedRun, FollowedSteps

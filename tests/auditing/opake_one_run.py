@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pl_privknn.auditing import small_target
-from pl_privknn.auditing.labelers import score_labeler
+from pl_privknn.auditing.attack import score_labeler
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import record, scale
-from pl_privknn.neighbors.processes import Shard
+from pl_privknn._processes import Shard
 from tests.setup.threads import Threads
 
 

@@ -5,6 +5,7 @@ import os
 import pytorch_lightning as pl
 import torch
 
+from pl_privknn import _processes as processes
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import (
@@ -16,7 +17,6 @@ from pl_privknn.labelers import (
     SufficientStatistics,
 )
 from pl_privknn.labelers.ind_knn import RecordBudgets
-from pl_privknn.neighbors import processes
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.students import SupervisedStudent

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from pl_privknn.neighbors import processes
-from pl_privknn.neighbors.processes import ProcessGroup
+from pl_privknn import _processes as processes
+from pl_privknn._processes import ProcessGroup
 from tests.privacy.ledger.ledger_setup import needs_fork
 from tests.setup.forked import in_group
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn.callbacks import labeling_round
 from pl_privknn.callbacks.labeling_round import check_whole_persons, shard_of
 from pl_privknn.datamodules import ArraysDataModule
@@ -16,7 +17,6 @@ from pl_privknn.labelers import (
     LocalReverseKNN,
     PrivateKNN,
 )
-from pl_privknn.neighbors.processes import ProcessGroup, Shard
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian

@@ -10,9 +10,9 @@ import pytorch_lightning as pl
 import torch
 
 from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent
+from pl_privknn import _processes as processes
 from pl_privknn.callbacks.label_store import StoredLabels
 from pl_privknn.datamodules import DigitsDataModule
-from pl_privknn.neighbors import processes
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from tests.privacy.ledger.ledger_setup import needs_fork

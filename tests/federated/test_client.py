@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 
 from pl_privknn.federated import Client, Refused, Request
 from pl_privknn.federated.apps import reply_to
-from pl_privknn.federated.client import AnsweredRounds
 from pl_privknn.federated.messages import decode, extractor_digest
+from pl_privknn.federated.nodes import AnsweredRounds
 from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, SystemNoise
 from pl_privknn.privacy.private_store import PrivateStoreError
@@ -183,7 +183,7 @@ def test_the_bytes_of_the_guide_are_those_that_are_sent(capsys):
     assert capsys.readouterr().out == shown
 
 
-@pytest.mark.parametrize("name", ["client", "messages", "server", "shuffler"])
+@pytest.mark.parametrize("name", ["messages", "nodes", "server"])
 def test_examples_of_docstrings_are_true(name):
     done = doctest.testmod(importlib.import_module(f"pl_privknn.federated.{name}"))
     assert done.attempted > 0

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from pl_privknn.federated import Refused, Request, Shuffler, run_round
-from pl_privknn.federated import client as client_module
-from pl_privknn.federated import shuffler as shuffler_module
+from pl_privknn.federated import nodes as nodes_module
 from pl_privknn.federated.messages import decode, encode
 from pl_privknn.labelers import ShuffledReverseKNN
 from pl_privknn.labelers.reverse_knn_local import amplified_epsilon, make_randomizer
@@ -27,8 +26,8 @@ def _open_envelopes(monkeypatch):
             raise ValueError("it does not open")
         return envelope[64:]
 
-    monkeypatch.setattr(client_module, "seal", lambda message, key, about: key + about + message)
-    monkeypatch.setattr(shuffler_module, "open_sealed", opened)
+    monkeypatch.setattr(nodes_module, "seal", lambda message, key, about: key + about + message)
+    monkeypatch.setattr(nodes_module, "open_sealed", opened)
 
 
 def nodes(folder, clients=4):

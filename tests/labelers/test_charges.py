@@ -11,7 +11,7 @@ from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.mechanisms.base import ADJACENCIES
-from pl_privknn.privacy.noisy_steps import PaidSteps, step_mechanism
+from pl_privknn.privacy.mechanisms.steps import PaidSteps, step_mechanism
 from tests.labelers.ind_knn.ind_knn_setup import PARAMETERS, C, D
 from tests.setup.scripted_noise import Scripted
 

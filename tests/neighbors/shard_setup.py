@@ -2,9 +2,9 @@
 
 import functools
 
+from pl_privknn._processes import Shard
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import FollowerLedger
-from pl_privknn.neighbors.processes import Shard
 from tests.setup.threads import Threads
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import chi2
 
+from pl_privknn._processes import Shard
 from pl_privknn.neighbors import PoissonNeighbors, PoissonSums
 from pl_privknn.neighbors.poisson import ShardedNeighbors
-from pl_privknn.neighbors.processes import Shard
 from pl_privknn.privacy.noise import SeededNoise
 from tests.neighbors.shard_setup import in_shards
 

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from pl_privknn.networks import FeatureNetwork, available_networks, build_network, register_network
-from pl_privknn.networks.registry import _BUILDERS
+from pl_privknn.networks.architectures import _BUILDERS
 from tests.setup.refusals import refusals
 
 
@@ -70,7 +70,7 @@ test_what_does_not_fit_is_named = refusals(
 
 
 def test_a_registered_network_is_built_by_name(monkeypatch):
-    monkeypatch.setattr("pl_privknn.networks.registry._BUILDERS", dict(_BUILDERS))
+    monkeypatch.setattr("pl_privknn.networks.architectures._BUILDERS", dict(_BUILDERS))
 
     def linear(num_classes, in_channels, image_size):
         return FeatureNetwork(nn.Flatten(), in_channels * image_size**2, num_classes)

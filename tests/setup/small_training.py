@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.faulty import PlainClassifier, network
-from pl_privknn.auditing.training import TrainingTarget
+from pl_privknn.auditing.attack import TrainingTarget
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy import Budget
 from pl_privknn.training import NoisySGD, PrivateTraining

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn.neighbors.processes import ProcessGroup
+from pl_privknn._processes import ProcessGroup
 
 
 class Threads:
@@ -49,7 +49,7 @@ class Threads:
 
 
 class ThreadGroup(ProcessGroup):
-    """Process group of one thread; see :class:`~pl_privknn.neighbors.processes.ProcessGroup`."""
+    """Process group of one thread; see :class:`~pl_privknn._processes.ProcessGroup`."""
 
     def __init__(self, rank: int, threads: Threads) -> None:
         super().__init__(rank)

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from pl_privknn.labelers.noisy_sgd import clipped_softmax_gradients
+from pl_privknn.privacy.mechanisms.steps import poisson_persons
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.noisy_steps import poisson_persons
 from tests.training.noisy_sgd_setup import PRIVATE, make, make_data, with_private
 from tests.training.training_setup import Lit, Silent, clipped_gradient, fit, training, weights
 

@@ -19,8 +19,8 @@ from pl_privknn._checks import (
     check_positive,
     compiled,
 )
+from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.neighbors.hashing import SignProjections
-from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.privacy.mechanisms import Gaussian, GaussianDPStream
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.record_budgets import Conversion, budget_for_epsilon

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import InputError
+from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.labelers.ind_knn.algorithm import Floats, IndKNNParameters, IndKNNSwitches, ask, collect
 from pl_privknn.neighbors.hashing import HashIndex, chosen_products
-from pl_privknn.neighbors.processes import ALONE, ProcessGroup
 from pl_privknn.neighbors.search import reaching
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.noise import NoiseSource

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from pl_privknn._checks import check_choice
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.mechanisms.base import Mechanism
-from pl_privknn.privacy.mechanisms.gaussian import Gaussian
-from pl_privknn.privacy.mechanisms.laplace import Laplace
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian, Laplace
 from pl_privknn.privacy.mechanisms.screening import NoisyScreening
 
 Floats = NDArray[np.float64]

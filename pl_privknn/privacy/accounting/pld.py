@@ -12,13 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn.privacy.accounting.bisection import bisect
 from pl_privknn.privacy.accounting.rdp import log_delta_improved, sampled_loss
 
 if TYPE_CHECKING:
@@ -492,3 +491,25 @@ def choose_discretization(variance: float, releases: int, span: float = 0.0) -> 
     # The lower limit keeps some three million points across ±20 standard deviations.
     share = max(min(0.03 / math.sqrt(releases), fine), 2.0**-16)
     return 2.0 ** math.floor(math.log2(max(spread * share, span * 2.0**-18, FINEST)))
+
+
+def bisect(
+    holds: Callable[[float], bool], good: float, bad: float, *, absolute: float = 0.0, relative: float = 0.0
+) -> float:
+    """Number next to the place where a property begins or ends, at which it holds.
+
+    A root finder ends on either side of a root; here every answer was tried itself.
+
+    Args:
+        holds: the property.
+        good: a number at which it holds.
+        bad: a number, above or below, at which it does not.
+        absolute: width of the last interval.
+        relative: the same as a share of the answer; the larger width counts.
+    """
+    while abs(bad - good) > max(absolute, relative * abs(good)):
+        middle = (good + bad) / 2
+        if middle in (good, bad):
+            break
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good

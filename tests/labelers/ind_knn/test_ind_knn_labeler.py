@@ -189,7 +189,7 @@ test_bad_arguments_are_named = refusals(
 
 def test_what_tells_records_apart_stands_in_no_configuration():
     listed = list(range(60))
-    noise = {"class_path": "pl_privknn.privacy.mechanisms.gaussian.Gaussian", "init_args": {"sigma": 1.0}}
+    noise = {"class_path": "pl_privknn.privacy.mechanisms.noisy_votes.Gaussian", "init_args": {"sigma": 1.0}}
     for records in (Records(ids=np.arange(60)), Records(ids=listed), {"ids": listed}):
         noted, left_out = as_section(IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), records=records))
         assert noted["init_args"] == {"threshold": 0.2, "noise": noise, "budget": {"epsilon": 1.0}}

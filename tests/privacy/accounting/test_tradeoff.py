@@ -10,8 +10,9 @@ from scipy.special import ndtr, ndtri
 
 from pl_privknn.cli.main import main
 from pl_privknn.privacy import Budget, Charge, Gaussian, Laplace, Ledger, NoisyScreening, PureDP, trade_off
-from pl_privknn.privacy.accounting.accountant import RATES, TradeOff, compose_charges
+from pl_privknn.privacy.accounting.accountant import compose_charges
 from pl_privknn.privacy.accounting.pld import lower_hull
+from pl_privknn.privacy.accounting.tradeoff import RATES, TradeOff
 
 GRID = np.array([1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.8, 0.99])
 

@@ -6,8 +6,7 @@ import sqlite3
 import pytest
 
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.accounting.renyi_filter import RenyiFilter, best_order
+from pl_privknn.privacy.accounting.accountant import RenyiFilter, account, best_order
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, NoisyScreening, RandomizedResponse
 from pl_privknn.privacy.mechanisms.stated import Conditional

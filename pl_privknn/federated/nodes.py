@@ -1,8 +1,9 @@
-"""Client of federated reverse kNN: checks of a request, and messages of private records."""
+"""Nodes of federated reverse kNN: clients, which answer requests from their records, and the shuffler."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +15,24 @@ from pl_privknn._checks import check_choice, check_int, check_positive
 from pl_privknn.features.alone import kept_apart
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import PrivateRecords, check_table, made_up
-from pl_privknn.federated.messages import TRUSTS, Refused, Request, encode, extractor_digest, seal
+from pl_privknn.federated.messages import (
+    TRUSTS,
+    Refused,
+    Request,
+    decode,
+    encode,
+    extractor_digest,
+    open_sealed,
+    seal,
+)
 from pl_privknn.labelers.reverse_knn import ReverseKNN
+from pl_privknn.labelers.reverse_knn_local import Shuffled
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import PrivateStore
 from pl_privknn.privacy.same_table import same_table
 
+_LOG = logging.getLogger(__name__)
 _SCHEMA = "CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);"
 _RECORDS = "records"  # fact about the node's table
 _WAIT = 600.0  # seconds, for another process of this node
@@ -101,7 +113,7 @@ class Client:
         max_epsilon: the most that all answers together may cost a record, counted in pure ε of what this node sends,
             without shuffling.
         record: the absolute path of a file that lasts, one for each node and its records; see
-            :class:`~pl_privknn.federated.client.AnsweredRounds`.
+            :class:`~pl_privknn.federated.nodes.AnsweredRounds`.
         trust: the only kind of request that is answered: ``"local"`` or ``"shuffle"``.
         max_message_epsilon: the most that one answer may cost; by default ``max_epsilon``.
         shuffler_key: under ``"shuffle"``, the public key of the shuffler, 32 bytes. Get it from the operator of
@@ -205,3 +217,65 @@ class Client:
             raise Refused(
                 "this node's noise comes from a seed; a ledger that says so must ask for it (seeded)"
             )
+
+
+class Shuffler:
+    """Shuffling node, which clients trust and the server does not control; it holds no records.
+
+    The server sees who sent an envelope, not what is in it; and afterwards messages, not whose they are. A round is
+    mixed once: from two mixtures that differ in one envelope the server could infer that one's message. A round with
+    fewer messages than the request states is not forwarded. It can't distinguish a client's envelope from one
+    that the server made up: a server that fills a crowd with its own leaves clients with the ε₀ of their own coins.
+
+    Args:
+        key: its private key, 32 bytes; see :func:`~pl_privknn.federated.messages.new_key`.
+        record: a file that lasts, with the rounds that it mixed.
+        noise_source: decides the order; the operating system's generator unless given.
+
+    Example:
+        >>> import tempfile
+        >>> from pl_privknn.federated import Shuffler
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(Shuffler(bytes(32), f"{folder}/mixed").role)
+        ...
+        shuffler
+    """
+
+    role = "shuffler"
+
+    def __init__(self, key: bytes, record: str | Path, noise_source: NoiseSource | None = None) -> None:
+        if len(key) != 32:
+            raise ValueError(f"key: {len(key)} bytes; expected the 32 of a private key (new_key)")
+        self._key = key
+        self.mixed = AnsweredRounds(record)
+        self.noise_source = noise_source if noise_source is not None else default_noise()
+
+    def mix(self, request: Request, envelopes: Sequence[bytes], most: int) -> bytes:
+        """All messages of a round, mixed.
+
+        Args:
+            request: as the clients saw it; an envelope that was sealed for another one does not open.
+            envelopes: as the server passed them on.
+            most: messages that one envelope may hold.
+
+        Raises:
+            Refused: for a round that was mixed, or with too few messages.
+        """
+        if request.trust != "shuffle":
+            raise Refused(f"trust={request.trust!r}: this node mixes under 'shuffle' only")
+        protocol = request.message()
+        opened = []
+        for envelope in dict.fromkeys(envelopes):  # one that comes twice counts once
+            try:
+                opened.append(decode(open_sealed(envelope, self._key, request.digest), protocol.bounds, most))
+            except ValueError as error:
+                _LOG.warning("round %s: left out one envelope: %s", request.round, error)
+        messages = torch.cat(opened) if opened else torch.empty(0, len(protocol.bounds), dtype=torch.int64)
+        if len(messages) < request.min_records:
+            raise Refused(
+                f"{len(messages)} messages are fewer than min_records={request.min_records}; none is handed on"
+            )
+        self.mixed.spend(request.round, 0.0, math.inf)
+        return encode(
+            Shuffled.shuffle(messages, self.noise_source.stream("shuffler", request.round)), protocol.bounds
+        )
