@@ -33,7 +33,7 @@ from pl_privknn.config import (
     put,
 )
 from pl_privknn.labelers.base import SpendsBudget, stated_plan
-from pl_privknn.labelers.statistics import MOST_RELEASES
+from pl_privknn.labelers.released_sums import MOST_RELEASES
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism

@@ -40,7 +40,7 @@ from pl_privknn.features import HOG, Pixels, TimmFeatures
 from pl_privknn.features.base import Extractor, PublicTables
 from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.public import PublicFeatures, has_pretrained
-from pl_privknn.labelers.centre import centre_of, differences
+from pl_privknn.labelers.linear_models import centre_of, differences
 from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.rules import (
     BATCH,

@@ -35,7 +35,7 @@ from pl_privknn.labelers.base import (
     MakesModel,
     Release,
 )
-from pl_privknn.labelers.pate_training import Partitioner
+from pl_privknn.labelers.partitions import Partitioner
 from pl_privknn.labelers.reverse_knn import RecordVotes
 from pl_privknn.labelers.voting import VotingLabeler
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Gaussian

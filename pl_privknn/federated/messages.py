@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from pl_privknn._checks import check_choice, check_int, check_positive, shown
 from pl_privknn.config import as_section
 from pl_privknn.features.base import Extractor
-from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS, LocalRandomizer, Table, make_randomizer
+from pl_privknn.labelers.local import RANDOMIZERS, LocalRandomizer, make_randomizer
+from pl_privknn.labelers.reverse_knn import CountTable
 from pl_privknn.privacy.mechanisms.base import check_unit
 
 #: Of these messages; a node answers no other one.
@@ -67,7 +68,7 @@ class Request:
         >>> from pl_privknn.federated import Request
         >>> asked = Request.about(torch.zeros(5, 2), round="first", epsilon=0.5, num_classes=10, extractor="00")
         >>> asked.table, Request.from_fields(asked.fields()) == asked
-        (Table(queries=5, classes=10, k=1, labels=1), True)
+        (CountTable(queries=5, classes=10, k=1, labels=1), True)
     """
 
     round: str
@@ -140,9 +141,9 @@ class Request:
         return found.view(-1, self.dimensions)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> CountTable:
         """Shape of an answer."""
-        return Table(len(self.queries) // (4 * self.dimensions), self.num_classes, self.k)
+        return CountTable(len(self.queries) // (4 * self.dimensions), self.num_classes, self.k)
 
     def message(self) -> LocalRandomizer:
         """Randomizer of one record's message.

@@ -25,8 +25,8 @@ from pl_privknn.federated.messages import (
     open_sealed,
     seal,
 )
+from pl_privknn.labelers.local import Shuffled
 from pl_privknn.labelers.reverse_knn import ReverseKNN
-from pl_privknn.labelers.reverse_knn_local import Shuffled
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.private_store import PrivateStore

@@ -17,8 +17,7 @@ from pl_privknn._checks import check_int
 from pl_privknn.features.base import Extractor
 from pl_privknn.federated.messages import VERSION, Fields, Request, decode, extractor_digest
 from pl_privknn.labelers.base import Release, stated_plan
-from pl_privknn.labelers.reverse_knn_clients import ClientReverseKNN
-from pl_privknn.labelers.reverse_knn_local import LocalRandomizer, SingleMessage
+from pl_privknn.labelers.local import ClientReverseKNN, LocalRandomizer, SingleMessage
 from pl_privknn.privacy.files import replaced_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.settings import Budget

@@ -4,20 +4,14 @@ from pl_privknn.labelers.attributes import Attributes, FixedThresholds, LearnedT
 from pl_privknn.labelers.base import Labeler, PrivateRecords, Release
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
+from pl_privknn.labelers.local import LocalReverseKNN, ShuffledReverseKNN
 from pl_privknn.labelers.noisy_sgd import LinearModel, LinearOptimization, NoisySGDTeacher
+from pl_privknn.labelers.partitions import ClassBalancedPartition, GuidedPartition, RandomPartition
 from pl_privknn.labelers.pate import PATE
-from pl_privknn.labelers.pate_training import (
-    ClassBalancedPartition,
-    CNNTeachers,
-    GuidedPartition,
-    LinearTeachers,
-    RandomPartition,
-)
-from pl_privknn.labelers.preconditioned_gradients import PreconditionedGradients
-from pl_privknn.labelers.private_knn import PrivateKNN, Screening
+from pl_privknn.labelers.released_sums import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.reverse_knn import ReverseKNN
-from pl_privknn.labelers.reverse_knn_clients import LocalReverseKNN, ShuffledReverseKNN
-from pl_privknn.labelers.sufficient_statistics import SufficientStatistics
+from pl_privknn.labelers.teachers import CNNTeachers, LinearTeachers
+from pl_privknn.labelers.voting import PrivateKNN, Screening
 
 __all__ = [
     "PATE",

@@ -13,14 +13,8 @@ from pl_privknn._checks import InputError, check_int, check_open_unit
 from pl_privknn._progress import progress_bars
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
 from pl_privknn.labelers.base import ChargesLedger, PrivateRecords, Release, stated_plan
-from pl_privknn.labelers.pate_training import (
-    LinearTeachers,
-    Partitioner,
-    RandomPartition,
-    StackedTeachers,
-    Teachers,
-    TrainedTeachers,
-)
+from pl_privknn.labelers.partitions import Partitioner, RandomPartition
+from pl_privknn.labelers.teachers import LinearTeachers, StackedTeachers, Teachers, TrainedTeachers
 from pl_privknn.labelers.voting import Screening, VotingLabeler
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
@@ -64,8 +58,8 @@ class PATE(VotingLabeler):
 
     Args:
         num_teachers: number of parts and teachers.
-        teachers: how teachers are made; :class:`~pl_privknn.labelers.pate_training.LinearTeachers` by default.
-        partitioner: how records are dealt out; :class:`~pl_privknn.labelers.pate_training.RandomPartition`
+        teachers: how teachers are made; :class:`~pl_privknn.labelers.teachers.LinearTeachers` by default.
+        partitioner: how records are dealt out; :class:`~pl_privknn.labelers.partitions.RandomPartition`
             by default, whose guarantee has no condition.
         noise: the aggregation mechanism with its noise scale, in votes; the sensitivity is filled in. ``Gaussian``,
             ``Laplace`` or ``ExponentialArgmax``, of attributes one of the first two; by default ``Gaussian`` with

@@ -26,12 +26,47 @@ from pl_privknn.labelers.base import (
     SpendsBudget,
     nonnegative_shares,
 )
-from pl_privknn.labelers.reverse_knn_local import Table, true_counts
 from pl_privknn.labelers.voting import vote_noise
 from pl_privknn.neighbors import assign
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Charge, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.settings import Budget
+
+
+@dataclasses.dataclass(frozen=True)
+class CountTable:
+    """Shape of an answer.
+
+    Attributes:
+        queries: s.
+        classes: c.
+        k: queries that a record votes for.
+        labels: r, labels of a record.
+    """
+
+    queries: int
+    classes: int
+    k: int = 1
+    labels: int = 1
+
+    @property
+    def cells(self) -> int:
+        """s·c."""
+        return self.queries * self.classes
+
+    @property
+    def ones(self) -> int:
+        """k·r."""
+        return self.k * self.labels
+
+    def cells_of(self, nearest: Tensor, labels: Tensor) -> Tensor:
+        """Cell numbers ``query·c + class``, int64 ``(n, k·r)``, of queries ``(n, k)`` and labels ``(n, r)``."""
+        return (nearest[:, :, None] * self.classes + labels[:, None, :]).flatten(1)
+
+
+def true_counts(table: CountTable, nearest: Tensor, labels: Tensor) -> Tensor:
+    """Exact counts, int64 ``(s·c,)``: **private**."""
+    return torch.bincount(table.cells_of(nearest, labels).flatten(), minlength=table.cells)
 
 
 def check_counts(counts: Tensor) -> None:
@@ -123,7 +158,7 @@ class RecordVotes(SpendsBudget):
         Returns:
             int64, shape ``(s, num_classes)``.
         """
-        table = Table(len(queries), self._num_classes, self.k)
+        table = CountTable(len(queries), self._num_classes, self.k)
         counts = torch.zeros(table.cells, dtype=torch.int64)
         for nearest, labels in self._choices(queries.cpu()):
             counts += true_counts(table, nearest, labels)
@@ -161,8 +196,8 @@ class ReverseKNN(RecordVotes):
     public images, and every image of a cluster takes its centre's label.
 
     A curator holds the records and adds noise to the counts. Without one see
-    :class:`~pl_privknn.labelers.reverse_knn_clients.LocalReverseKNN` and
-    :class:`~pl_privknn.labelers.reverse_knn_clients.ShuffledReverseKNN`.
+    :class:`~pl_privknn.labelers.local.LocalReverseKNN` and
+    :class:`~pl_privknn.labelers.local.ShuffledReverseKNN`.
 
     **Persons.** Where the unit of privacy is a person, one record of each, drawn by a private coin, votes in a round.
 

@@ -23,7 +23,7 @@ from pl_privknn.labelers import (
     ReverseKNN,
     Screening,
 )
-from pl_privknn.labelers.statistics import ReleaseLostError
+from pl_privknn.labelers.released_sums import ReleaseLostError
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.mechanisms import Gaussian

@@ -202,13 +202,13 @@ def test_what_has_no_part_in_a_plan_is_not_made(trap, tmp_path, capsys):
     "path",
     [
         *(
-            "pl_privknn.labelers.pate_training.math.prod",
+            "pl_privknn.labelers.teachers.math.prod",
             "pl_privknn.privacy.ledger.Ledger",
             "pl_privknn.labelers",
         ),
         *(
             "pl_privknn.cli.main.main",
-            "pl_privknn.labelers.pate_training.np",
+            "pl_privknn.labelers.teachers.torch",
             "pl_privknn.labelers.nothing.Here",
         ),
         *("jsonargparse.set_parsing_settings", "..os.system", "Nothing", "", 3, None, ["PrivateKNN"]),
@@ -222,7 +222,7 @@ def test_other_paths_within_the_project_are_refused(path):
 
 @pytest.mark.parametrize(
     "path",
-    ["PrivateKNN", *(f"pl_privknn.{room}PrivateKNN" for room in ("", "labelers.", "labelers.private_knn."))],
+    ["PrivateKNN", *(f"pl_privknn.{room}PrivateKNN" for room in ("", "labelers.", "labelers.voting."))],
 )
 def test_own_classes_by_name_and_by_path(path):
     section = {"labeler": {**KNN, "class_path": path}}

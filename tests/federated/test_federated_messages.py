@@ -8,7 +8,7 @@ import torch
 from pl_privknn.features import HOG, PublicPCA
 from pl_privknn.federated import Refused, Request
 from pl_privknn.federated.messages import decode, encode, extractor_digest
-from pl_privknn.labelers.reverse_knn_local import Table
+from pl_privknn.labelers.reverse_knn import CountTable
 
 ASKED = Request.about(
     torch.eye(4), round="first", epsilon=0.5, num_classes=3, extractor="ab", k=2, min_records=2
@@ -85,7 +85,7 @@ def test_the_digest_is_about_every_field():
     changed = [Request.from_fields({**ASKED.fields(), name: value}).digest for name, value in others.items()]
     assert Request.from_fields(ASKED.fields()) == ASKED
     assert torch.equal(ASKED.features(), torch.eye(4))
-    assert ASKED.table == Table(4, 3, 2)
+    assert ASKED.table == CountTable(4, 3, 2)
     assert len({ASKED.digest, *changed}) == 1 + len(others) == len(ASKED.fields())
 
 

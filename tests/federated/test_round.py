@@ -11,7 +11,7 @@ from pl_privknn.federated import FederatedRound, Refused, run_round
 from pl_privknn.federated.messages import decode
 from pl_privknn.labelers import LocalReverseKNN, ReverseKNN
 from pl_privknn.labelers.base import stated_plan
-from pl_privknn.labelers.reverse_knn_local import RANDOMIZERS
+from pl_privknn.labelers.local import RANDOMIZERS
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
 from pl_privknn.privacy.noise import SeededNoise

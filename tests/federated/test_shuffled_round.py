@@ -7,7 +7,7 @@ from pl_privknn.federated import Refused, Request, Shuffler, run_round
 from pl_privknn.federated import nodes as nodes_module
 from pl_privknn.federated.messages import decode, encode
 from pl_privknn.labelers import ShuffledReverseKNN
-from pl_privknn.labelers.reverse_knn_local import amplified_epsilon, make_randomizer
+from pl_privknn.labelers.local import amplified_epsilon, make_randomizer
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import ShuffleAmplification

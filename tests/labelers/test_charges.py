@@ -6,7 +6,8 @@ import torch
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
-from pl_privknn.labelers.pate_training import LinearTeachers, RandomPartition
+from pl_privknn.labelers.partitions import RandomPartition
+from pl_privknn.labelers.teachers import LinearTeachers
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian

@@ -10,9 +10,8 @@ import torch
 
 from pl_privknn.labelers import PreconditionedGradients, PrivateKNN, ReverseKNN, SufficientStatistics
 from pl_privknn.privacy import Budget
-from pl_privknn.testing.distances import moves
-from pl_privknn.testing.observe import ObservedRun
-from pl_privknn.testing.tables import Examples
+from pl_privknn.testing.check import Examples
+from pl_privknn.testing.observe import ObservedRun, moves
 
 EACH, CLASSES = 3, 5
 

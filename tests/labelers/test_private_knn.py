@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.labelers.private_knn import PrivateKNN, Screening
+from pl_privknn.labelers.voting import PrivateKNN, Screening
 from pl_privknn.privacy.mechanisms import Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

@@ -6,7 +6,7 @@ import torch
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE, LinearTeachers, PrivateKNN
-from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.labelers.voting import Screening
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger

@@ -11,7 +11,7 @@ from pl_privknn._progress import progress_bars
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PrivateKNN
-from pl_privknn.labelers.pate_training import RandomPartition
+from pl_privknn.labelers.partitions import RandomPartition
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy import redaction
 from pl_privknn.privacy.noise import SeededNoise

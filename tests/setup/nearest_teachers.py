@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn.labelers.pate_training import Teachers, TrainedTeachers
+from pl_privknn.labelers.teachers import Teachers, TrainedTeachers
 
 
 class NearestTeachers(Teachers):
@@ -20,7 +20,7 @@ class NearestTeachers(Teachers):
         num_teachers: int,
         progress: Any,
     ) -> TrainedTeachers:
-        """See :meth:`~pl_privknn.labelers.pate_training.Teachers.train`."""
+        """See :meth:`~pl_privknn.labelers.teachers.Teachers.train`."""
         empty = torch.bincount(parts, minlength=num_teachers) == 0
         return _Nearest(empty, features, labels, parts)
 

@@ -7,7 +7,7 @@ import torch
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import Attributes, LinearTeachers, LocalReverseKNN, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.labelers.pate_training import Partitioner
+from pl_privknn.labelers.partitions import Partitioner
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import BudgetExceeded

@@ -15,7 +15,7 @@ from pl_privknn.labelers import (
     Screening,
     noisy_sgd,
 )
-from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
+from pl_privknn.labelers.ind_knn import algorithm
 from pl_privknn.neighbors import PoissonNeighbors
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
@@ -130,22 +130,22 @@ def stream():
     ids=["spent budgets vote on", "quiet votes", "quiet count"],
 )
 def test_stream_with_a_fault_is_caught(monkeypatch, quiet):
-    original = ind_knn_engine.ask
+    original = algorithm.ask
 
     def ask(parameters, *given):
         return original(dataclasses.replace(parameters, **quiet), *given)
 
     if not quiet:
-        monkeypatch.setattr(ind_knn_engine.IndKNNEngine, "_settle", lambda self: None)
-    monkeypatch.setattr(ind_knn_engine, "ask", ask)
+        monkeypatch.setattr(algorithm.IndKNNEngine, "_settle", lambda self: None)
+    monkeypatch.setattr(algorithm, "ask", ask)
     with pytest.raises(LabelerCheckError, match="moves stream of gaussian releases"):
         check_labeler(stream(), num_classes=3)
 
 
 def test_stream_whose_queries_share_noise_is_caught(monkeypatch):
-    original = ind_knn_engine.ask
+    original = algorithm.ask
     monkeypatch.setattr(
-        ind_knn_engine, "ask", lambda *given: original(*given[:-2], given[-2].stream("all"), given[-1])
+        algorithm, "ask", lambda *given: original(*given[:-2], given[-2].stream("all"), given[-1])
     )
     with pytest.raises(LabelerCheckError, match="a later draw repeats the noise of stream"):
         check_labeler(stream())

@@ -24,11 +24,13 @@ from pl_privknn.labelers.base import (
 from pl_privknn.labelers.ind_knn.algorithm import (
     PAPER_BANDWIDTH,
     PAPER_MIN_COUNT,
+    IndKNNEngine,
     IndKNNParameters,
     IndKNNSwitches,
     Kernel,
+    check_queries,
+    unit_rows,
 )
-from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError

@@ -18,8 +18,14 @@ from pl_privknn.features.alone import Extract, kept_apart
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import check_table, made_up
 from pl_privknn.labelers.base import ChargesLedger, nonnegative_shares
-from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
-from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, check_queries, unit_rows
+from pl_privknn.labelers.ind_knn.algorithm import (
+    IndKNNEngine,
+    IndKNNParameters,
+    IndKNNSwitches,
+    PublicDensity,
+    check_queries,
+    unit_rows,
+)
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.privacy.noise import NoiseSource, default_noise

@@ -9,7 +9,7 @@ from pl_privknn._processes import Shard
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN, IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches
-from pl_privknn.labelers.ind_knn.engine import IndKNNEngine, unit_rows
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNEngine, unit_rows
 from pl_privknn.privacy import Gaussian
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise

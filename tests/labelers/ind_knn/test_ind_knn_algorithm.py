@@ -7,9 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from pl_privknn.labelers.ind_knn import IndKNNParameters
-from pl_privknn.labelers.ind_knn import engine as ind_knn_engine
-from pl_privknn.labelers.ind_knn.engine import unit_rows
+from pl_privknn.labelers.ind_knn import IndKNNParameters, algorithm
+from pl_privknn.labelers.ind_knn.algorithm import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.testing import FreeLedger
@@ -77,7 +76,7 @@ def compare(parameters, rows, queries, *, batches, rtol, reuse=False, literal_ca
     ("kernel", "threshold"), [("cosine", 0.375), ("rbf", math.exp(-(2 - 2 * 0.375) / 2.25) - 1e-12)]
 )
 def test_equals_the_printed_algorithm_where_products_are_exact(kernel, threshold, reuse, monkeypatch):
-    monkeypatch.setattr(ind_knn_engine, "_MOST_QUERIES_AT_ONCE", 13)
+    monkeypatch.setattr(algorithm, "_MOST_QUERIES_AT_ONCE", 13)
     rng = np.random.default_rng(0)
     parameters = IndKNNParameters(threshold, 20.0, 0.4, 0.06, kernel, bandwidth=1.5)
     rows, queries = exact_rows(rng, 220), exact_rows(rng, 400)

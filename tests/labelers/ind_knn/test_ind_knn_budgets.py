@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.labelers.ind_knn.engine import unit_rows
+from pl_privknn.labelers.ind_knn.algorithm import unit_rows
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from tests.labelers.ind_knn.ind_knn_literal import Literal
 from tests.labelers.ind_knn.ind_knn_setup import (

@@ -12,7 +12,7 @@ from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, Records
-from pl_privknn.labelers.ind_knn.engine import unit_rows
+from pl_privknn.labelers.ind_knn.algorithm import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.privacy.ledger import BudgetExceeded, Ledger

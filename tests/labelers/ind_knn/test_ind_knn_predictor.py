@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pl_privknn.labelers import IndKNNPredictor
 from pl_privknn.labelers.ind_knn import IndKNNParameters, IndKNNSwitches, PublicDensity
-from pl_privknn.labelers.ind_knn.engine import unit_rows
+from pl_privknn.labelers.ind_knn.algorithm import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import sqlite_file
 from pl_privknn.privacy.ledger import Ledger

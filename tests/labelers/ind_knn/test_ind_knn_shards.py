@@ -8,7 +8,7 @@ import torch
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.ind_knn import PublicDensity
-from pl_privknn.labelers.ind_knn.engine import IndKNNEngine
+from pl_privknn.labelers.ind_knn.algorithm import IndKNNEngine
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise

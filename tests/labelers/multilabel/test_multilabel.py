@@ -14,7 +14,7 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import EmbeddingsDataModule
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PrivateKNN
-from pl_privknn.labelers.pate_training import ClassBalancedPartition
+from pl_privknn.labelers.partitions import ClassBalancedPartition
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian
 from pl_privknn.privacy.noise import SeededNoise

@@ -12,13 +12,10 @@ from scipy import stats
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import check_protects, stated_plan
+from pl_privknn.labelers.partitions import ClassBalancedPartition, GuidedPartition
 from pl_privknn.labelers.pate import PATE
-from pl_privknn.labelers.pate_training import (
-    ClassBalancedPartition,
-    GuidedPartition,
-    LinearTeachers,
-)
-from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.labelers.teachers import LinearTeachers
+from pl_privknn.labelers.voting import Screening
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account, read_records
 from pl_privknn.privacy.mechanisms import Charge, ExponentialArgmax, Gaussian, Laplace, NoisyScreening

@@ -1,7 +1,7 @@
 import torch
 from scipy import stats
 
-from pl_privknn.labelers.pate_training import (
+from pl_privknn.labelers.partitions import (
     ClassBalancedPartition,
     GuidedPartition,
     Partitioner,

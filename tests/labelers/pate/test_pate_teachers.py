@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from pl_privknn.labelers.pate_training import CNNTeachers, LinearTeachers, ModuleTeachers
+from pl_privknn.labelers.teachers import CNNTeachers, LinearTeachers, ModuleTeachers
 from tests.setup.refusals import refusals
 
 SEVENTHS = torch.arange(300) % 7

@@ -8,14 +8,8 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from pl_privknn.labelers.reverse_knn_local import (
-    RANDOMIZERS,
-    Bloom,
-    Table,
-    hash_cells,
-    make_randomizer,
-    true_counts,
-)
+from pl_privknn.labelers.local import RANDOMIZERS, Bloom, hash_cells, make_randomizer
+from pl_privknn.labelers.reverse_knn import CountTable, true_counts
 from pl_privknn.privacy.noise import SeededNoise
 from tests.setup.refusals import refusals
 
@@ -49,7 +43,7 @@ def test_values_are_sent_with_their_probabilities(hashed):
     assert (np.abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / 60_000)).all()
 
 
-@pytest.mark.parametrize("table", [Table(4, 3), Table(3, 3, k=2)], ids=["k1", "k2"])
+@pytest.mark.parametrize("table", [CountTable(4, 3), CountTable(3, 3, k=2)], ids=["k1", "k2"])
 def test_hashed_messages_are_private_as_a_whole(table, monkeypatch):
     parts, original = [], Bloom.messages
 
@@ -78,7 +72,7 @@ def clients(table, n, seed):
 
 
 @pytest.mark.parametrize("name", list(RANDOMIZERS))
-@pytest.mark.parametrize("table", [Table(4, 3), Table(5, 4, k=2, labels=2)], ids=["k1r1", "k2r2"])
+@pytest.mark.parametrize("table", [CountTable(4, 3), CountTable(5, 4, k=2, labels=2)], ids=["k1r1", "k2r2"])
 def test_estimates_are_unbiased_and_messages_are_simulated_exactly(name, table):
     randomizer = make_randomizer(name, 1.5, table)
     nearest, labels = clients(table, 200, 0)
@@ -101,7 +95,7 @@ def test_estimates_are_unbiased_and_messages_are_simulated_exactly(name, table):
 @pytest.mark.parametrize("epsilon", [0.4, 3.0])
 def test_variance_of_absent_votes_is_its_formula(name, epsilon):
     # All records vote for the first query and class; the last query has no vote, and the last classes none.
-    table = Table(40, 30)
+    table = CountTable(40, 30)
     randomizer = make_randomizer(name, epsilon, table)
     n = 400
     nearest = labels = torch.zeros(n, 1, dtype=torch.int64)
@@ -124,7 +118,7 @@ def test_hashes_look_uniform_and_independent_of_one_another():
 
 test_bad_arguments_are_named = refusals(
     {
-        "randomizer='sketch'": lambda: make_randomizer("sketch", 1.0, Table(2, 2)),
-        "epsilon=0": lambda: make_randomizer("collision", 0, Table(2, 2)),
+        "randomizer='sketch'": lambda: make_randomizer("sketch", 1.0, CountTable(2, 2)),
+        "epsilon=0": lambda: make_randomizer("collision", 0, CountTable(2, 2)),
     }
 )

@@ -9,7 +9,8 @@ from scipy import stats
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import LocalReverseKNN, ReverseKNN, ShuffledReverseKNN
-from pl_privknn.labelers.reverse_knn_local import MultiMessage, SingleMessage, Table, true_counts
+from pl_privknn.labelers.local import MultiMessage, SingleMessage
+from pl_privknn.labelers.reverse_knn import CountTable, true_counts
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
@@ -19,7 +20,7 @@ from pl_privknn.testing import FreeLedger
 from tests.setup.grouped import grouped
 from tests.setup.refusals import refusals
 
-TABLE = Table(4, 3)
+TABLE = CountTable(4, 3)
 
 
 @pytest.mark.parametrize(("shape", "ratio"), [(3.0, 0.5), (8.5, 0.8)])

@@ -10,8 +10,8 @@ from dp_accounting.pld import PLDAccountant
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
-from pl_privknn.labelers.centre import ERROR_RATE, centre_of
-from pl_privknn.labelers.statistics import CENTRE, ReleaseLostError, write_release
+from pl_privknn.labelers.linear_models import ERROR_RATE, centre_of
+from pl_privknn.labelers.released_sums import CENTRE, ReleaseLostError, write_release
 from pl_privknn.privacy import Budget, account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
@@ -166,7 +166,7 @@ def test_a_killed_run_draws_nothing_twice(tmp_path, monkeypatch, lost):
         write_release(*kept)
 
     with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-        patched.setattr("pl_privknn.labelers.statistics.write_release", keep)
+        patched.setattr("pl_privknn.labelers.released_sums.write_release", keep)
         fitted(teacher, *shifted()).label(queries, handle)
     teacher.leave_run()
     handle = ledger.run("a")

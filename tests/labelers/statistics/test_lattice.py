@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from pl_privknn.labelers import preconditioned_gradients
-from pl_privknn.labelers.statistics import step_for, whole_steps, within
+from pl_privknn.labelers import released_sums
+from pl_privknn.labelers.linear_models import step_for, whole_steps, within
 from tests.labelers.statistics.statistics_setup import MADE, fitted, labels_for, table
 
 LENGTHS = [0.3, 0.999, 1.0, 1.5, 1e-7, 4e5]
@@ -116,7 +116,5 @@ def test_gradients_that_are_not_clipped_count_as_none(monkeypatch):
     teacher = fitted(MADE["curvature"](noise_multiplier=1.0, clip_norms=[0.25, 0.25, 0.25, 0.25]))
     weights = torch.zeros(3, 6).double()
     assert bool(teacher.private_sum(0, weights).any())
-    monkeypatch.setattr(
-        preconditioned_gradients, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms)
-    )
+    monkeypatch.setattr(released_sums, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
     assert not bool(teacher.private_sum(0, weights).any())

@@ -13,13 +13,8 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
-from pl_privknn.labelers.statistics import (
-    TARGETS,
-    ReleaseLostError,
-    fit_least_squares,
-    fit_maximum_likelihood,
-    write_release,
-)
+from pl_privknn.labelers.linear_models import TARGETS, fit_least_squares, fit_maximum_likelihood
+from pl_privknn.labelers.released_sums import ReleaseLostError, write_release
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
@@ -143,7 +138,7 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
         write_release(*kept)
 
     with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-        patched.setattr("pl_privknn.labelers.statistics.write_release", keep)
+        patched.setattr("pl_privknn.labelers.released_sums.write_release", keep)
         fitted(teacher).label(queries, handle)
     teacher.leave_run()  # as the end of a process does
     handle = ledger.run("a")

@@ -9,7 +9,7 @@ import pytest
 from pl_privknn.cli.main import main
 from pl_privknn.config import read_document
 from pl_privknn.labelers import PrivateKNN
-from pl_privknn.labelers.private_knn import Screening
+from pl_privknn.labelers.voting import Screening
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt

@@ -1,12 +1,12 @@
-"""Messages of reverse kNN without a curator: randomisers of one message, and shuffle protocols."""
+"""Reverse kNN without a curator: messages, shuffle protocols, and the labelers that simulate them."""
 
 from __future__ import annotations
 
 import abc
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
+from pl_privknn.labelers.base import ChargesLedger, PrivateRecords, Release
+from pl_privknn.labelers.reverse_knn import CountTable, RecordVotes, decide, true_counts
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.pld import bisect
 from pl_privknn.privacy.mechanisms import (
@@ -25,6 +27,7 @@ from pl_privknn.privacy.mechanisms import (
     ShuffleAmplification,
 )
 from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.settings import Budget
 
 _KEYS = 1 << 62
 # Least ε for each place in which two messages differ: below it float64 hardly distinguishes e^ε from 1.
@@ -136,37 +139,6 @@ Floats = NDArray[np.float64]
 _ROWS_AT_A_TIME = 1 << 15
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Shape of an answer.
-
-    Attributes:
-        queries: s.
-        classes: c.
-        k: queries that a record votes for.
-        labels: r, labels of a record.
-    """
-
-    queries: int
-    classes: int
-    k: int = 1
-    labels: int = 1
-
-    @property
-    def cells(self) -> int:
-        """s·c."""
-        return self.queries * self.classes
-
-    @property
-    def ones(self) -> int:
-        """k·r."""
-        return self.k * self.labels
-
-    def cells_of(self, nearest: Tensor, labels: Tensor) -> Tensor:
-        """Cell numbers ``query·c + class``, int64 ``(n, k·r)``, of queries ``(n, k)`` and labels ``(n, r)``."""
-        return (nearest[:, :, None] * self.classes + labels[:, None, :]).flatten(1)
-
-
 class Protocol(abc.ABC):
     """Base class of protocols in which each client randomises its answer.
 
@@ -174,7 +146,7 @@ class Protocol(abc.ABC):
         table: shape of an answer.
     """
 
-    table: Table
+    table: CountTable
 
     @property
     @abc.abstractmethod
@@ -236,7 +208,7 @@ class LocalRandomizer(Protocol):
         ValueError: for an ε that is not positive, or too small to be computed with.
     """
 
-    def __init__(self, epsilon: float, table: Table) -> None:
+    def __init__(self, epsilon: float, table: CountTable) -> None:
         self.epsilon = check_positive("epsilon", epsilon)
         self.table = table
         if self.epsilon < (least := 2 * table.ones * _LEAST):
@@ -330,7 +302,7 @@ class UnaryRandomizer(LocalRandomizer):
 class CollisionRandomizer(LocalRandomizer):
     """The Collision mechanism on the whole table (Wang et al. 2021); see :class:`Bloom`."""
 
-    def __init__(self, epsilon: float, table: Table) -> None:
+    def __init__(self, epsilon: float, table: CountTable) -> None:
         super().__init__(epsilon, table)
         self.bloom = Bloom(epsilon, table.ones)
 
@@ -376,14 +348,9 @@ RANDOMIZERS: dict[str, type[LocalRandomizer]] = {
 }
 
 
-def make_randomizer(name: str, epsilon: float, table: Table) -> LocalRandomizer:
+def make_randomizer(name: str, epsilon: float, table: CountTable) -> LocalRandomizer:
     """The randomiser called ``name``, one of :data:`RANDOMIZERS`."""
     return RANDOMIZERS[check_choice("randomizer", name, tuple(RANDOMIZERS))](epsilon, table)
-
-
-def true_counts(table: Table, nearest: Tensor, labels: Tensor) -> Tensor:
-    """Exact counts, int64 ``(s·c,)``: **private**."""
-    return torch.bincount(table.cells_of(nearest, labels).flatten(), minlength=table.cells)
 
 
 _RATIOS = (0.3, 0.5, 0.7)
@@ -444,7 +411,7 @@ def calibrated_shares(epsilon: float, delta: float, moved: int) -> NegativeBinom
 class Shuffled(Protocol):
     """Base class of both shuffle protocols; ``num_clients`` is the public number of clients certain to send."""
 
-    def __init__(self, table: Table, num_clients: int) -> None:
+    def __init__(self, table: CountTable, num_clients: int) -> None:
         self.table, self.num_clients = table, check_int("num_clients", num_clients, 2)
 
     @staticmethod
@@ -457,13 +424,13 @@ class SingleMessage(Shuffled):
     """One locally private message per client, amplified by shuffling (Feldman, McMillan, Talwar 2021).
 
     Args:
-        name: randomiser of the message; see :data:`~pl_privknn.labelers.reverse_knn_local.RANDOMIZERS`.
+        name: randomiser of the message; see :data:`~pl_privknn.labelers.local.RANDOMIZERS`.
         local_epsilon: ε₀ of each message, for instance of :func:`amplified_epsilon`.
         table: shape of an answer.
         num_clients: see the base.
     """
 
-    def __init__(self, name: str, local_epsilon: float, table: Table, num_clients: int) -> None:
+    def __init__(self, name: str, local_epsilon: float, table: CountTable, num_clients: int) -> None:
         super().__init__(table, num_clients)
         self.randomizer: LocalRandomizer = make_randomizer(name, local_epsilon, table)
 
@@ -498,7 +465,7 @@ class MultiMessage(Shuffled):
         num_clients: see the base.
     """
 
-    def __init__(self, noise: NegativeBinomial, table: Table, num_clients: int) -> None:
+    def __init__(self, noise: NegativeBinomial, table: CountTable, num_clients: int) -> None:
         super().__init__(table, num_clients)
         if noise.moved != table.ones:
             raise ValueError(f"noise.moved={noise.moved} must be k·r = {table.ones}, the votes of a record")
@@ -548,3 +515,212 @@ class MultiMessage(Shuffled):
     def deviation(self, num_clients: int) -> float:
         """Standard deviation of every estimate."""
         return math.sqrt(self.mechanism.variance)
+
+
+class ClientReverseKNN(RecordVotes):
+    """Base class of reverse kNN without a curator: each record's owner sends one randomised answer per round.
+
+    The messages of one table are simulated here in distribution; :mod:`pl_privknn.federated` sends real ones. The
+    guarantee holds under ``replace_one``, since senders are visible. Where the unit of privacy is a person, one
+    record of each, drawn by a private coin, makes the person's message.
+    """
+
+    trust: ClassVar[str]
+    randomizers: ClassVar[tuple[str, ...]] = tuple(RANDOMIZERS)
+    adjacencies = ("replace_one",)
+
+    def __init__(
+        self,
+        k: int = 1,
+        *,
+        budget: Budget | None = None,
+        randomizer: str = "collision",
+        soft: bool = True,
+        abstain: float = 0.0,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(k, soft, abstain, budget, None, noise_source)
+        self.randomizer = check_choice("randomizer", randomizer, self.randomizers)
+        self._round: tuple[float, float] | None = None  # its ε and δ
+        self._begin()
+
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """Set ε and δ of each round: those of the budget over ``rounds``; see the base.
+
+        Raises:
+            ValueError: for another adjacency than ``"replace_one"``.
+        """
+        if budget.adjacency != "replace_one":
+            raise ValueError(
+                f"budget.adjacency={budget.adjacency!r}: senders of messages are visible; use "
+                "Budget(epsilon=…, adjacency='replace_one')"
+            )
+        assert budget.epsilon is not None
+        self._round = budget.epsilon / rounds, budget.delta / rounds
+
+    @property
+    def epsilon(self) -> float:
+        """ε of one round.
+
+        Raises:
+            ValueError: before a budget has set it.
+        """
+        return self.set_by_budget(self._round)[0]
+
+    @abc.abstractmethod
+    def protocol(self, num_queries: int, num_classes: int) -> LocalRandomizer | SingleMessage | MultiMessage:
+        """Protocol of clients' messages for a table of this shape."""
+
+    def check_clients(self, count: int) -> None:
+        """Raise ``ValueError`` for fewer clients than the guarantee assumes."""
+
+    def fit(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.fit`."""
+        super().fit(records)
+        self.check_clients(len(records) if self._drawn is None else int(self._drawn.sum()))
+
+    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
+        """One round of messages per round; see :meth:`Labeler.plan`."""
+        return [Charge(self.protocol(num_queries, num_classes).mechanism, rounds)]
+
+    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+        """Simulate all messages of a round and decide; see :meth:`Labeler.label`.
+
+        Raises:
+            RuntimeError: before :meth:`fit`.
+            ValueError: for fewer queries than ``k``.
+        """
+        nearest, labels = self.votes(queries)
+        self.check_clients(len(labels))
+        protocol = self.protocol(len(queries), self._num_classes)
+        noise = self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
+        noisy = protocol.simulate(nearest, labels, noise)
+        return decide(noisy, protocol.deviation(len(labels)), self.abstain, self.soft, max_answers)
+
+    def release_messages(
+        self,
+        fetch: Callable[[], Tensor],
+        num_queries: int,
+        num_classes: int,
+        ledger: ChargesLedger,
+        max_answers: int | None = None,
+    ) -> Release:
+        """Charge one round, fetch its messages and decide: the server's part.
+
+        Args:
+            fetch: asks the clients, once the round is paid, and returns messages of :meth:`protocol`, ``(n, w)``.
+            num_queries: s.
+            num_classes: c.
+            ledger: pays; see :class:`~pl_privknn.labelers.base.ChargesLedger`.
+            max_answers: as for :meth:`label`.
+        """
+        protocol = self.protocol(num_queries, num_classes)
+        self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
+        messages = fetch()
+        self.check_clients(len(messages))
+        noisy, deviation = protocol.aggregate(messages), protocol.deviation(len(messages))
+        return decide(noisy, deviation, self.abstain, self.soft, max_answers)
+
+
+class LocalReverseKNN(ClientReverseKNN):
+    """Reverse kNN under local differential privacy: each record's owner randomises its own message.
+
+    Args:
+        k: number of nearest queries that a record votes for.
+        budget: its ε over the number of rounds is that of each message; ``adjacency="replace_one"``, since senders
+            are visible. By default the budget of the run.
+        randomizer: of a message: ``"collision"`` or ``"randomized_response"``.
+        soft: see :class:`~pl_privknn.labelers.reverse_knn.RecordVotes`.
+        abstain: likewise.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+
+    Raises:
+        ValueError: for values out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import LocalReverseKNN
+        >>> from pl_privknn.privacy import Budget
+        >>> teacher = LocalReverseKNN(budget=Budget(epsilon=2.0, adjacency="replace_one"))
+        >>> teacher.plan(30, 30, 10)[0].mechanism.epsilon
+        2.0
+    """
+
+    trust = "local"
+
+    def protocol(self, num_queries: int, num_classes: int) -> LocalRandomizer:
+        """Randomiser of one client's message for a table of this shape."""
+        return make_randomizer(self.randomizer, self.epsilon, CountTable(num_queries, num_classes, self.k))
+
+
+class ShuffledReverseKNN(ClientReverseKNN):
+    """Reverse kNN under shuffle privacy: owners trust a shuffler to mix their messages.
+
+    Args:
+        k: number of nearest queries that a record votes for.
+        num_clients: public number of records that are certain to take part.
+        budget: its ε and δ over the number of rounds are those of each; ``adjacency="replace_one"``, since senders
+            are visible. By default the budget of the run.
+        randomizer: of a message: ``"collision"`` or ``"randomized_response"``, amplified by shuffling; or
+            ``"shares"``, several messages per client.
+        soft: see :class:`~pl_privknn.labelers.reverse_knn.RecordVotes`.
+        abstain: likewise.
+        noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
+
+    Raises:
+        ValueError: for values out of range.
+
+    Example:
+        >>> from pl_privknn.labelers import ShuffledReverseKNN
+        >>> from pl_privknn.privacy import Budget, epsilon_for_delta
+        >>> budget = Budget(epsilon=1.0, adjacency="replace_one")
+        >>> teacher = ShuffledReverseKNN(num_clients=1000, budget=budget, randomizer="shares")
+        >>> epsilon_for_delta(teacher.plan(30, 30, 10), 1e-5, "replace_one") <= 1.0
+        True
+    """
+
+    trust = "shuffle"
+    randomizers = (*RANDOMIZERS, "shares")
+
+    def __init__(
+        self,
+        k: int = 1,
+        *,
+        num_clients: int,
+        budget: Budget | None = None,
+        randomizer: str = "collision",
+        soft: bool = True,
+        abstain: float = 0.0,
+        noise_source: NoiseSource | None = None,
+    ) -> None:
+        self.num_clients = check_int("num_clients", num_clients, 2)
+        super().__init__(
+            k, budget=budget, randomizer=randomizer, soft=soft, abstain=abstain, noise_source=noise_source
+        )
+
+    def set_noise(self, budget: Budget, rounds: int) -> None:
+        """See :meth:`ClientReverseKNN.set_noise`."""
+        super().set_noise(budget, rounds)
+        self._local: float | None = None
+        self._shares: dict[int, NegativeBinomial] = {}
+
+    def protocol(self, num_queries: int, num_classes: int) -> SingleMessage | MultiMessage:
+        """Shuffle protocol for a table of this shape."""
+        table, (epsilon, delta) = (
+            CountTable(num_queries, num_classes, self.k),
+            self.set_by_budget(self._round),
+        )
+        if self.randomizer == "shares":
+            if table.ones not in self._shares:
+                self._shares[table.ones] = calibrated_shares(epsilon, delta, table.ones)
+            return MultiMessage(self._shares[table.ones], table, self.num_clients)
+        if self._local is None:
+            self._local = amplified_epsilon(epsilon, delta, self.num_clients)
+        return SingleMessage(self.randomizer, self._local, table, self.num_clients)
+
+    def check_clients(self, count: int) -> None:
+        """Raise ``ValueError`` for fewer clients than the guarantee assumes."""
+        if count < self.num_clients:
+            raise ValueError(
+                f"num_clients={self.num_clients} is more than take part; the noise of fewer clients does not keep ε. "
+                "State a number that is surely reached"
+            )
