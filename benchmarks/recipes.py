@@ -54,7 +54,7 @@ from pl_privknn.labelers.base import Release
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.recommendation import Recommendation
-from pl_privknn.rules import CROSSING, TEACHERS, Setting, Sizes, answers, extractor_of, narrowed, probe
+from pl_privknn.rules import CROSSING, TEACHERS, Setting, Sizes, answers, narrowed, probe, teacher_extractor
 from pl_privknn.testing import FreeLedger
 
 DELTA = 1e-5
@@ -134,7 +134,7 @@ def _features(data: Records) -> list[Tensor]:
     """Features of the recommendation, for votes and for gradients."""
     found = []
     for teacher in TEACHERS:
-        extractor = extractor_of(Setting(teacher, max(_WIDTHS)), has_pretrained())
+        extractor = teacher_extractor(Setting(teacher, max(_WIDTHS)), has_pretrained())
         extractor.fit_public(data.images[: data.public])
         found.append(torch.cat([extractor(part) for part in data.images.split(500)]))
     return found

@@ -40,7 +40,7 @@ from benchmarks.record import (
     runs,
     spread,
 )
-from pl_privknn.comparison.plot import digest_of, draw
+from pl_privknn.comparison.plot import draw, results_digest
 from pl_privknn.comparison.table import Result, markdown_table
 from pl_privknn.privacy import account
 from pl_privknn.privacy.accounting.accountant import read_records
@@ -145,7 +145,7 @@ def compared() -> str:
 def old_plots() -> list[str]:
     """Outdated plots of comparisons."""
     shown = {plot.stem: plot.read_text(encoding="utf-8") for plot in PLOTS.glob("compare_*.svg")}
-    digests = {name: digest_of(found) for name, found in comparisons().items()}
+    digests = {name: results_digest(found) for name, found in comparisons().items()}
     return [f"{name}.svg" for name, digest in digests.items() if digest not in shown.get(name, "")]
 
 

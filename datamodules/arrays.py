@@ -188,7 +188,7 @@ class ArraysDataModule(_TablesDataModule):
         sources = self._sources_among(locals())
         self.channels_last = channels_last
         shapes = {
-            name: image_shape(name, Array(name, source).shape(), channels_last)
+            name: shape_of_images(name, Array(name, source).shape(), channels_last)
             for name, source in sources.items()
             if name.endswith("images")
         }
@@ -425,7 +425,7 @@ def _one_shape(shapes: dict[str, Any], what: str, remedy: str) -> Any:
     return shapes[first]
 
 
-def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -> ImageShape:
+def shape_of_images(name: str, shape: tuple[int, ...], channels_last: bool | None) -> ImageShape:
     """Channels, height and width of images in an array of ``shape``.
 
     Args:
@@ -446,10 +446,10 @@ def image_shape(name: str, shape: tuple[int, ...], channels_last: bool | None) -
 
 
 def images_in(name: str, array: Tensor, channels_last: bool | None = None) -> Tensor:
-    """An array of images as ``(n, channels, height, width)``, see :func:`image_shape`."""
+    """An array of images as ``(n, channels, height, width)``, see :func:`shape_of_images`."""
     if array.ndim == 4 and _colours_are_last(name, tuple(array.shape), channels_last):
         return array.permute(0, 3, 1, 2)
-    return array.reshape(len(array), *image_shape(name, tuple(array.shape), channels_last))
+    return array.reshape(len(array), *shape_of_images(name, tuple(array.shape), channels_last))
 
 
 def _colours_are_last(name: str, shape: tuple[int, ...], channels_last: bool | None) -> bool:

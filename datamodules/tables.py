@@ -1,6 +1,6 @@
 """One reader of tables: arrays and files of numbers, and columns of texts, words and vectors.
 
-No message quotes what a file holds: :func:`reading` converts errors of numpy, pyarrow and json into one line.
+No message quotes what a file holds: :func:`reading_table` converts errors of numpy, pyarrow and json into one line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _FaultError(ValueError):
 
 
 @contextlib.contextmanager
-def reading(
+def reading_table(
     named: str, remedy: str = "text in UTF-8, or name another encoding by encoding="
 ) -> Iterator[None]:
     """Convert errors of reading a file or an object into one line, without a library's text.
@@ -115,7 +115,7 @@ class Columns:
         if isinstance(source, str | Path):
             self.named = f"{name}={str(source)!r}"
             check_file(self.named, Path(source), TABLES)
-        with reading(self.named):
+        with reading_table(self.named):
             self._table = self._opened(source, encoding)
             self.names: list[str] = list(self._table.schema.names)  # which may be no text
 
@@ -161,7 +161,7 @@ class Columns:
 
     def read(self, name: str, group: int | None = None) -> Any:
         """A column, a chunked array of pyarrow; of a Parquet file perhaps one row group."""
-        with reading(self.named):
+        with reading_table(self.named):
             if self._parquet is None:
                 column = self._table.column(name)
             else:
@@ -175,7 +175,7 @@ class Columns:
     def words(self, name: str) -> list[str]:
         """Labels, names or categories as text, see :func:`word_of`."""
         column = self.read(name)
-        with reading(self.named):
+        with reading_table(self.named):
             return list(map(word_of, column.to_pylist()))
 
     def texts(self, name: str) -> Iterator[list[str]]:
@@ -183,14 +183,14 @@ class Columns:
         if not any(kind in self.kind(name) for kind in ("string", "binary")):
             raise self.misfit(name, "texts")
         column = self.read(name)
-        with reading(self.named):
+        with reading_table(self.named):
             column = column.cast("large_string")
         for start in range(0, len(column), _TEXTS_AT_A_TIME):
             yield [text or "" for text in column[start : start + _TEXTS_AT_A_TIME].to_pylist()]
 
     def width(self, name: str) -> int:
         """Length of the first list of a column."""
-        with reading(self.named):
+        with reading_table(self.named):
             if self._parquet is None:
                 first = self._table.column(name)
             else:
@@ -386,7 +386,7 @@ class Array:
             return tuple(np.shape(self._array))  # type: ignore[arg-type]
         if self._columns is not None:
             return (sum(self._columns.groups), self._columns.width(self._member))
-        with reading(self.named, _NUMBERS_ALONE):
+        with reading_table(self.named, _NUMBERS_ALONE):
             if self._path.suffix.lower() == ".npy":
                 return tuple(np.load(self._path, mmap_mode="r").shape)
             with (
@@ -411,7 +411,7 @@ class Array:
             if self._columns.is_vectors(self._member):
                 raise InputError(f"{self.named}: expected one value in each row of {self._member!r}")
             return self._columns.read(self._member).to_numpy(zero_copy_only=False)  # null is NaN, or None
-        with reading(self.named, _NUMBERS_ALONE):
+        with reading_table(self.named, _NUMBERS_ALONE):
             if self._path.suffix.lower() == ".npz":
                 with np.load(self._path) as members:
                     return members[self._chosen(members.files)]

@@ -143,7 +143,7 @@ def write_yaml(data: Any, flow_style: bool | None = False, width: int = 80) -> s
 # ---------------------------------------------------------------------- dotted paths
 
 
-def merged(base: Mapping[str, Any] | None, over: Mapping[str, Any] | None) -> dict[str, Any]:
+def merged_sections(base: Mapping[str, Any] | None, over: Mapping[str, Any] | None) -> dict[str, Any]:
     """Recursive merge of ``over`` into ``base``.
 
     A section with another ``class_path`` replaces the earlier one entirely, since its arguments belong to another
@@ -156,7 +156,7 @@ def merged(base: Mapping[str, Any] | None, over: Mapping[str, Any] | None) -> di
         if isinstance(earlier, dict) and isinstance(value, Mapping):
             known = earlier.get("class_path")
             if value.get("class_path", known) == known:
-                result[name] = merged(earlier, value)
+                result[name] = merged_sections(earlier, value)
     return result
 
 

@@ -150,7 +150,9 @@ def released_model(
         return None
     summary = mapping_of(run / "summary.json")
     released = str(summary.get("released") or labeling.get("released") or "student")
-    inner = _Probabilities(student, None if released == "student" else _head(run, labeling), released).eval()
+    inner = _ClassProbabilities(
+        student, None if released == "student" else _head(run, labeling), released
+    ).eval()
     size, given = student.hparams["image_size"], (settings.get("data") or {}).get("init_args") or {}
     height, width = (size, size) if isinstance(size, int) else map(int, size)
     shape = [int(student.hparams["in_channels"]), height, width]
@@ -247,7 +249,7 @@ def _head(run: Path, section: dict[str, Any]) -> Any:
     return head.eval()
 
 
-class _Probabilities(torch.nn.Module):
+class _ClassProbabilities(torch.nn.Module):
     """Model of the probabilities of student, head, or their mean."""
 
     def __init__(self, student: Any, head: Any, released: str) -> None:

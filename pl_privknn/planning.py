@@ -29,7 +29,7 @@ from pl_privknn.config import (
     get,
     instantiate,
     known_classes,
-    merged,
+    merged_sections,
     put,
 )
 from pl_privknn.labelers.base import SpendsBudget, stated_plan
@@ -233,7 +233,7 @@ def solve(
         return {name: chosen, **{at: float(f"{factor * value:.{_DIGITS}g}") for at, factor in ties.items()}}
 
     def filled(value: float) -> dict[str, Any]:
-        copy = merged(document, None)
+        copy = merged_sections(document, None)
         for at, chosen in values(value).items():
             put(copy, at, chosen)
         return copy

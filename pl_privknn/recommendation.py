@@ -40,7 +40,7 @@ from pl_privknn.features import HOG, Pixels, TimmFeatures
 from pl_privknn.features.base import Extractor, PublicTables
 from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.public import PublicFeatures, has_pretrained
-from pl_privknn.labelers.linear_models import centre_of, differences
+from pl_privknn.labelers.linear_models import centre_of, clipped_differences
 from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.rules import (
     BATCH,
@@ -55,7 +55,7 @@ from pl_privknn.rules import (
     Sizes,
     compare,
     config_of,
-    extractor_of,
+    teacher_extractor,
     usual_delta,
 )
 from pl_privknn.students import SupervisedStudent
@@ -305,7 +305,7 @@ def _kind_by_test(data: PrivatePublicDataModule, sizes: Sizes, show: ProgressHoo
     public = PublicTables(data.public).features(extractor).double()
     rows = torch.randperm(len(compared), generator=torch.Generator().manual_seed(0))[:_TESTED]
     with torch.no_grad():
-        parts = differences(extractor(compared.images(rows)).double(), public.mean(dim=0))
+        parts = clipped_differences(extractor(compared.images(rows)).double(), public.mean(dim=0))
     found = centre_of(parts.sum(dim=0), 0.0, len(parts), public)
     show("features of test examples", 1, 1)
     distance = float(found.offset.norm())
@@ -345,7 +345,7 @@ def _compared(
     for done, teacher in enumerate(teachers):
         show("features of public examples", done, len(teachers))
         # As in the configuration, so that the following run reuses these tables.
-        extractor = extractor_of(sizes.settings(teacher)[-1], has_pretrained())
+        extractor = teacher_extractor(sizes.settings(teacher)[-1], has_pretrained())
         public = known.features(extractor)
         tables[teacher] = public, public[rows] if validation is None else extractor(validation.images())
     assert labels is not None

@@ -238,7 +238,7 @@ def probe(features: Tensor, soft: Tensor, penalty: float = 1e-3) -> Callable[[Te
     return lambda of: scores(of).softmax(1).detach()
 
 
-def extractor_of(setting: Setting, pretrained: bool) -> Extractor:
+def teacher_extractor(setting: Setting, pretrained: bool) -> Extractor:
     """Feature extractor of a setting."""
     if setting.teacher == "ReverseKNN":
         return PublicFeatures(setting.width, pretrained=pretrained)
@@ -283,7 +283,7 @@ def compare(
 
 def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
     """Sections ``model``, ``labeling`` and ``trainer`` of a setting's configuration."""
-    features = as_section(extractor_of(setting, has_pretrained()))[0]
+    features = as_section(teacher_extractor(setting, has_pretrained()))[0]
     budget = {"epsilon": sizes.epsilon, "delta": sizes.delta}
     if setting.teacher == "ReverseKNN":
         labeler: dict[str, Any] = {"class_path": "ReverseKNN", "init_args": {"k": 1}}

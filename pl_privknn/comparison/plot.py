@@ -37,7 +37,7 @@ _SIZE = (8.4, 5.4)
 _TICKS = (0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.99, 1)
 
 
-def digest_of(results: Sequence[Result]) -> str:
+def results_digest(results: Sequence[Result]) -> str:
     """Hash of the results' table, stored in plots, by which a test recognises an outdated one."""
     return hashlib.sha256(markdown_table(results).encode()).hexdigest()[:16]
 
@@ -119,10 +119,10 @@ def _seeds(results: Sequence[Result]) -> str:
 
 
 def draw(results: Sequence[Result], path: str | Path, title: str) -> None:
-    """Write :func:`figure_of` to ``path`` with the suffixes ``.svg`` and ``.png``, with :func:`digest_of` in both."""
+    """Write :func:`figure_of` to ``path`` as ``.svg`` and ``.png``, with :func:`results_digest` in both."""
     import matplotlib
 
-    figure, description = figure_of(results, title), f"results {digest_of(results)}"
+    figure, description = figure_of(results, title), f"results {results_digest(results)}"
     with matplotlib.rc_context({"svg.hashsalt": "pl_privknn"}):  # the same file each time
         figure.savefig(f"{path}.svg", metadata={"Date": None, "Description": description})
     figure.savefig(f"{path}.png", metadata={"Description": description}, dpi=120, facecolor="white")

@@ -23,7 +23,7 @@ from pl_privknn.config import (
     ConfigurationError,
     differences,
     get,
-    merged,
+    merged_sections,
     put,
     read_document,
     read_yaml,
@@ -206,7 +206,7 @@ def _list(where: str, given: Any) -> list[Any]:
 
 def _overridden(config: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Copy of a configuration with other values at dotted paths."""
-    document = merged(config, None)
+    document = merged_sections(config, None)
     for path, value in itertools.chain.from_iterable(each.items() for each in overrides):
         put(document, path, value)
     return document

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_privknn._tracing import recorded
-from pl_privknn.features.backbone import BackboneFeatures, CheckpointFeatures, check_layers, undisturbed
+from pl_privknn.features.backbone import (
+    BackboneFeatures,
+    CheckpointFeatures,
+    check_running_statistics,
+    undisturbed,
+)
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.public import Resized
 from pl_privknn.networks.base import APART, is_as_built
@@ -66,7 +71,7 @@ def kept_apart(
     images = images.to(device or "cpu")
     if type(extractor) is BackboneFeatures:
         module: Any = extractor.module
-        check_layers(module)
+        check_running_statistics(module)
         alone = _Alone(module.features, module, images, extractor.device, extractor.batch_size)
         if not extractor.normalize:
             return alone, alone.conditions

@@ -71,7 +71,7 @@ class BackboneFeatures(Extractor):
             ValueError: if a layer normalises by the statistics of the batch even in evaluation mode, so that
                 one image's features would depend on the others, or if ``features`` returns another shape.
         """
-        check_layers(self.module)
+        check_running_statistics(self.module)
         module: Any = self.module
         device = self.device or next((p.device for p in module.parameters()), torch.device("cpu"))
         vectors: Tensor | None = None
@@ -105,7 +105,7 @@ def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
                 submodule.training = training
 
 
-def check_layers(module: nn.Module) -> None:
+def check_running_statistics(module: nn.Module) -> None:
     """Raise ``ValueError`` for a layer that normalises by the statistics of the batch in evaluation mode."""
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and layer.running_mean is None:

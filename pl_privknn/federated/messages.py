@@ -236,7 +236,7 @@ def new_key() -> tuple[bytes, bytes]:
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()
 
 
-def seal(message: bytes, public_key: bytes, about: bytes) -> bytes:
+def seal_envelope(message: bytes, public_key: bytes, about: bytes) -> bytes:
     """Seal a message: a fresh public key, 32 bytes, then the message under ChaCha20-Poly1305, 16 bytes longer.
 
     Args:
@@ -252,7 +252,7 @@ def seal(message: bytes, public_key: bytes, about: bytes) -> bytes:
 
 
 def open_sealed(envelope: bytes, private_key: bytes, about: bytes) -> bytes:
-    """Read what :func:`seal` wrote.
+    """Read what :func:`seal_envelope` wrote.
 
     Raises:
         ValueError: for an envelope of another key or purpose, or one that was changed.

@@ -23,7 +23,7 @@ from pl_privknn.federated.messages import (
     encode,
     extractor_digest,
     open_sealed,
-    seal,
+    seal_envelope,
 )
 from pl_privknn.labelers.local import Shuffled
 from pl_privknn.labelers.reverse_knn import ReverseKNN
@@ -196,7 +196,7 @@ class Client:
         self.answered.spend(request.round, request.epsilon, self.max_epsilon)
         noise = self.noise_source.stream("client", request.round)
         sent = encode(protocol.randomize(nearest, labels, noise), protocol.bounds)
-        return sent if self.shuffler_key is None else seal(sent, self.shuffler_key, request.digest)
+        return sent if self.shuffler_key is None else seal_envelope(sent, self.shuffler_key, request.digest)
 
     def _check(self, request: Request) -> None:
         stated = {

@@ -264,14 +264,14 @@ class Centre(NamedTuple):
         return f"no shift between public and private examples was found {figures}; nothing is subtracted"
 
 
-def differences(unit: Tensor, mean: Tensor) -> Tensor:
+def clipped_differences(unit: Tensor, mean: Tensor) -> Tensor:
     """Differences of vectors ``(n, d)`` from the public mean ``(d,)``, clipped to length 1: a record's part."""
     rows = unit - mean
     return rows * clip_factors(rows.norm(dim=1), 1.0)[:, None]
 
 
 def centre_of(noisy: Tensor, sigma: float, records: int, public: Tensor) -> Centre:
-    """Centre of a noisy sum of :func:`differences`, with the test of its length.
+    """Centre of a noisy sum of :func:`clipped_differences`, with the test of its length.
 
     Where private and public examples have one distribution, the difference of the means is about normal with
     covariance K = (σ/N)² + Σ (1/N + 1/m), Σ of public differences. Its squared length is compared with the scaled
@@ -285,7 +285,7 @@ def centre_of(noisy: Tensor, sigma: float, records: int, public: Tensor) -> Cent
     """
     from scipy.stats import chi2
 
-    rows = differences(public, public.mean(dim=0))
+    rows = clipped_differences(public, public.mean(dim=0))
     offset = noisy / records - rows.mean(dim=0)
     spread = torch.cov(rows.T, correction=0).view(len(offset), -1) * (1 / records + 1 / len(rows))
     spread.diagonal().add_((sigma / records) ** 2)

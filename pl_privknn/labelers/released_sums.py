@@ -39,7 +39,7 @@ from pl_privknn.labelers.linear_models import (
     TARGETS,
     Centre,
     centre_of,
-    differences,
+    clipped_differences,
     fit_least_squares,
     fit_maximum_likelihood,
     not_too_long,
@@ -76,7 +76,7 @@ def write_release(store: PrivateStore, number: int, taken: NoisySum, sketch: Ten
         store.note("public", sketch.tolist())
 
 
-def read_releases(store: PrivateStore) -> tuple[dict[int, NoisySum], Tensor | None]:
+def read_noisy_sums(store: PrivateStore) -> tuple[dict[int, NoisySum], Tensor | None]:
     """Read the release that :func:`write_release` wrote."""
     rows = store.read("SELECT number, taken FROM releases")
     taken = {
@@ -260,7 +260,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         mean, step = self._public_mean[: len(self._public_mean) - bool(self.bias)], step_for(1.0)
 
         def parts(features: Tensor) -> Tensor:
-            return differences(self.unit_vectors(features), mean)
+            return clipped_differences(self.unit_vectors(features), mean)
 
         total = torch.zeros(1, len(mean), dtype=torch.int64)
         if self._persons is not None:
@@ -350,7 +350,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
             self._charged = sum(
                 ledger.charged(kind) for kind in {part.mechanism for part in self.plan(1, 1, 2)}
             )
-        self.noisy_sums, self._sketch = read_releases(self._kept)
+        self.noisy_sums, self._sketch = read_noisy_sums(self._kept)
         if len(self.noisy_sums) > self._charged:
             raise ReleaseLostError(
                 f"{folder}: it holds releases that this run's ledger did not pay for; restore the ledger that "

@@ -203,7 +203,7 @@ class PoissonTotals(abc.ABC):
             short = []
             for part in rows.split(max(1, _COINS_AT_A_TIME // max(1, searched))):
                 records = search(queries[part], self._table, searched)
-                first = first_of_each(self._persons[records.numpy()])
+                first = first_in_row(self._persons[records.numpy()])
                 first &= first.cumsum(axis=1) <= found.shape[1]
                 enough = torch.from_numpy(first.sum(axis=1) == found.shape[1])
                 chosen = records[enough][torch.from_numpy(first)[enough]]
@@ -280,7 +280,7 @@ def compact(owners: Tensor) -> NDArray[np.int32]:
     return owners.unique(return_inverse=True)[1].int().numpy()
 
 
-def first_of_each(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+def first_in_row(numbers: NDArray[Any]) -> NDArray[np.bool_]:
     """Mask of the first occurrence of each number in its row, bool of the shape ``(m, l)``."""
     order = numbers.argsort(axis=1, kind="stable")
     sorted_numbers = np.take_along_axis(numbers, order, axis=1)

@@ -134,9 +134,9 @@ def reached(balance: Balance, guarantee: Sequence[Charge], late: bool) -> tuple[
         return budget, "sum of pure ε"
     if late:
         return balance.filter.epsilon(guarantee), f"Rényi filter at orders {balance.order:g} and ∞"
-    epsilon = total(balance, guarantee, balance.budget.delta, exact=False).epsilon
+    epsilon = _total(balance, guarantee, balance.budget.delta, exact=False).epsilon
     if budget is not None and epsilon > budget:
-        epsilon = total(balance, guarantee, balance.budget.delta, exact=True).epsilon
+        epsilon = _total(balance, guarantee, balance.budget.delta, exact=True).epsilon
     return epsilon, "composition"
 
 
@@ -199,8 +199,8 @@ def make_report(
         spent = [charge.with_guarantee(condition) for charge in spent]
     by_filter = dataclasses.replace(balance.filter, delta=delta)
     return LedgerReport(
-        guarantee=total(balance, guarantee, delta, exact),
-        spent=total(balance, spent, delta, exact),
+        guarantee=_total(balance, guarantee, delta, exact),
+        spent=_total(balance, spent, delta, exact),
         filter={
             "rule": "renyi filter" if late else "composition",
             "order": balance.order,
@@ -214,7 +214,7 @@ def make_report(
     )
 
 
-def total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool) -> PrivacyReport:
+def _total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool) -> PrivacyReport:
     """The accountant's report."""
     kept = balance.budget
     return account(charges, delta=delta, adjacency=kept.adjacency, exact=exact, unit=kept.unit)

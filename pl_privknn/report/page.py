@@ -66,7 +66,7 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
         if output.is_dir():
             raise ValueError(f"output={str(output)!r} is a folder; name the HTML file")
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(output, render(facts))
+        write_durably(output, render_page(facts))
         if facts.get("promise") is not None:
             write_card(card_of(facts), output.parent)
     return output
@@ -125,7 +125,7 @@ def card_markdown(card: dict[str, Any]) -> str:
     return str(_environment().get_template("privacy_card.md.j2").render(card=card, version=__version__))
 
 
-def render(facts: dict[str, Any]) -> str:
+def render_page(facts: dict[str, Any]) -> str:
     """HTML page of facts."""
     parts = {**dict.fromkeys(("promise", "answers", "student", "checks", "settings", "versions")), **facts}
     charts: dict[str, Any] = {"attacker": None, "growth": None}

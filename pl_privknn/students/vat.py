@@ -14,7 +14,7 @@ from pl_privknn.students.base import Student, deterministic, frozen_statistics
 from pl_privknn.students.losses import kl_divergence
 
 
-def unit_rows(values: Tensor) -> Tensor:
+def unit_directions(values: Tensor) -> Tensor:
     """``values`` with each example scaled to L2 norm one; rows of zeros stay zero.
 
     Args:
@@ -52,14 +52,14 @@ def adversarial_direction(
     Returns:
         float32 ``(n, …)``, each example of L2 norm one; no gradient flows through it.
     """
-    direction = unit_rows(torch.randn_like(images) if start is None else start)
+    direction = unit_directions(torch.randn_like(images) if start is None else start)
     target_logits = target_logits.detach()
     for _ in range(iterations):
         step = (xi * direction).requires_grad_()
         with torch.enable_grad():
             divergence = divergence_of(target_logits, logits_of(images.detach() + step)).sum()
             (gradient,) = torch.autograd.grad(divergence, step)
-        found = unit_rows(gradient)
+        found = unit_directions(gradient)
         # Where the prediction doesn't react at all, any direction is as good as another.
         reacts = found.flatten(1).abs().sum(dim=1) > 0
         direction = torch.where(reacts.view(-1, *[1] * (images.ndim - 1)), found, direction)

@@ -36,7 +36,7 @@ _RARE, _MORE = (10, 9, 11, 1), 36
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples:
+class ExampleTables:
     """Tables for one task.
 
     Args:
@@ -472,7 +472,7 @@ def check_labeler(
     with torch.random.fork_rng(devices=[]):
         for task in owner.tasks:
             generator = torch.Generator().manual_seed(seed)
-            examples = Examples(task, records, queries, classes, dimension, generator)
+            examples = ExampleTables(task, records, queries, classes, dimension, generator)
             new = functools.partial(ObservedRun, make, classes, examples.public(), seed)
             made = [*examples.all(), *tables]
             do("noise source", check_source, owner)

@@ -18,7 +18,7 @@ from pl_privknn.config import (
     get,
     instantiate,
     known_classes,
-    merged,
+    merged_sections,
     one_line,
     parse_objects,
 )
@@ -108,7 +108,7 @@ def made_training(
     place = next(private_trainings(document))
     try:
         module = instantiate(
-            {"model": arguments | merged(section.get("init_args") or {}, None)}, {"model": made}
+            {"model": arguments | merged_sections(section.get("init_args") or {}, None)}, {"model": made}
         ).model
         if place == "model":
             return module, module.private_training

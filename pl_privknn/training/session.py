@@ -30,7 +30,13 @@ from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.followed_run import FollowedRun
 from pl_privknn.training.gradients import STEPS
 from pl_privknn.training.private_data import PrivateData
-from pl_privknn.training.training_run import TrainingPlan, TrainingRun, guarantee_of, mechanism_of, run_folder
+from pl_privknn.training.training_run import (
+    TrainingPlan,
+    TrainingRun,
+    mechanism_of,
+    run_folder,
+    training_guarantee,
+)
 
 # Of a fit alone: a copy holds none of them.
 _OF_A_FIT = dict.fromkeys(("run", "private", "_processes", "_owners"))
@@ -234,7 +240,7 @@ class PrivateSession:
         charges = [Charge(step, steps)]
         if self.limit is not None and epsilon_for_delta(charges, self.delta) > self.limit:
             charges = [Charge(step, steps_within(step, steps, self.limit, self.delta))]
-        guarantee = guarantee_of(self.conditions, self.noise_source)
+        guarantee = training_guarantee(self.conditions, self.noise_source)
         return [charge.with_guarantee(guarantee) for charge in charges]
 
     def hold_out(self, evaluation: PaidEvaluation | None, owners: Tensor | None) -> None:

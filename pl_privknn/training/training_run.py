@@ -117,7 +117,7 @@ class TrainingRun(Run):
         steps_per_charge: int,
     ) -> None:
         self.asked, self._kind, self._checkpoint = asked, kind, checkpoint
-        self._mark = guarantee_of(asked.conditions, noise)
+        self._mark = training_guarantee(asked.conditions, noise)
         super().__init__(
             folder,
             lambda: FactsFile(folder / _FILE),
@@ -236,7 +236,7 @@ def mechanism_of(noise_multiplier: float, max_grad_norm: float, sampling_rate: f
     return step_mechanism(noise_multiplier, max_grad_norm, sampling_rate)
 
 
-def guarantee_of(conditions: Sequence[str] | None, noise: NoiseSource) -> Guarantee:
+def training_guarantee(conditions: Sequence[str] | None, noise: NoiseSource) -> Guarantee:
     """Guarantee level of a training's releases.
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 
 from pl_privknn.cli.main import main
 from pl_privknn.comparison import markdown_table, read_results
-from pl_privknn.comparison.plot import digest_of
+from pl_privknn.comparison.plot import results_digest
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
 from pl_privknn.privacy.mechanisms.steps import PaidSteps
 from pl_privknn.privacy.verification import audit_ledger
@@ -64,7 +64,7 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     assert table == f"{markdown_table(results)}\n"
     assert f"| knn ‡ | {result('knn', 4)['test_accuracy']:.3f} ‡" in table
     assert (made / "comparison.png").read_bytes()[:4] == b"\x89PNG"
-    assert digest_of(results) in (made / "comparison.svg").read_text()
+    assert results_digest(results) in (made / "comparison.svg").read_text()
     assert len((made / "results.csv").read_text().splitlines()) == 1 + 3
     # Again: what is done stays, what failed is tried once more, and its fault is mended by now.
     (tmp_path / "broken_teacher.py").write_text(

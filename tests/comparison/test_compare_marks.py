@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.record import entries, names
 from pl_privknn.comparison import markdown_table
-from pl_privknn.comparison.plot import digest_of, figure_of
+from pl_privknn.comparison.plot import figure_of, results_digest
 from pl_privknn.comparison.table import NOT_RECORDED, best_at, cells_of, footnotes, guarantee_of
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE, Guarantee
 from tests.comparison.compare_setup import made
@@ -67,7 +67,7 @@ def test_noise_from_seeds_is_marked_and_held_against_none_where_all_have_it():
     assert styles == {"A ‡": "-", "B ‡": "-", "C ‡": "--"}
     _, caption = figure.get_supxlabel().split("\n", 1)
     assert caption.replace("\n", " ").endswith(f"‡ guarantee: none – {SEEDED_NOISE}. C: g: if so.")
-    assert digest_of(seeded) != digest_of([made("a", 1, 0.7), *seeded[1:]])
+    assert results_digest(seeded) != results_digest([made("a", 1, 0.7), *seeded[1:]])
 
 
 def test_what_a_file_does_not_say_is_never_read_as_unconditional():

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import render
 from pl_privknn.comparison import markdown_table
-from pl_privknn.comparison.plot import digest_of, draw, figure_of
+from pl_privknn.comparison.plot import draw, figure_of, results_digest
 from tests.comparison.compare_setup import made
 
 ACCURACIES = {
@@ -88,8 +88,8 @@ def test_plot_draws_conditions_hollow_and_bounds_behind_the_last_epsilon(tmp_pat
     draw(results, tmp_path / "one", "made")
     draw(results, tmp_path / "two", "made")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-    assert digest_of(results) in (tmp_path / "one.svg").read_text()
-    assert digest_of(results) != digest_of(results[1:])
+    assert results_digest(results) in (tmp_path / "one.svg").read_text()
+    assert results_digest(results) != results_digest(results[1:])
 
 
 def test_one_seed_has_no_bars_and_each_of_many_methods_its_own_style():

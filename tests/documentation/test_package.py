@@ -1,5 +1,6 @@
 """The wheel, the links, the rooms and the cost of an import."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -142,3 +143,17 @@ def test_public_names_exist():
         assert getattr(pl_privknn, name) is not None
     with pytest.raises(AttributeError):
         _ = pl_privknn.nothing
+
+
+def test_a_name_means_one_thing_in_the_whole_package():
+    """No class has the name of another one, and no public function that of another in the files of the package."""
+    places = {}
+    for folder in (ROOT / "pl_privknn", ROOT / "callbacks", ROOT / "datamodules"):
+        for path in folder.rglob("*.py"):
+            if not any(part.is_symlink() for part in (path, *path.parents)):
+                for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                    public = isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+                    if public or isinstance(node, ast.ClassDef):
+                        places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 500  # the folders were read
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -5,12 +5,12 @@ import pytest
 pytest.importorskip("cryptography")
 
 from pl_privknn.federated import new_key
-from pl_privknn.federated.messages import open_sealed, seal
+from pl_privknn.federated.messages import open_sealed, seal_envelope
 
 
 def test_the_holder_of_the_key_reads_what_was_sealed_in_48_bytes_more():
     private, public = new_key()
-    envelope = seal(b"message", public, b"round")
+    envelope = seal_envelope(b"message", public, b"round")
     assert open_sealed(envelope, private, b"round") == b"message"
     assert len(envelope) == 48 + len(b"message")
     assert b"message" not in envelope
@@ -18,14 +18,14 @@ def test_the_holder_of_the_key_reads_what_was_sealed_in_48_bytes_more():
 
 def test_equal_messages_look_different():
     _, public = new_key()
-    first, second = (seal(bytes(1000), public, b"") for _ in range(2))
+    first, second = (seal_envelope(bytes(1000), public, b"") for _ in range(2))
     assert first[:32] != second[:32]
     assert first[32:] != second[32:]
 
 
 def test_another_key_purpose_or_content_does_not_open():
     private, public = new_key()
-    envelope = seal(b"message", public, b"round")
+    envelope = seal_envelope(b"message", public, b"round")
     changed = [
         envelope[:place] + bytes([envelope[place] ^ 1]) + envelope[place + 1 :] for place in (0, 31, 32)
     ]

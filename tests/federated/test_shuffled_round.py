@@ -26,7 +26,7 @@ def _open_envelopes(monkeypatch):
             raise ValueError("it does not open")
         return envelope[64:]
 
-    monkeypatch.setattr(nodes_module, "seal", lambda message, key, about: key + about + message)
+    monkeypatch.setattr(nodes_module, "seal_envelope", lambda message, key, about: key + about + message)
     monkeypatch.setattr(nodes_module, "open_sealed", opened)
 
 

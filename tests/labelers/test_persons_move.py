@@ -10,7 +10,7 @@ import torch
 
 from pl_privknn.labelers import PreconditionedGradients, PrivateKNN, ReverseKNN, SufficientStatistics
 from pl_privknn.privacy import Budget
-from pl_privknn.testing.check import Examples
+from pl_privknn.testing.check import ExampleTables
 from pl_privknn.testing.observe import ObservedRun, moves
 
 EACH, CLASSES = 3, 5
@@ -29,7 +29,7 @@ KINDS = {
 
 def exceeded(kind, settings):
     """Largest move by the last person of three tables, as a share of what is charged."""
-    examples = Examples("multiclass", 30, 8, CLASSES, 6, torch.Generator().manual_seed(0))
+    examples = ExampleTables("multiclass", 30, 8, CLASSES, 6, torch.Generator().manual_seed(0))
     public, shares = examples.public(), []
     for table in (examples.all()[0], examples.tied(), *examples._decisive()):
         # Records of a person lie together, the last person's at the end, so that all others have the same draws.

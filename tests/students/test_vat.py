@@ -8,7 +8,7 @@ from torch import nn
 
 from pl_privknn.students import VATStudent
 from pl_privknn.students.base import deterministic, frozen_statistics
-from pl_privknn.students.vat import adversarial_direction, unit_rows
+from pl_privknn.students.vat import adversarial_direction, unit_directions
 from tests.setup.refusals import refusals
 
 
@@ -83,7 +83,7 @@ def test_statistics_move_by_the_labelled_and_the_clean_pass_alone():
 
 def test_gradient_is_that_of_the_perturbed_pass_alone(monkeypatch):
     module, images = student(radius=0.7), torch.rand(20, 1, 3, 3)
-    direction = unit_rows(torch.randn_like(images))
+    direction = unit_directions(torch.randn_like(images))
     monkeypatch.setattr("pl_privknn.students.vat.adversarial_direction", lambda *args, **kwargs: direction)
     with deterministic(module.network):
         clean = module.logits(images)

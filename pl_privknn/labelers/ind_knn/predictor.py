@@ -48,7 +48,7 @@ _SCHEMA = "".join(
 
 
 @dataclasses.dataclass(frozen=True)
-class Predictions:
+class NoisyPredictions:
     """Differentially private answers.
 
     Attributes:
@@ -134,7 +134,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         """ε of all past and future answers; a public number."""
         return epsilon_of_budget(self.parameters.rho, delta, conversion)
 
-    def predict(self, x: Tensor) -> Predictions:
+    def predict(self, x: Tensor) -> NoisyPredictions:
         """Answer queries one after another; their cost is on disk before this returns.
 
         Args:
@@ -154,7 +154,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             vectors, said = engine.answered
             self._keep("answers", vectors[known:], said[known:])
         labels, counts = torch.from_numpy(answers.labels), torch.from_numpy(answers.counts)
-        return Predictions(labels, nonnegative_shares(torch.from_numpy(answers.noisy)).float(), counts)
+        return NoisyPredictions(labels, nonnegative_shares(torch.from_numpy(answers.noisy)).float(), counts)
 
     # ------------------------------------------------------------------ for the owner of the data
 
