@@ -53,8 +53,17 @@ from pl_privknn.labelers import Labeler, NoisySGDTeacher, SufficientStatistics
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.recommendation import Recommendation
-from pl_privknn.rules import CROSSING, TEACHERS, Setting, Sizes, answers, narrowed, probe, teacher_extractor
+from pl_privknn.recommendation.recommend import Recommendation
+from pl_privknn.recommendation.rules import (
+    CROSSING,
+    TEACHERS,
+    Setting,
+    Sizes,
+    answers,
+    narrowed,
+    probe,
+    teacher_extractor,
+)
 from pl_privknn.testing import FreeLedger
 
 DELTA = 1e-5

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Measured, commit, entries
-from pl_privknn.cli.main import main as privknn
+from pl_privknn.cli import main as privknn
 from pl_privknn.comparison import read_comparison, read_results
 from pl_privknn.config import read_document
 

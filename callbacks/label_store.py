@@ -16,6 +16,7 @@ from torch import Tensor
 from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.callbacks.selection import Selection, Spread, label_by_spread
 from pl_privknn.labelers.base import Release
+from pl_privknn.privacy.audit import LABELS
 from pl_privknn.privacy.ledger import counts_text, counts_topic
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.mechanisms.base import guarantee_rank
@@ -325,8 +326,6 @@ def _state(asked: bool, released: bool, answered: bool) -> str:
     return "lost" if asked else "not asked"
 
 
-#: The file of released labels in a run's folder.
-LABELS = "labels.sqlite"
 # Of a budget, what a run keeps for life; the ledger compares ε as well.
 _LASTING = ("delta", "adjacency", "unit")
 

@@ -34,6 +34,7 @@ from pl_privknn.labelers.base import (
     Labeler,
     MakesModel,
 )
+from pl_privknn.privacy.audit import HEAD
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.ledger import LedgerRun
@@ -426,8 +427,6 @@ def shifted(soft: Tensor, shift: Tensor | None) -> Tensor:
     return scaled / scaled.sum(dim=1, keepdim=True).clamp_min(1e-12)
 
 
-#: The file in a run's folder.
-HEAD = "head.pt"
 #: What a run may release as its model; ``"mean"`` averages the probabilities of student and head.
 MODELS = ("student", "head", "mean")
 

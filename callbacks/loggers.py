@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn import _lightning as pl
-from pl_privknn.callbacks.label_store import LABELS, StoredLabels
+from pl_privknn.callbacks.label_store import StoredLabels
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.privacy.audit import LABELS
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms import Charge
 

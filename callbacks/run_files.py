@@ -16,8 +16,6 @@ from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.privacy.audit import CONFIG
 from pl_privknn.privacy.files import replaced_durably, write_durably
 
-#: Place of a run's last checkpoint in its folder.
-CHECKPOINT = Path("checkpoints") / "last.ckpt"
 _ORIGIN = "# Written by a run that Python started."
 _LEFT_OUT = "# Only Python knows these: "
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 
 sys.exit(main())

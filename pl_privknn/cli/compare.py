@@ -85,14 +85,23 @@ def _render(folder: Path, output: Path) -> str:
 
 def _run(parsed: argparse.Namespace) -> int:
     from pl_privknn._checks import counted
-    from pl_privknn.comparison.own_data import own_comparison, total_of
-    from pl_privknn.comparison.run import choose, read_comparison, read_epsilon, run_comparison, states_of
+    from pl_privknn.comparison.run import (
+        choose,
+        comparison_of,
+        read_comparison,
+        read_epsilon,
+        run_comparison,
+        states_of,
+        total_of,
+    )
 
     place = Path(parsed.config or parsed.data)
     if parsed.data is None:
         comparison = read_comparison(place, values_set("--set", parsed.set))
     else:
-        comparison, found = own_comparison(
+        from pl_privknn.recommendation.methods import methods_on
+
+        name, document, found = methods_on(
             parsed.data,
             parsed.epsilon,
             parsed.private_records,
@@ -100,6 +109,7 @@ def _run(parsed: argparse.Namespace) -> int:
             delta=parsed.delta,
             **places_of(parsed),
         )
+        comparison = comparison_of(document, name)
         print(*found.reasons, sep="\n")
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
     epsilons = [read_epsilon("--epsilons", epsilon) for epsilon in parsed.epsilons]

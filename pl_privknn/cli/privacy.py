@@ -1,4 +1,4 @@
-"""``privknn epsilon`` and ``privknn plan``."""
+"""``privknn epsilon``, ``plan`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn.cli.common import add_set, print_report, suggest, values_set
+from pl_privknn._checks import printable
+from pl_privknn.cli.common import add_set, figure, importable, print_report, suggest, values_set
 
 if TYPE_CHECKING:
     from pl_privknn.privacy.verification import Releases
 
 _ADJACENCIES = ["add_remove", "replace_one"]
 _UNITS = ["record", "person"]
+_EXITS = (
+    "exit status: 0 if all checks pass; 1 if a claim is violated (a figure of the summary does not match the ledger, "
+    "the budget is exceeded, an attack measured more than was claimed); 2 if a file is "
+    "missing, damaged or rewritten, or the command line is wrong"
+)
 
 
 def add_epsilon(commands: Any) -> None:
@@ -151,3 +157,154 @@ def run_plan(parsed: argparse.Namespace) -> int:
     changes = [*parsed.set, *(f"{path}={value:.10g}" for path, value in plan.values.items())]
     suggest(f"fit --config {parsed.config} {' '.join(f'--{change}' for change in changes)}")
     return 0
+
+
+# ---------------------------------------------------------------------------- audit
+
+
+def add_audit(commands: Any) -> None:
+    """Register ``privknn audit`` with argparse's subparsers."""
+    text = "verify a run: recompute ε from its ledger, and compare plan, summary, card and export with it"
+    audit = commands.add_parser("audit", help=text, description=text, epilog=_EXITS)
+    audit.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="a run's folder, whose figures are compared with its ledger; or a ledger, optionally with the run's "
+        "summary.json",
+    )
+    audit.add_argument("--delta", type=float, help="expected δ of the ledger")
+    audit.add_argument("--head", help="head hash noted earlier: the ledger must contain it")
+    audit.add_argument("--json", action="store_true", help="print one JSON object")
+    audit.add_argument("--export", metavar="FILE", help="also write the ledger as JSON")
+    audit.add_argument("--adjacency", choices=_ADJACENCIES, help="expected adjacency")
+    audit.add_argument("--unit", choices=_UNITS, help="expected unit of privacy")
+    group = audit.add_argument_group("attacks: a measured lower bound on ε")
+    group.add_argument(
+        "--attack",
+        metavar="CONFIG",
+        help="attack a configuration's labeler or private training on its own data",
+    )
+    group.add_argument("--canaries", type=int, help="minimum number of canaries of an attack (3000)")
+    group.add_argument("--confidence", type=float, help="confidence of the lower bound (0.95)")
+    group.add_argument(
+        "--seed", type=int, help="seed for reproducible noise instead of the operating system's"
+    )
+    audit.rare = [group]
+    audit.set_defaults(run=run_audit)
+
+
+def run_audit(parsed: argparse.Namespace) -> int:
+    """Audit a run or a ledger, or attack a configuration; returns 1 where a claim is violated."""
+    if parsed.attack is not None:
+        return _run_attack(parsed)
+    files = [Path(file) for file in parsed.files]
+    if not files:
+        raise ValueError("no file given; name a ledger or a run's folder")
+    if len(files) > 2:
+        raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
+    from pl_privknn.privacy.audit import audit_run, reading
+    from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
+
+    asked = {name: getattr(parsed, name) for name in ("delta", "head", "adjacency", "unit")}
+    folder = len(files) == 1 and files[0].is_dir()
+    if folder:
+        report = audit_run(files[0], **asked)
+        ledger, checks = Path(report["ledger"]), report["checks"]
+    else:
+        summary, ledger = (None, files[0]) if len(files) == 1 else files
+        if summary is not None and summary.is_file() and is_ledger(summary):
+            summary, ledger = ledger, summary
+        with reading(ledger):
+            report = audit_ledger(ledger, **asked)
+            checks = [] if summary is None else _checked(summary, ledger)
+    violated = report["within_budget"] is False or any(check["agrees"] is False for check in checks)
+    if len(files) == 2:
+        report |= {"summary": checks, "violated": violated}
+    if parsed.export is not None:
+        text = json.dumps(export_ledger(ledger), indent=2, ensure_ascii=False)
+        Path(parsed.export).write_text(text + "\n", encoding="utf-8")
+    print_report(report, parsed.json)
+    if not parsed.json:
+        _print_charges(report["charges"])
+        _print_checks(checks, "run" if folder else "summary")
+        if folder:
+            print("not checked:", *(printable(text) for text in report["not_checked"]), sep="\n  ")
+    return int(violated)
+
+
+def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
+    from pl_privknn.privacy.audit import mapping_of
+    from pl_privknn.privacy.verification import check_summary
+
+    content = mapping_of(summary)
+    if "epsilon" not in content:
+        raise ValueError(
+            f"{summary} is not a run's summary.json: it has no 'epsilon'; give the one in a run's folder"
+        )
+    return check_summary(content, ledger)
+
+
+def _print_charges(charges: list[dict[str, Any]]) -> None:
+    from pl_privknn.privacy.verification import parameters_text
+
+    print(f"\n{'row':>5} {'releases':>9}  {'noise':13} {'mechanism':21} parameters")
+    for charge in charges:
+        record = charge["release"]
+        noise = charge["noise"] or "not stated"
+        line = f"{noise:13} {record['mechanism']:21} {parameters_text(record)}"
+        print(f"{charge['row']:>5} {record['count']:>9}  {printable(line)}")
+
+
+def _print_checks(checks: list[dict[str, Any]], what: str) -> None:
+    if not checks:
+        return
+    print(f"\n{what:21} {'stated':>14}  {'ledger':>14}")
+    for check in checks:
+        words = {True: "agrees", False: "DIFFERS", None: "not in the ledger"}
+        name = check["name"]
+        stated, found = (
+            "–" if check[side] is None else _short(name, check[side]) for side in ("stated", "found")
+        )
+        print(f"{printable(name):21} {stated:>14}  {found:>14}  {words[check['agrees']]}")
+    wrong = [check["name"] for check in checks if check["agrees"] is False]
+    if wrong:
+        print(f"figures that do not match the ledger: {printable(', '.join(wrong))}")
+    else:
+        print("all figures match the ledger")
+
+
+def _short(name: str, value: Any) -> str:
+    text = figure(name, value)
+    return text if len(text) <= 14 else f"{text[:13]}…"
+
+
+def _run_attack(parsed: argparse.Namespace) -> int:
+    """Attack the labeler or training of a configuration."""
+    if parsed.files:
+        raise ValueError(f"--attack {parsed.attack} takes only a configuration; remove the ledger")
+    from pl_privknn.auditing.attack import (
+        attack_labeler,
+        attack_training,
+        target_of_config,
+        training_of_config,
+    )
+    from pl_privknn.config import read_document
+    from pl_privknn.privacy.noise import SeededNoise
+    from pl_privknn.training.configured import is_training
+
+    document = read_document(parsed.attack)
+    settings = {name: getattr(parsed, name) for name in ("canaries", "confidence")}
+    settings["noise"] = None if parsed.seed is None else SeededNoise(parsed.seed)
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if not isinstance(document, dict):
+        raise ValueError(
+            f"{parsed.attack}: expected a configuration with a labeling section or a private training"
+        )
+    with importable([parsed.attack]):
+        if is_training(document):
+            found = attack_training(training_of_config(document, parsed.attack), **settings)
+        else:
+            found = attack_labeler(target_of_config(document, parsed.attack), **settings)
+    print_report(found.to_dict(), parsed.json)
+    return int(found.violated)

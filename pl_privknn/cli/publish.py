@@ -79,7 +79,7 @@ def add_predict(commands: Any) -> None:
 
 def _predict(parsed: argparse.Namespace) -> int:
     from pl_privknn._checks import counted
-    from pl_privknn.prediction import predict
+    from pl_privknn.export.prediction import predict
 
     output = Path(parsed.output)
     if output.exists():

@@ -22,11 +22,12 @@ from pl_privknn._lightning import rank_zero_only
 from pl_privknn._parsing import Parser
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, spender_of
-from pl_privknn.callbacks.run_files import CHECKPOINT, DurableCheckpointIO, left_out_of, usable_checkpoint
+from pl_privknn.callbacks.run_files import DurableCheckpointIO, left_out_of, usable_checkpoint
 from pl_privknn.callbacks.run_summary import errors_as_warnings
 from pl_privknn.cli.common import importable, suggest
 from pl_privknn.config import ConfigurationError, known_classes, one_line
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.privacy.audit import CHECKPOINT
 from pl_privknn.privacy.folders import LOCK, FolderLock, new_number
 from pl_privknn.report import write_report
 from pl_privknn.training import NoisySGD, PrivateTraining

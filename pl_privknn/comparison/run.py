@@ -471,6 +471,16 @@ def read_results(folder: str | Path) -> list[Result]:
     return [result for result in found if result is not None]
 
 
+def total_of(comparison: Comparison, cells: Sequence[Cell]) -> str:
+    """Sentence with the sums of ε and δ over private runs: an upper bound on their joint cost."""
+    epsilons = [cell.epsilon for cell in cells if cell.epsilon < math.inf]
+    delta = len(epsilons) * comparison.budget["delta"]
+    return (
+        f"All {len(epsilons)} private runs together: ε at most {at_most(sum(epsilons))} at δ {delta:g} (their sum), "
+        "whichever model is released. The choice among them by public validation or test examples costs nothing more."
+    )
+
+
 def joint_cost(folder: str | Path) -> str:
     """Sentence on the joint privacy cost of all runs in a comparison's folder, which share their private records."""
     comparison, private = read_comparison(Path(folder) / COMPARISON), {}

@@ -21,6 +21,8 @@ from pl_privknn.privacy.verification import audit_ledger, check_summary, compare
 CONFIG = "config.yaml"
 #: Where ``privknn export`` puts its files, in a run's folder.
 EXPORT = "export"
+#: Released labels, the last checkpoint, and the model that a teacher's releases make, in a run's folder.
+LABELS, CHECKPOINT, HEAD = "labels.sqlite", Path("checkpoints") / "last.ckpt", "head.pt"
 #: What no audit of files can find.
 NOT_CHECKED = (
     "a ledger rewritten with all its hashes, and all other files with it; compare a head that was noted elsewhere "
@@ -168,7 +170,7 @@ def _plan(
         if name in budget:
             kept = report["max_epsilon" if name == "epsilon" else name]
             yield compared(f"{CONFIG}: {name}", budget[name], kept)
-    if not (labels := folder / "labels.sqlite").is_file():
+    if not (labels := folder / LABELS).is_file():
         return
     refuse_wal(labels)
     with contextlib.closing(connected(labels, (), "ro")) as db:

@@ -1,28 +1,18 @@
-"""Page of a run or a ledger, in one file that needs no network, and its privacy card."""
+"""Page of a run or a ledger, in one file that needs no network."""
 
 from __future__ import annotations
 
-import functools
-import html
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pl_privknn import __version__
-from pl_privknn._checks import at_most, printable
 from pl_privknn._figures import COLOURS, INK, inline_svg, new_figure, plain_axes
 from pl_privknn.privacy.audit import reading
-from pl_privknn.privacy.files import write_durably, write_json
-from pl_privknn.privacy.verification import audit_ledger
-from pl_privknn.report.facts import audited, card_of, ledger_facts, percent, run_facts
+from pl_privknn.privacy.card import card_of, templates, write_card
+from pl_privknn.privacy.files import write_durably
+from pl_privknn.report.facts import facts_of
 
-_CARD = "privacy_card"
-#: Files of which a run's folder has at least one.
-_FILES = ("summary.json", "labels.sqlite", "ledger.sqlite")
 Points = Sequence[tuple[float, float]]
 # In inches of 72 points: letters of 10 points stay readable on a phone, where a page is about 5 inches wide.
 _SIZE, _LETTERS = (4.8, 2.9), 10.5
@@ -72,59 +62,6 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
     return output
 
 
-def write_card(card: dict[str, Any], output: Path) -> None:
-    """Write a privacy card into a folder, for programs and for people.
-
-    Args:
-        card: see :func:`privacy_card`.
-        output: the folder.
-    """
-    write_json(output / f"{_CARD}.json", card)
-    write_durably(output / f"{_CARD}.md", card_markdown(card))
-
-
-def privacy_card(run: str | Path, exact: bool = True) -> dict[str, Any]:
-    """The privacy card of a run's folder, or of a ledger, as plain JSON types.
-
-    An infinite ε is a float here, and the string ``"inf"`` in ``privacy_card.json``: JSON has no infinite numbers.
-
-    Args:
-        run: the folder, or the ledger's file.
-        exact: also compute the exact worst case (seconds).
-
-    Raises:
-        ValueError: for a run that used no private record; and as :func:`write_report`.
-    """
-    with reading(run):
-        return card_of(facts_of(run, exact))
-
-
-def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
-    """Facts of a page as plain JSON types.
-
-    The template sees nothing else.
-    """
-    path = Path(path)
-    if path.is_file():
-        ledger = ledger_facts(path, audit_ledger(path, exact=exact), exact)
-        facts = {"kind": "ledger", "title": path.name, **ledger}
-    elif not path.is_dir():
-        raise FileNotFoundError(f"there is nothing at {path}; name a run's folder or a ledger")
-    elif not any((path / name).is_file() for name in _FILES):
-        raise ValueError(
-            f"{path} is no run's folder (summary.json, ledger.sqlite); name a run's folder or a ledger"
-        )
-    else:
-        facts = run_facts(path, audited(path, exact), exact)
-    plain: dict[str, Any] = json.loads(json.dumps(facts))  # tuples as lists
-    return plain
-
-
-def card_markdown(card: dict[str, Any]) -> str:
-    """Privacy card in Markdown: a page in plain words, then the technical details."""
-    return str(_environment().get_template("privacy_card.md.j2").render(card=card, version=__version__))
-
-
 def render_page(facts: dict[str, Any]) -> str:
     """HTML page of facts."""
     parts = {**dict.fromkeys(("promise", "answers", "student", "checks", "settings", "versions")), **facts}
@@ -133,7 +70,7 @@ def render_page(facts: dict[str, Any]) -> str:
         charts["attacker"] = attacker_chart(promise["attacker"]["curve"])
         if len(growth := facts["spent"]["growth"]) > 2:  # one release is no curve
             charts["growth"] = growth_chart(growth, promise["epsilon"])
-    template = _environment().get_template("report.html.j2")
+    template = templates("pl_privknn.report", "templates").get_template("report.html.j2")
     return str(template.render(facts=parts, charts=charts, version=__version__))
 
 
@@ -164,39 +101,3 @@ def growth_chart(spent: Points, promised: float) -> str:
     axes.tick_params(labelsize=_LETTERS)
     figure.legend(loc="outside right center", fontsize=_LETTERS, frameon=False, labelcolor="linecolor")
     return inline_svg(figure, "growth")
-
-
-@functools.cache
-def _environment() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pl_privknn.report", "templates"),
-        autoescape=lambda name: name is not None and ".html" in name,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent, "md": _markdown, "yaml": _scalar, "slug": _slug}
-    environment.filters["share"] = lambda value: "–" if value is None else f"{100 * value:.1f} %"
-    environment.filters["figure"] = lambda value: "∞" if value is None else at_most(value)
-    return environment
-
-
-def _markdown(text: Any) -> str:
-    """Escape text of an untrusted file: no line, column, link, emphasis or HTML comes from it."""
-    return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", html.escape(printable(str(text)), quote=False))
-
-
-def _scalar(value: Any) -> str:
-    """A value as YAML, on one line."""
-    return (
-        json.dumps(value, ensure_ascii=False)
-        if isinstance(value, str)
-        else yaml.safe_dump(value).partition("\n")[0]
-    )
-
-
-def _slug(text: Any) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", str(text).lower()).strip("-") or "run"

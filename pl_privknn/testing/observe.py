@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.privacy.ledger import BudgetExceeded
+from pl_privknn.privacy.ledger import BudgetExceeded, FreeLedger
 from pl_privknn.privacy.mechanisms import (
     Adjacency,
     Charge,
@@ -33,10 +32,8 @@ from pl_privknn.privacy.mechanisms import (
     RandomizedResponse,
     ShuffleAmplification,
 )
-from pl_privknn.privacy.mechanisms.base import Unit, check_known, observing
+from pl_privknn.privacy.mechanisms.base import observing
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
-from pl_privknn.privacy.settings import Budget
-from pl_privknn.privacy.store import NOISE_MARKS
 
 
 class LabelerCheckError(AssertionError):
@@ -291,63 +288,6 @@ REPEATS = (
 )
 
 
-class FreeLedger:
-    """Ledger in memory without a budget, for tests and for benchmarks on public data.
-
-    Never for a release: what it notes is gone with the process, and no budget stops it.
-
-    Args:
-        limit: refuse after so many charges, as a budget that is spent does; None never refuses.
-        start: position of the first row. Seeded noise is a function of the row, so a ledger that goes on where
-            another one stopped starts at that one's number of rows.
-
-    Attributes:
-        rows: the charges in order, marked as a real ledger marks them: no guarantee where their noise is
-            seeded, a conditional one where the charge did not state its noise and adjacencies.
-
-    Example:
-        >>> from pl_privknn import Gaussian
-        >>> ledger = FreeLedger(limit=1)
-        >>> ledger.charge(Gaussian(5.0), 3)
-        0
-        >>> ledger.rows[0].count, ledger.rows[0].guarantee.level
-        (3, 'conditional')
-    """
-
-    def __init__(self, limit: int | None = None, start: int = 0) -> None:
-        self.limit = None if limit is None else check_int("limit", limit, minimum=0)
-        self.start = check_int("start", start, minimum=0)
-        self.rows: list[Charge] = []
-
-    def charge(
-        self,
-        mechanism: Mechanism,
-        count: int = 1,
-        *,
-        noise: NoiseSource | None = None,
-        adjacencies: Sequence[Adjacency] | None = None,
-        unit: Unit = "record",
-    ) -> int:
-        """Note ``count`` releases; see :class:`~pl_privknn.privacy.ledger.ChargesLedger`.
-
-        Raises:
-            BudgetExceeded: beyond ``limit`` charges; nothing was noted.
-            ValueError: for a count or a mechanism that a real ledger refuses.
-        """
-        charge = Charge(mechanism, count)
-        check_known(charge)
-        if self.limit is not None and len(self.rows) >= self.limit:
-            raise BudgetExceeded(
-                f"limit={self.limit}: this ledger takes no more charges; nothing was charged and nothing was drawn",
-                math.nan, Budget(),
-            )  # fmt: skip
-        stated = None
-        if noise is not None and adjacencies is not None:
-            stated = "cryptographic" if noise.cryptographic else "seeded"
-        self.rows.append(charge.with_guarantee(NOISE_MARKS[stated]))
-        return self.start + len(self.rows) - 1
-
-
 class WatchedNoise(NoiseSource):
     """Reproducible noise that reports every draw to an :class:`ObservedRun`. It protects nothing."""
 
@@ -384,7 +324,7 @@ class _WatchedLedger(FreeLedger):
         self._run = run
 
     def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
-        """See :class:`~pl_privknn.testing.observe.FreeLedger`."""
+        """See :class:`~pl_privknn.privacy.ledger.FreeLedger`."""
         self._run.check_not_refused()
         try:
             row = super().charge(mechanism, count, **stated)

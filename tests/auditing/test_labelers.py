@@ -15,7 +15,7 @@ from pl_privknn import ExponentialArgmax, Gaussian, Laplace
 from pl_privknn.auditing import attack_labeler, small_target
 from pl_privknn.auditing.attack import score_labeler, target_of_config
 from pl_privknn.auditing.canaries import canaries_of
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.config import read_document
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import (

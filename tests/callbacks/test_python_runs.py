@@ -10,7 +10,7 @@ import yaml
 from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.config import HasInitArguments, as_section
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import HOG

@@ -13,7 +13,7 @@ import sqlite3
 import numpy as np
 import torch
 
-from pl_privknn.report.page import facts_of
+from pl_privknn.report.facts import facts_of
 
 #: Of summary.json: answers, what was learnt from them, and what no two runs have alike.
 ANSWERS = {"answered", "refused", "epsilon_spent", "label_accuracy", "label_accuracy_last_round"}

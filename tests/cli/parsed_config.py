@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.cli.train import PrivKNNCLI
 
 SOME = Path(__file__).resolve().parents[2] / "configs" / "digits_private_knn.yaml"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.privacy import Budget, Ledger
 from pl_privknn.privacy.store import canonical, seal
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pl_privknn
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [

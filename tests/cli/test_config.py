@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 
 from pl_privknn._parsing import Parser
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.config import (
     ConfigurationError,
     argument_names,
@@ -207,7 +207,7 @@ def test_what_has_no_part_in_a_plan_is_not_made(trap, tmp_path, capsys):
             "pl_privknn.labelers",
         ),
         *(
-            "pl_privknn.cli.main.main",
+            "pl_privknn.cli.main",
             "pl_privknn.labelers.teachers.torch",
             "pl_privknn.labelers.nothing.Here",
         ),

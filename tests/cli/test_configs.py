@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from tests.cli.parsed_config import understood
 
 # Comparisons are run by another command; see test_compare.py.

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.cli import publish
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main, publish
 
 #: The demo's own runs, and quicker ones in their places.
 DEMOS = {

@@ -13,7 +13,7 @@ import yaml
 
 from pl_privknn import predict
 from pl_privknn.callbacks.labeling_round import load_head, save_head
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.config import known_classes
 from pl_privknn.datamodules import PrivatePublicDataModule
 from pl_privknn.export import export_run

@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
+from pl_privknn.cli import main
 from pl_privknn.cli.common import user_error
-from pl_privknn.cli.main import main
 from pl_privknn.config import did_you_mean, put
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import IndKNN, PrivateKNN

@@ -14,7 +14,7 @@ from PIL import Image
 
 from pl_privknn import Predictions, predict
 from pl_privknn.callbacks.loggers import PublicPictures
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.students import SupervisedStudent
 from tests.privacy.ledger.ledger_setup import needs_fork, paid_run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ["--config", "configs/digits_reverse_knn.yaml"]
@@ -46,7 +46,7 @@ def test_help_in_full_has_all_options_and_the_short_one_no_others(capsys):
 def test_short_help_and_plain_mistakes_need_no_torch():
     code = """
 import sys
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 
 for words in ["--help"], ["fit", "--help"], ["test", "-h"], ["plan", "--help"], ["audit", "--help-all"]:
     try:

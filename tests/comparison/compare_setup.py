@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.comparison import Result
 
 LABELER = "labeling.labeler"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.comparison import markdown_table, read_results
 from pl_privknn.comparison.plot import results_digest
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE

@@ -10,7 +10,7 @@ import yaml
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.comparison import read_comparison
 from pl_privknn.comparison.run import choose, comparison_of
 from pl_privknn.config import ConfigurationError, get, put, write_yaml

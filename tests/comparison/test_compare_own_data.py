@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 
 
 @pytest.fixture

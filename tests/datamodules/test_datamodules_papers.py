@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
 from tests.datamodules.paper_data import published, sizes, write_cifar10, write_mnist
 

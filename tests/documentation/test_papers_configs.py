@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from tests.cli.parsed_config import understood
 from tests.datamodules.paper_data import (
     published,

@@ -11,7 +11,7 @@ import yaml
 
 import pl_privknn.labelers as labelers
 from pl_privknn.callbacks import FullSelection
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.config import ConfigurationError, get, put, read_document
 from pl_privknn.planning import default_parameter, parameter_of, plan_of, planned_steps, solve
 from pl_privknn.privacy import Budget

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.planning import solve
 
 NOISES = {"Gaussian": "sigma", "Laplace": "scale", "ExponentialArgmax": "scale"}

@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 
 from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, PublicFeatures, SupervisedStudent, recommend
 from pl_privknn._checks import at_most
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.config import as_section
 from pl_privknn.datamodules import DigitsDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.at import data_at
@@ -23,7 +23,7 @@ from pl_privknn.features import HOG
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.verification import audit_ledger
-from pl_privknn.rules import WIDTHS_OF_ATTRIBUTES, Setting, Sizes, usual_delta
+from pl_privknn.recommendation.rules import WIDTHS_OF_ATTRIBUTES, Setting, Sizes, usual_delta
 
 
 def embeddings(counts, classes=4, width=24, seed=0):

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from pl_privknn._checks import at_most
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.privacy import Charge, Gaussian, Ledger
+from pl_privknn.privacy.card import percent
 from pl_privknn.privacy.files import write_json
 from pl_privknn.privacy.mechanisms import NoNoise
 from pl_privknn.report import privacy_card, write_report
-from pl_privknn.report.facts import percent
-from pl_privknn.report.page import facts_of
+from pl_privknn.report.facts import facts_of
 from tests.report.report_setup import CLASSES, QUERIES, small_run
 
 #: All that a page of a run is made of.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.labelers import (
     PATE,
     ClassBalancedPartition,

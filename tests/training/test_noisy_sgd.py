@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.features.public import PublicWhitening
 from pl_privknn.privacy.ledger import LedgerCorrupt
 from pl_privknn.training import FeatureHead, NoisySGD

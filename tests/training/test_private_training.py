@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pl_privknn.callbacks.loggers import run_settings
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger

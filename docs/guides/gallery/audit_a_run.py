@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 
 from pl_privknn import HOG, Budget, DigitsDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
 from pl_privknn.callbacks import ClusterSelection, LabelingOptions
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.report import write_report
 
 folder = Path("runs/audited")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.comparison import markdown_table, read_results
 from pl_privknn.comparison.table import best_at, cells_of, mean_and_spread
 

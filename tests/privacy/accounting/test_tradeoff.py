@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.privacy import Budget, Charge, Gaussian, Laplace, Ledger, NoisyScreening, PureDP, trade_off
 from pl_privknn.privacy.accounting.accountant import compose_charges
 from pl_privknn.privacy.accounting.pld import lower_hull

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.config import read_document
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.voting import Screening

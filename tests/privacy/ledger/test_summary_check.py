@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from pl_privknn.cli.main import main
+from pl_privknn.cli import main
 from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger
 from pl_privknn.privacy.ledger import counts_text, counts_topic
 from pl_privknn.privacy.noise import SystemNoise

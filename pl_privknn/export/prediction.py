@@ -19,7 +19,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import TensorImages
 from pl_privknn.datamodules.folder import FileImages, images_under
 from pl_privknn.datamodules.tables import TABLES, Array, Columns
-from pl_privknn.export import ReleasedModel, released_model
+from pl_privknn.export.released_model import ReleasedModel, released_model
 from pl_privknn.features.pretrained import session_of
 from pl_privknn.privacy.audit import mapping_of
 from pl_privknn.privacy.audit import reading as reading_run

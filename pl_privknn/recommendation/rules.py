@@ -1,7 +1,7 @@
 """Rules of the recommendation: teacher, width of features and centre by ε and sizes, and their configuration.
 
-:mod:`pl_privknn.recommendation` describes the rules and their source. :func:`compare` simulates candidates on
-labelled public examples.
+:mod:`pl_privknn.recommendation.recommend` describes the rules and their source. :func:`compare` simulates candidates
+on labelled public examples.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, has_pretrained
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
+from pl_privknn.privacy.ledger import FreeLedger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS
-from pl_privknn.testing import FreeLedger
 
 #: Teachers that are recommended, and their names in texts.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}

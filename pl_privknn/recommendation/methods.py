@@ -1,18 +1,16 @@
-"""Comparison on a user's own data: the recommended run and the main teachers on the recommended features."""
+"""Methods to compare on a user's own data: the recommended run and the main teachers on its features."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pl_privknn._checks import at_most, check_epsilon, check_int
-from pl_privknn.comparison.run import Cell, Comparison, comparison_of
-from pl_privknn.recommendation import Recommendation, recommend
-from pl_privknn.rules import TEACHERS, config_of
+from pl_privknn._checks import check_epsilon, check_int
+from pl_privknn.recommendation.recommend import Recommendation, recommend
+from pl_privknn.recommendation.rules import TEACHERS, config_of
 
 _METHODS = {
     "ReverseKNN": ("reverse_knn", "Reverse kNN"),
@@ -21,14 +19,14 @@ _METHODS = {
 }
 
 
-def own_comparison(
+def methods_on(
     path: str | Path,
     epsilons: Sequence[float],
     records: int,
     seeds: Sequence[int] = (0,),
     **arguments: Any,
-) -> tuple[Comparison, Recommendation]:
-    """Comparison of the recommended run, the other recommended teacher and NoisySGD on own data.
+) -> tuple[str, dict[str, Any], Recommendation]:
+    """Recommend the methods of a comparison: the recommended run, the other teacher and NoisySGD.
 
     Student, data and training are those of the recommendation at the middle ε, whose features all methods share. Only
     public data are read. Without public examples the recommended class sums and NoisySGD are compared.
@@ -39,6 +37,9 @@ def own_comparison(
         records: approximate number of private records; becomes public.
         seeds: seeds of the runs of each method and ε.
         **arguments: further arguments of :func:`~pl_privknn.recommend`.
+
+    Returns:
+        Name and plain content of a comparison file, and the recommendation at the middle ε.
 
     Raises:
         ValueError: for attributes, data without test examples, or arguments out of range.
@@ -99,14 +100,4 @@ def own_comparison(
         "methods": methods,
     }
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(path).resolve().stem).strip("_.-").lower()
-    return comparison_of(document, name or "data"), found
-
-
-def total_of(comparison: Comparison, cells: Sequence[Cell]) -> str:
-    """Sentence with the sums of ε and δ over private runs: an upper bound on their joint cost."""
-    epsilons = [cell.epsilon for cell in cells if cell.epsilon < math.inf]
-    delta = len(epsilons) * comparison.budget["delta"]
-    return (
-        f"All {len(epsilons)} private runs together: ε at most {at_most(sum(epsilons))} at δ {delta:g} (their sum), "
-        "whichever model is released. The choice among them by public validation or test examples costs nothing more."
-    )
+    return name or "data", document, found

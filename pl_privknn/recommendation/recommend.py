@@ -42,7 +42,7 @@ from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers.linear_models import centre_of, clipped_differences
 from pl_privknn.privacy.holdout import PaidEvaluation
-from pl_privknn.rules import (
+from pl_privknn.recommendation.rules import (
     BATCH,
     BENEATH,
     CROSSING,

@@ -16,15 +16,12 @@ import torch
 
 from pl_privknn._checks import check_installed
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.labeling_round import HEAD
 from pl_privknn.callbacks.loggers import PublicPictures
-from pl_privknn.callbacks.run_files import CHECKPOINT
 from pl_privknn.config import instantiate, known_classes
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
-from pl_privknn.privacy.audit import EXPORT, mapping_of, reading
-from pl_privknn.report.facts import audited, has_teacher
-from pl_privknn.report.page import privacy_card, write_card
+from pl_privknn.privacy.audit import CHECKPOINT, EXPORT, HEAD, mapping_of, reading
+from pl_privknn.privacy.card import audited, has_teacher, privacy_card, write_card
 from pl_privknn.students.base import Student
 from pl_privknn.students.losses import TASKS
 
