@@ -25,7 +25,7 @@ def _public():
 MODULES = sorted({each.__module__ for each in _public()})
 
 
-@pytest.mark.long("pl_privknn.recommendation")  # test_recommend.py does the same with less
+@pytest.mark.long("pl_privknn.recommendation.recommend")  # test_recommend.py does the same with less
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_are_true(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
