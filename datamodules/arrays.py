@@ -11,6 +11,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pl_privknn._checks import InputError, shape_text
+from pl_privknn.datamodules.array_files import (
+    Array,
+    ArrayOrPath,
+    blocks,
+    dimension_of,
+    in_shards,
+    labels_of,
+    own_shard,
+    owners_of,
+    rows_of,
+    shard_file,
+)
 from pl_privknn.datamodules.base import (
     CLASSES_ARE_PUBLIC,
     OwnDataModule,
@@ -24,18 +36,6 @@ from pl_privknn.datamodules.datasets import (
     LabeledImages,
     TensorImages,
     same_images,
-)
-from pl_privknn.datamodules.tables import (
-    Array,
-    ArrayOrPath,
-    blocks,
-    dimension_of,
-    in_shards,
-    labels_of,
-    own_shard,
-    owners_of,
-    rows_of,
-    shard_file,
 )
 from pl_privknn.privacy.redaction import redacted
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pl_privknn.datamodules.array_files import labels_of
 from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.columns import TABLES
 from pl_privknn.datamodules.folder import ImageFolderDataModule, images_under
-from pl_privknn.datamodules.tables import TABLES, labels_of
 from pl_privknn.datamodules.text import TextDataModule, files_in
 from pl_privknn.features.public import has_pretrained
 from pl_privknn.features.text import WordLlamaFeatures

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pl_privknn._checks import InputError, check_int
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
+from pl_privknn.datamodules.columns import TABLES, Columns, word_of
 from pl_privknn.datamodules.datasets import ImageStore, LabeledImages, TensorImages, digest_of, rows_below
-from pl_privknn.datamodules.tables import TABLES, Columns, word_of
 from pl_privknn.features.text import TextExtractor, WordLlamaFeatures
 from pl_privknn.privacy.redaction import redacted
 

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from pl_privknn.config import instantiate, known_classes
+from pl_privknn.datamodules.array_files import Array
 from pl_privknn.datamodules.arrays import images_in
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.columns import TABLES, Columns
 from pl_privknn.datamodules.datasets import TensorImages
 from pl_privknn.datamodules.folder import FileImages, images_under
-from pl_privknn.datamodules.tables import TABLES, Array, Columns
 from pl_privknn.export.released_model import ReleasedModel, released_model
 from pl_privknn.features.pretrained import session_of
 from pl_privknn.privacy.audit import mapping_of

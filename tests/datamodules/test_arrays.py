@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from pl_privknn.config import read_document
-from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, tables
+from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, array_files
+from pl_privknn.datamodules.array_files import rows_of
 from pl_privknn.datamodules.at import data_at
-from pl_privknn.datamodules.tables import Columns, rows_of
+from pl_privknn.datamodules.columns import Columns
 from pl_privknn.privacy.redaction import RedactedError
 from pl_privknn.training.configured import made_data
 
@@ -211,7 +212,7 @@ def test_no_more_row_groups_are_in_memory_than_said(tmp_path, table, monkeypatch
     write_parquet(tmp_path / "a.parquet", *table)
     groups = -(-COUNT // GROUP)
     if kept is not None:
-        monkeypatch.setattr(tables, "_KEPT_BYTES", kept * GROUP * D * 4)
+        monkeypatch.setattr(array_files, "_KEPT_BYTES", kept * GROUP * D * 4)
     data = data_of(f"{tmp_path}/a.parquet:x", f"{tmp_path}/a.parquet:y")
     assert read == list(range(groups))
     held = [sum(group.nbytes for group in data.private.store._kept.values()) for _ in data.private_batches(5)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pl_privknn.datamodules.tables import Array
+from pl_privknn.datamodules.array_files import Array
 from pl_privknn.privacy.files import read_numbers
 
 INPUTS = 80

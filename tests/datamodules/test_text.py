@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pl_privknn.datamodules import TextDataModule
-from pl_privknn.datamodules.tables import Columns
+from pl_privknn.datamodules.columns import Columns
 from pl_privknn.privacy.redaction import RedactedError
 
 SECRET = "Karoline"

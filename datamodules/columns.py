@@ -1,0 +1,335 @@
+"""Reader of tables: columns of texts, words, vectors and numbers, from files and objects in memory.
+
+No message quotes what a file holds: :func:`reading_table` converts errors of numpy, pyarrow and json into one line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import InputError
+
+#: Endings of files with columns.
+TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".arrow", ".feather")
+
+_SEPARATORS = ",;\t|"
+_PARSED_AT_ONCE = 2**31 - 1  # bytes of a CSV file, and so of its longest cell
+_END = "\x1e"  # cells of a row behind the last one, which an open quote swallows
+_FIRST_ROWS = 1024
+_TEXTS_AT_A_TIME = 1024
+
+
+class MissingFileError(FileNotFoundError, InputError):
+    """Raised where a file of records is missing."""
+
+
+class FaultError(ValueError):
+    """Raised for a fault of a file that is named without content of the file."""
+
+
+@contextlib.contextmanager
+def reading_table(
+    named: str, remedy: str = "text in UTF-8, or name another encoding by encoding="
+) -> Iterator[None]:
+    """Convert errors of reading a file or an object into one line, without a library's text.
+
+    Args:
+        named: what messages call it.
+        remedy: how to write it again.
+    """
+    try:
+        yield
+    except FaultError as error:
+        raise InputError(f"{named} can't be read: {error}") from None
+    # Of a damaged header numpy raises whatever its tokenizer does; texts of pyarrow and json quote a row.
+    except Exception as error:
+        raise InputError(
+            f"{named} can't be read ({type(error).__name__}); write it again, {remedy}"
+        ) from None
+
+
+def check_file(named: str, path: Path, endings: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a file with another ending, ``FileNotFoundError`` where there is none."""
+    if path.suffix.lower() not in endings:
+        raise InputError(f"{named}: expected a {', '.join(endings[:-1])} or {endings[-1]} file")
+    if not path.is_file():
+        raise MissingFileError(f"{named}: no such file (working directory: {Path.cwd()})")
+
+
+# ---------------------------------------------------------------------------- columns
+
+
+class Columns:
+    """The columns of a file, or of an object in memory, under the name of its argument.
+
+    Args:
+        name: of the argument; where it begins with ``private``, messages name no row and no other column.
+        source: a path, a ``datasets.Dataset``, an object that gives an Arrow stream, a mapping of columns, an older
+            data frame, or a list (a torch data set) of mappings, or of tuples of the wanted columns.
+        wanted: columns that are looked for: a CSV file's separator is found by them, others may be passed over.
+        encoding: of text files; None finds UTF-8 and UTF-16.
+
+    Attributes:
+        named: what messages call it.
+        names: of its columns.
+        groups: numbers of rows in the row groups of a Parquet file, which is read by column and row group.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for anything else, or a damaged file.
+    """
+
+    def __init__(
+        self, name: str, source: Any, wanted: Sequence[str] = (), encoding: str | None = None
+    ) -> None:
+        self.named, self._public, self._wanted = name, not name.startswith("private"), wanted
+        self.groups: list[int] = []
+        self._parquet: Path | None = None
+        if isinstance(source, str | Path):
+            self.named = f"{name}={str(source)!r}"
+            check_file(self.named, Path(source), TABLES)
+        with reading_table(self.named):
+            self._table = self._opened(source, encoding)
+            self.names: list[str] = list(self._table.schema.names)  # which may be no text
+
+    def _opened(self, source: Any, encoding: str | None) -> Any:
+        """The table; of a Parquet file its schema alone."""
+        if not isinstance(source, str | Path):
+            return _table_of(source, self._wanted)
+        path = Path(source)
+        match path.suffix.lower():
+            case ".parquet":
+                self._parquet = path
+                file = self._file()
+                self.groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+                return file.schema_arrow.empty_table()
+            case ".arrow" | ".feather":
+                return _arrow(path)
+            case ".csv" | ".tsv":
+                return self._csv(_decoded(path, encoding))
+            case _:
+                return self._json(_decoded(path, encoding))
+
+    def _file(self) -> Any:
+        """The Parquet file, opened anew: worker processes share no handle."""
+        import pyarrow.parquet
+
+        return pyarrow.parquet.ParquetFile(self._parquet, memory_map=True)
+
+    def check(self, name: str, how: str) -> None:
+        """Refuse a column that is not there exactly once; ``how`` says how to name another."""
+        if self.names.count(name) != 1:
+            held = "more than one" if name in self.names else "no"
+            # Without a header the first record is in its place.
+            known = f"; it has {', '.join(self.names)}" if self._public else ""
+            raise InputError(f"{self.named} has {held} column {name!r}{known}: name the right one {how}")
+
+    def kind(self, name: str) -> str:
+        """Type of a column in Arrow's words, such as ``"large_string"`` or ``"list<item: float>"``."""
+        return str(self._table.schema.field(name).type)
+
+    def is_vectors(self, name: str) -> bool:
+        """Whether a column holds lists."""
+        return self.kind(name).partition("<")[0].endswith("list")
+
+    def read(self, name: str, group: int | None = None) -> Any:
+        """A column, a chunked array of pyarrow; of a Parquet file perhaps one row group."""
+        with reading_table(self.named):
+            if self._parquet is None:
+                column = self._table.column(name)
+            else:
+                groups = [*range(len(self.groups))] if group is None else [group]
+                column = self._file().read_row_groups(groups, [name]).column(name)
+                if len(column) != sum(self.groups[number] for number in groups):
+                    raise EOFError
+            column.validate(full=True)  # offsets of a damaged file lead anywhere in memory
+            return column
+
+    def words(self, name: str) -> list[str]:
+        """Labels, names or categories as text, see :func:`word_of`."""
+        column = self.read(name)
+        with reading_table(self.named):
+            return list(map(word_of, column.to_pylist()))
+
+    def texts(self, name: str) -> Iterator[list[str]]:
+        """Texts, some at a time; empty where there is none."""
+        if not any(kind in self.kind(name) for kind in ("string", "binary")):
+            raise self.misfit(name, "texts")
+        column = self.read(name)
+        with reading_table(self.named):
+            column = column.cast("large_string")
+        for start in range(0, len(column), _TEXTS_AT_A_TIME):
+            yield [text or "" for text in column[start : start + _TEXTS_AT_A_TIME].to_pylist()]
+
+    def width(self, name: str) -> int:
+        """Length of the first list of a column."""
+        with reading_table(self.named):
+            if self._parquet is None:
+                first = self._table.column(name)
+            else:
+                first = next(self._file().iter_batches(_FIRST_ROWS, columns=[name]), self._table).column(name)
+            first = first.drop_null()[:1]
+        if not len(first):
+            raise InputError(f"{self.named}: it is empty, or there is nothing in the first rows of {name!r}")
+        return self._lists(name, first).shape[1]
+
+    def vectors(self, name: str, group: int | None = None) -> Tensor:
+        """Lists of floats, float32 ``(n, d)``, NaN where there is none; perhaps of one row group."""
+        return self._lists(name, self.read(name, group))
+
+    def _lists(self, name: str, column: Any) -> Tensor:
+        import pyarrow.compute
+
+        lengths = set[int]()
+        if self.is_vectors(name) and pyarrow.types.is_floating(column.type.value_type):
+            lengths = {*pyarrow.compute.list_value_length(column).unique().to_pylist()} - {None}
+        if len(lengths) != 1 or lengths == {0}:
+            raise self.misfit(name, "a list of equally many floats in each row")
+        rows, start = np.full((len(column), lengths.pop()), np.nan, dtype=np.float32), 0
+        for chunk in getattr(column, "chunks", [column]):
+            known = chunk.is_valid().to_numpy(zero_copy_only=False)
+            flat = chunk.drop_null().flatten().to_numpy(zero_copy_only=False)
+            rows[start : start + len(chunk)][known] = flat.reshape(-1, rows.shape[1])
+            start += len(chunk)
+        return torch.from_numpy(rows)
+
+    def misfit(self, name: str, wanted: str) -> ValueError:
+        """Error of a column that holds something else."""
+        held = f" holds {self.kind(name)}" if self._public else ""
+        return InputError(f"{self.named}: the column {name!r}{held}; expected {wanted}")
+
+    def _csv(self, text: str) -> Any:
+        """Cells as text; the separator is the one of most wanted columns in the header, or else of most columns."""
+        import pyarrow.compute
+        import pyarrow.csv
+
+        line = re.match(r"[\r\n]*([^\r\n]*)", text)[1]  # type: ignore[index]
+        headers = {
+            one: [name.strip() for name in next(csv.reader([line], delimiter=one, skipinitialspace=True))]
+            for one in _SEPARATORS
+        }
+        wanted = {*self._wanted}
+        separator = max(headers, key=lambda one: (len(wanted & {*headers[one]}), len(headers[one])))
+        names = headers[separator]
+        places = [str(place) for place in range(len(names))]
+        if spaced := f"{separator} " in line:  # quotes behind spaces would be taken as they are
+            text = re.sub(rf'{re.escape(separator)} +"(?!")', f'{separator}"', text)
+        data = f"{text}\n{separator.join([_END] * len(names))}\n".encode()
+        del text  # as long as the file
+        faults: list[int] = []
+
+        def note(row: Any) -> str:
+            faults.append(row.number)
+            return "skip"
+
+        block = min(len(data), _PARSED_AT_ONCE)
+        table = pyarrow.csv.read_csv(
+            pyarrow.BufferReader(data),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=block, column_names=places),
+            pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=note),
+            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(places, pyarrow.large_string())),
+        )
+        if table[-1][-1].as_py() != _END:
+            faults.append(len(table))
+        if faults:
+            raise self._fault(
+                "row", faults[0], "has more or fewer cells than the header, or a quote without end"
+            )
+        cells = table[1:-1].columns
+        if spaced:
+            cells = [pyarrow.compute.utf8_ltrim(column, " ") for column in cells]
+        return pyarrow.table(cells, names)
+
+    def _json(self, text: str) -> Any:
+        """An object in each line, or one list of them."""
+        rows = json.loads(text) if text.lstrip()[:1] == "[" else []
+        for number, line in enumerate(text.split("\n") if not rows else [], 1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except ValueError:
+                raise self._fault("line", number, "is no JSON") from None
+        if not rows:
+            raise EOFError
+        if not all(isinstance(row, dict) for row in rows):
+            raise TypeError
+        return _of_rows(rows, self._wanted)
+
+    def _fault(self, what: str, number: int, fault: str) -> FaultError:
+        where = f"{what} {number}" if self._public else f"some {what}"
+        return FaultError(f"{where} {fault}; correct it")
+
+
+def _table_of(source: Any, wanted: Sequence[str]) -> Any:
+    """A table of Arrow from an object in memory."""
+    if hasattr(source, "with_format"):  # datasets.Dataset
+        return source.with_format("arrow")[:]
+    if hasattr(source, "__arrow_c_stream__"):  # tables of pyarrow, and data frames
+        import pyarrow
+
+        with contextlib.suppress(Exception):  # columns of several types, which are read as text below
+            return pyarrow.table(source)
+    if hasattr(source, "columns") or isinstance(source, Mapping):  # old data frames
+        names = list(source if isinstance(source, Mapping) else source.columns)
+        return _as_table({name: list(source[name]) for name in names if name in wanted})
+    items = [source[place] for place in range(len(source))]
+    if not all(isinstance(item, Mapping) for item in items):
+        items = [dict(zip(wanted, item, strict=False)) for item in items]
+    return _of_rows(items, wanted)
+
+
+def _of_rows(rows: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> Any:
+    names = {name for row in rows for name in row}
+    return _as_table({name: [row.get(name) for row in rows] for name in sorted(names & {*wanted} or names)})
+
+
+def _as_table(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """Columns of vectors, or of what is taken as text."""
+    import pyarrow
+
+    made = []
+    for values in columns.values():
+        if any(isinstance(value, list | tuple | np.ndarray) for value in values):
+            made.append(pyarrow.array(values, pyarrow.list_(pyarrow.float32())))
+        else:  # half a surrogate is no text
+            words = [word_of(value).encode("utf-8", "replace").decode() for value in values]
+            made.append(pyarrow.array(words, pyarrow.large_string()))
+    return pyarrow.table(made, names=list(columns))
+
+
+def _arrow(path: Path) -> Any:
+    """A file, or a stream, as ``datasets`` writes it."""
+    import pyarrow
+
+    try:
+        return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+    except pyarrow.ArrowInvalid:
+        return pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
+
+
+def _decoded(path: Path, encoding: str | None) -> str:
+    """Text of a file, by its first bytes UTF-16 or UTF-8, with or without a mark."""
+    data = path.read_bytes()
+    found = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}.get(data[:2])
+    found = found or {b"\0": "utf-16-be"}.get(data[:1]) or {b"\0": "utf-16-le"}.get(data[1:2])
+    return str(data, encoding or found or "utf-8-sig")
+
+
+def word_of(value: Any) -> str:
+    """A label or name as text, the same for the types that files give it; empty where it is not known."""
+    if value is None or value != value:
+        return ""
+    word = value.decode() if isinstance(value, bytes) else str(value)
+    if (whole := re.fullmatch(r"(-?\d+)\.0+", word)) is not None:
+        return whole[1]
+    return "" if word.isspace() or word in ("nan", "NaN") else word
