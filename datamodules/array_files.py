@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, shape_text
-from pl_privknn.datamodules.columns import Columns, FaultError, MissingFileError, check_file, reading_table, word_of
+from pl_privknn.datamodules.columns import (
+    Columns,
+    FaultError,
+    MissingFileError,
+    check_file,
+    reading_table,
+    word_of,
+)
 from pl_privknn.datamodules.datasets import ImageStore, JoinedImages, TensorImages
 
 #: An array, or the path of a file of numbers, with ``:member`` or ``:column`` behind it.
