@@ -41,13 +41,14 @@ from pl_privknn._lightning import TRAINS_ALONE
 from pl_privknn.comparison.table import SEEDED, stated
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.privacy import Budget
+from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.mechanisms.steps import clip_factors
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import clipped_sum
 from pl_privknn.training import NoisySGD, PrivateTraining, TrainingOptions, tanh_cnn
-from pl_privknn.training.clipped_sums import ClippedSum
-from pl_privknn.training.gradients import RecordGradients, replace_batch_norms
-from pl_privknn.training.private_data import PrivateData
+from pl_privknn.training.gradients import RecordGradients
+from pl_privknn.training.records import PrivateData
+from pl_privknn.training.requirements import replace_batch_norms
 
 EPSILON, DELTA, RECORDS, BATCH, CLASSES, SIDE = 4.0, 1e-3, 8, 4, 3, 32
 #: Records whose clipped gradients are compared.

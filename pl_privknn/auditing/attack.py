@@ -38,12 +38,12 @@ from pl_privknn.labelers.base import (
 from pl_privknn.labelers.partitions import Partitioner
 from pl_privknn.labelers.reverse_knn import RecordVotes
 from pl_privknn.labelers.voting import VotingLabeler
+from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.ledger import FreeLedger
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Gaussian
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.redaction import silenced
-from pl_privknn.training.clipped_sums import ClippedSum
 from pl_privknn.training.configured import made_data, made_training, private_trainings
 from pl_privknn.training.noisy_sgd import NoisySGD
 from pl_privknn.training.private_training import PrivateTraining

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pl_privknn._tracing import recorded
+from pl_privknn._tracing import bound_ids, outside, recorded
 from pl_privknn.features.backbone import (
     BackboneFeatures,
     CheckpointFeatures,
@@ -226,7 +226,7 @@ class _Alone:
             raise ValueError("the graph gives another vector: values went into it")
         with contextlib.suppress(Exception):
             torch.func.vmap(self._graph, randomness="different")(images[:2])
-            return True
+            return not outside(self._graph)
         return False
 
 
@@ -239,7 +239,9 @@ def _recorded(function: Any, image: Tensor) -> Any:
     module = getattr(function, "__self__", function)
     if isinstance(module, nn.Module):
         module.eval()
-    return recorded(lambda one: function(one.clone()[None])[0], image)
+    graph = recorded(lambda one: function(one.clone()[None])[0], image)
+    bound_ids(graph)
+    return graph
 
 
 def _close(found: Tensor, wanted: Tensor) -> bool:

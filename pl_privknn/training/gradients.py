@@ -13,19 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from pl_privknn._checks import InputError, check_positive
+from pl_privknn._tracing import UntraceableError
 from pl_privknn.features.alone import keeps_apart
+from pl_privknn.networks.layer_gradients import LayerGradients
+from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.mechanisms.base import PREDICTS_ALONE
 from pl_privknn.privacy.redaction import shows_private_errors
-from pl_privknn.training.clipped_sums import ClippedSum
-from pl_privknn.training.layer_gradients import LayerGradients
-from pl_privknn.training.private_data import PrivateData
-from pl_privknn.training.private_randomness import PrivateRandomness
-from pl_privknn.training.step_inputs import UntraceableError, tensors_of
-from pl_privknn.training.traced_step import RecordStep, TracedStep
+from pl_privknn.training.records import PrivateData, tensors_of
+from pl_privknn.training.requirements import check_layers, trained_parameters
+from pl_privknn.training.traced_step import PrivateRandomness, RecordStep, TracedStep
 
 STEPS = ("auto", "traced")
 
@@ -49,7 +47,7 @@ class RecordGradients:
         max_grad_norm: L2 bound of each record's gradient.
         step: ``"auto"``, or ``"traced"``, which refuses a step that can't be traced.
         layers: a network whose records share a forward pass, and what makes its inputs; see
-            :func:`~pl_privknn.training.layer_gradients.separable`.
+            :func:`~pl_privknn.networks.layer_gradients.separable`.
         physical_batch_size: records at once; by what memory and ``expected_batch_size`` allow if None.
         expected_batch_size: public; chunks are small compared with it.
         augment: see :class:`~pl_privknn.training.private_training.PrivateTraining`.
@@ -566,49 +564,3 @@ def clipped_sum(module: Any, data: Any, records: Sequence[int], max_grad_norm: f
     gradients = RecordGradients(module, PrivateData(source), norm, datamodule=datamodule, seed=lambda: 0)
     gradients.choose(timed=False)
     return gradients.replayable([int(place) for place in records])
-
-
-def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters that need a gradient.
-
-    Raises:
-        ValueError: if there are none.
-    """
-    found = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not found:
-        raise ValueError(
-            f"{type(module).__name__}: no parameter requires a gradient, so there is nothing to train; set "
-            "requires_grad=True for those that are to be trained"
-        )
-    return found
-
-
-def check_layers(module: nn.Module, remedy: str) -> None:
-    """Raise ``ValueError`` for layers that keep statistics of private records.
-
-    Args:
-        module: what is trained.
-        remedy: the setting by which batch normalisation is replaced.
-    """
-    for name, layer in module.named_modules():
-        if not isinstance(layer, _BatchNorm | _InstanceNorm) or not layer.training:
-            continue
-        if isinstance(layer, _BatchNorm) or layer.track_running_stats:
-            raise ValueError(
-                f"{name}: {type(layer).__name__} in training mode mixes the records of a batch, or keeps statistics "
-                f"of private ones; set {remedy} to have group normalisation in its place, or freeze it by "
-                f"{name}.eval() in the module's train()"
-            )
-
-
-def replace_batch_norms(module: nn.Module) -> None:
-    """Replace batch by group normalisation in a module, in place (by Opacus' ``ModuleValidator.fix``)."""
-    from opacus.validators.batch_norm import fix
-
-    for parent in list(module.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, _BatchNorm):
-                made = fix(layer).train(layer.training)
-                for parameter in layer.parameters():
-                    made.to(parameter.device)
-                setattr(parent, name, made)

@@ -19,14 +19,14 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import FeatureNetwork, Normalization, build_network, register_network
 from pl_privknn.networks.base import Optimization, image_shape, output_size
+from pl_privknn.networks.layer_gradients import losses_of, separable
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.training.gradients import replace_batch_norms
-from pl_privknn.training.layer_gradients import losses_of, separable
-from pl_privknn.training.private_data import PrivateData
 from pl_privknn.training.private_training import PrivateTraining
+from pl_privknn.training.records import PrivateData
+from pl_privknn.training.requirements import replace_batch_norms
 from pl_privknn.training.session import TrainingOptions
 
 HEADS = ("linear", "mlp")

@@ -25,22 +25,20 @@ from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.settings import Budget
-from pl_privknn.training.gradients import (
-    RecordGradients,
-    check_layers,
-    replace_batch_norms,
-    trained_parameters,
-)
-from pl_privknn.training.private_data import PrivateData, Steps
+from pl_privknn.training.gradients import RecordGradients
+from pl_privknn.training.records import PrivateData, Steps
 from pl_privknn.training.requirements import (
+    check_layers,
     check_module,
     check_optimizers,
     check_readers,
     check_resumable,
     check_trainer,
+    replace_batch_norms,
+    trained_parameters,
 )
 from pl_privknn.training.session import PrivateSession, TrainingOptions
-from pl_privknn.training.traced_step import TRANSFERS, hook_owner, replace_method
+from pl_privknn.training.shadow import TRANSFERS, hook_owner, replace_method
 from pl_privknn.training.training_run import TrainingRun
 
 _KEY = "private_training"

@@ -8,8 +8,11 @@ from collections.abc import Set
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
-from pl_privknn.training.traced_step import arguments_of
+from pl_privknn.training.shadow import arguments_of
 
 # By name, since there are two packages of Lightning.
 _TRIALS = ("BatchSizeFinder", "GradientAccumulationScheduler", "LearningRateFinder")
@@ -141,3 +144,49 @@ def check_trainer(trainer: Any, training: Any) -> None:
                 f"labeler: {type(training).__name__} learns from the private records themselves and asks no teacher; "
                 "leave the labeler out, or train a student with it"
             )
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that need a gradient.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    found = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not found:
+        raise ValueError(
+            f"{type(module).__name__}: no parameter requires a gradient, so there is nothing to train; set "
+            "requires_grad=True for those that are to be trained"
+        )
+    return found
+
+
+def check_layers(module: nn.Module, remedy: str) -> None:
+    """Raise ``ValueError`` for layers that keep statistics of private records.
+
+    Args:
+        module: what is trained.
+        remedy: the setting by which batch normalisation is replaced.
+    """
+    for name, layer in module.named_modules():
+        if not isinstance(layer, _BatchNorm | _InstanceNorm) or not layer.training:
+            continue
+        if isinstance(layer, _BatchNorm) or layer.track_running_stats:
+            raise ValueError(
+                f"{name}: {type(layer).__name__} in training mode mixes the records of a batch, or keeps statistics "
+                f"of private ones; set {remedy} to have group normalisation in its place, or freeze it by "
+                f"{name}.eval() in the module's train()"
+            )
+
+
+def replace_batch_norms(module: nn.Module) -> None:
+    """Replace batch by group normalisation in a module, in place (by Opacus' ``ModuleValidator.fix``)."""
+    from opacus.validators.batch_norm import fix
+
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, _BatchNorm):
+                made = fix(layer).train(layer.training)
+                for parameter in layer.parameters():
+                    made.to(parameter.device)
+                setattr(parent, name, made)

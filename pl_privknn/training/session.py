@@ -27,10 +27,10 @@ from pl_privknn.privacy.mechanisms.steps import (
 )
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.settings import Budget
-from pl_privknn.training.followed_run import FollowedRun
 from pl_privknn.training.gradients import STEPS
-from pl_privknn.training.private_data import PrivateData
+from pl_privknn.training.records import PrivateData
 from pl_privknn.training.training_run import (
+    FollowedRun,
     TrainingPlan,
     TrainingRun,
     mechanism_of,
@@ -155,7 +155,7 @@ class PrivateSession:
         """Take the private records, or this process's share of them.
 
         Args:
-            source: see :class:`~pl_privknn.training.private_data.PrivateData`.
+            source: see :class:`~pl_privknn.training.records.PrivateData`.
             trainer: of the fit.
             owners: person of each private record, where the unit is a person.
         """

@@ -12,9 +12,9 @@ import yaml
 from benchmarks.faulty import LessNoise
 from pl_privknn.auditing.attack import attack_training, log_likelihood_ratios, score_training
 from pl_privknn.cli import main
+from pl_privknn.privacy import clipped_sums
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.training import clipped_sums
 from tests.setup.small_training import DELTA, small_training
 
 

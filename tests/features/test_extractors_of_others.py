@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import timm
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import (
@@ -225,6 +226,39 @@ def test_an_extractor_of_others_is_tried_on_images_of_the_size_that_it_sees(tmp_
     labeling, found, images = label(tmp_path, Resized(Large(), 16))
     assert labeling.guarantee == "unconditional"
     torch.testing.assert_close(found, Resized(Pixels(normalize=False), 16)(images)[:, :8])
+
+
+def rows_of_itself(images):
+    """Rows of each image, chosen by numbers in its first row."""
+    return torch.stack([F.embedding(one[0, 0].round().long(), one[0]).flatten() for one in images])
+
+
+def test_a_number_out_of_range_reads_no_row_of_another_image():
+    images = torch.rand(6, 1, 8, 8) * 0.4
+    alone, conditions = kept_apart(rows_of_itself, images)
+    assert not conditions
+    wanted = alone(images)
+    torch.testing.assert_close(wanted, rows_of_itself(images))
+    images[3, 0, 0, 0] = -1  # the last row of the image before it
+    found = alone(images)
+    assert found[3].isnan().all()
+    assert torch.equal(found[[0, 1, 2, 4, 5]], wanted[[0, 1, 2, 4, 5]])
+
+
+def test_operators_that_are_not_in_the_list_run_image_by_image():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(8, 4, batch_first=True)
+
+        def forward(self, images):
+            return self.lstm(images[:, 0])[0][:, -1]
+
+    images = torch.rand(4, 1, 8, 8)
+    module = Recurrent().eval()
+    alone, conditions = kept_apart(module, images)
+    torch.testing.assert_close(alone(images), module(images))
+    assert (alone._by_vmap, conditions) == (False, ())
 
 
 def test_no_image_is_remembered(tmp_path):

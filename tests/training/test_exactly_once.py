@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from pl_privknn.networks.base import FeatureNetwork
-from pl_privknn.training.clipped_sums import ClippedSum
+from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.training.gradients import RecordGradients
-from pl_privknn.training.private_data import PrivateData
+from pl_privknn.training.records import PrivateData
 from pl_privknn.training.traced_step import TracedStep
 from tests.training.training_setup import Lit
 

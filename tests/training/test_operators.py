@@ -7,12 +7,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from pl_privknn import _tracing
+from pl_privknn._tracing import APART, UntraceableError, packet_of
 from pl_privknn.testing import clipped_sum
-from pl_privknn.training import traced_step
 from pl_privknn.training.gradients import RecordGradients
-from pl_privknn.training.operators import APART, packet_of
-from pl_privknn.training.private_data import PrivateData
-from pl_privknn.training.step_inputs import UntraceableError
+from pl_privknn.training.records import PrivateData
 from pl_privknn.training.traced_step import RecordStep
 
 ROWS, WIDTH, IDS = 4, 36, 6
@@ -433,7 +432,7 @@ def test_operators_that_are_not_in_the_list_run_record_by_record():
 
 
 def test_the_comparison_sees_an_operator_that_mixes(monkeypatch):
-    monkeypatch.setattr(traced_step, "bound_ids", lambda graph: None)
+    monkeypatch.setattr(_tracing, "bound_ids", lambda graph: None)
     graph = traced("embedding", WAYS[0])
     stack = [part[:4].clone() for part in PLAIN]
     before = by_vmap(graph, stack)

@@ -16,7 +16,7 @@ from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.testing import clipped_sum
 from pl_privknn.training.gradients import RecordGradients
-from pl_privknn.training.private_data import PrivateData
+from pl_privknn.training.records import PrivateData
 from tests.setup.refusals import refusals
 from tests.training.noisy_sgd_setup import PRIVATE, keep_last, make, make_data, make_trainer
 from tests.training.training_setup import Lit, Silent, fit, training, weights

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ from pl_privknn.privacy.persons import check_owners, persons_of
 from pl_privknn.privacy.records import foreign_reader, has_one_structure, has_repeated_rows
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.same_table import check_same_in_processes
-from pl_privknn.training.step_inputs import mapped
 
 _READ_TOGETHER = 256
 # Those of all records alike, which Poisson samples replace.
@@ -35,6 +35,68 @@ _SAMPLERS = (SequentialSampler, RandomSampler, BatchSampler, DistributedSampler)
 _REMEDY = (
     "; pass a LightningDataModule, a DataLoader over a map-style dataset, or a module with train_dataloader"
 )
+
+
+NUMBERS = (bool, int, float)
+
+
+def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "batch") -> Any:
+    """Apply a function to all leaves of a batch.
+
+    Args:
+        value: mappings, lists, tuples and dataclasses, nested; everything else is a leaf.
+        change: takes the path of a leaf, such as ``"batch['image']"``, and the leaf.
+        path: of ``value``.
+
+    Returns:
+        The same structure with other leaves.
+
+    Example:
+        >>> mapped({"x": [1, 2], "name": "a"}, lambda path, leaf: path)
+        {'x': ["batch['x'][0]", "batch['x'][1]"], 'name': "batch['name']"}
+    """
+    if isinstance(value, Mapping):
+        made = {key: mapped(each, change, f"{path}[{key!r}]") for key, each in value.items()}
+        # A new one: a copy would keep what else the object holds of a record.
+        with contextlib.suppress(Exception):
+            return type(value)(made)  # type: ignore[call-arg]
+        return made
+    if isinstance(value, list | tuple):
+        parts = [mapped(each, change, f"{path}[{place}]") for place, each in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        same = object.__new__(type(value))
+        for field in dataclasses.fields(value):
+            part = mapped(getattr(value, field.name), change, f"{path}.{field.name}")
+            object.__setattr__(same, field.name, part)
+        return same
+    return change(path, value)
+
+
+def tensors_of(batch: Any, device: torch.device) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """Tensors of a batch, including its numbers, and the key that batches of one graph share.
+
+    Args:
+        batch: of one record.
+        device: of the module.
+
+    Returns:
+        The tensors, and the paths, shapes and dtypes of all leaves.
+    """
+    found: list[Tensor] = []
+    key: list[Any] = []
+
+    def note(path: str, leaf: Any) -> None:
+        if isinstance(leaf, NUMBERS):
+            leaf = torch.tensor(leaf)
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            found.append(leaf.detach().to(device))
+            key.append((path, leaf.shape, leaf.dtype))
+        else:
+            key.append((path, type(leaf).__qualname__))
+
+    mapped(batch, note)
+    return found, tuple(key)
 
 
 class PrivateData:

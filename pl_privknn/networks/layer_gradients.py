@@ -14,8 +14,6 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from pl_privknn.networks.base import APART, FeatureNetwork, is_as_built
-from pl_privknn.privacy.mechanisms.steps import clip_factors
-from pl_privknn.training.clipped_sums import SLACK, ClippedSum
 
 
 def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
@@ -76,11 +74,11 @@ class LayerGradients:
         found = torch.autograd.grad(loss, [edge for *_, edge in calls], allow_unused=True)
         return [(c[0], c[1], g) for c, g in zip(calls, found, strict=True) if g is not None]
 
-    def add(self, total: ClippedSum, inputs: Tensor, targets: Tensor) -> None:
+    def add(self, total: Any, inputs: Tensor, targets: Tensor) -> None:
         """Clip and add the gradients of the records of a batch.
 
         Args:
-            total: of the same parameters.
+            total: a :class:`~pl_privknn.privacy.clipped_sums.ClippedSum` of the same parameters.
             inputs: of the network, ``(b, …)``.
             targets: int64 ``(b,)``.
         """
@@ -107,10 +105,10 @@ class LayerGradients:
         kept = [rows[place].reshape(len(rows[place]), -1) for place in rows]
         if kept:
             squares += total.norms(kept).square()
-        factors = clip_factors(squares.sqrt(), total.max_grad_norm, SLACK)
+        factors = total.factors(squares.sqrt())
         pieces = list(total.total.split(total.sizes))
         for place, part in zip(rows, kept, strict=True):
-            ClippedSum.add_rows(pieces[place], part, factors)
+            total.add_rows(pieces[place], part, factors)
         usable = factors != 0
         for layer, a, g in products:
             weighted = g[usable] * factors[usable, None]

@@ -13,8 +13,8 @@ from torch import Tensor
 from pl_privknn._checks import compiled
 from pl_privknn.privacy.mechanisms.steps import clip_factors
 
-#: Of norms and sums in float64, whose rounding errors are far smaller.
-SLACK = 1e-9
+# Of norms and sums in float64, whose rounding errors are far smaller.
+_SLACK = 1e-9
 
 # Gradients that are added at once, since each addition reads and writes the whole sum, and how many bytes may wait.
 _TOGETHER, _BYTES = 4, 1 << 28
@@ -75,7 +75,7 @@ class ClippedSum:
             gradients: one tensor a parameter, shape ``(b, …)``.
         """
         rows = [part.detach().reshape(len(part), -1) for part in gradients]
-        factors = clip_factors(self.norms(rows), self.max_grad_norm, SLACK)
+        factors = self.factors(self.norms(rows))
         for part, total in zip(rows, self.total.split(self.sizes), strict=True):
             self.add_rows(total, part, factors)
 
@@ -93,10 +93,14 @@ class ClippedSum:
         """The sum of all that were added."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            factors = clip_factors(torch.cat([self.norms(one) for one in waiting]), self.max_grad_norm, SLACK)
+            factors = self.factors(torch.cat([self.norms(one) for one in waiting]))
             for total, *rows in zip(self.total.split(self.sizes), *waiting, strict=True):
                 self.add_rows(total, [row[0] for row in rows], factors)
         return self.total
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Factors that clip gradients of these norms, float64 ``(b,)``; 0 where a norm is not finite."""
+        return clip_factors(norms, self.max_grad_norm, _SLACK)
 
     def norms(self, rows: Sequence[Tensor]) -> Tensor:
         """L2 norms over all parts together, float64 ``(b,)``; what is not finite stays so."""
