@@ -33,7 +33,7 @@ class RankedLists:
 
     Attributes:
         queries: floating point, shape ``(m, d)``; kept to search for longer lists.
-        indices: int32 (int64 for 2³¹ records and more), shape ``(m, K)``; records from nearest to farthest.
+        indices: int32, shape ``(m, K)``; records from nearest to farthest.
     """
 
     queries: Tensor

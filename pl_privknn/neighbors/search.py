@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_privknn._checks import check_int, compiled, shape_text
+from pl_privknn._checks import InputError, check_int, compiled, shape_text
 
 _UNIT_ROUNDOFF = 2.0**-24
 _PRECISE = threading.Lock()
@@ -351,8 +351,8 @@ _FEWEST_ROWS, _MOST_ROWS = 256, 2048
 _VALUES_SENT_AT_A_TIME = 1 << 23
 # Keys of features up to 1e18 can't overflow float32.
 _LARGEST_SQUARE = 1e36
-# A candidate's index takes 31 bits next to its key, so a longer table is searched in parts, one after another.
-_ROWS_OF_A_PART = 2**31 - 1
+# A candidate's index takes 31 bits next to its key.
+_MOST_RECORDS = 2**31 - 1
 # Pairs of a block whose keys are compared with their exact values, at least.
 _CHECKED_PAIRS = 4096
 
@@ -378,16 +378,17 @@ def nearest(
         device: where the matrix products run; the table's device unless given.
 
     Returns:
-        Indices, shape ``(m, min(k, n))``, on the CPU, nearest first: int32, or int64 for a table of 2³¹ records and
-        more.
+        int32 indices, shape ``(m, min(k, n))``, on the CPU, nearest first.
 
     Raises:
-        ValueError: for shapes and dtypes that do not fit, and for features that are not finite.
+        ValueError: for shapes and dtypes that do not fit, for features that are not finite, and for more than 2³¹ − 1
+            records: several processes hold those in shards.
     """
-    records = _Records.of(queries, table, device)
+    _check_pair(queries, table)
+    if len(table) > _MOST_RECORDS:
+        raise InputError("table: more records than one search can number; hold them in shards")
+    records = _Records(table, _cpu(table), torch.device(device if device is not None else table.device))
     k = min(check_int("k", k), len(table))
-    if len(table) > _ROWS_OF_A_PART:
-        return _nearest_in_parts(queries, records, k)
     # More candidates than k, so that near ties around the k-th place are among them.
     length = min(len(table), k + max(16, k // 50))
     found = torch.empty((len(queries), k), dtype=torch.int32)
@@ -411,38 +412,9 @@ class _Records(NamedTuple):
     on_cpu: Tensor
     device: torch.device
 
-    @classmethod
-    def of(cls, queries: Tensor, table: Tensor, device: torch.device | str | None) -> _Records:
-        _check_pair(queries, table)
-        return cls(table, _cpu(table), torch.device(device if device is not None else table.device))
-
-
-def _nearest_in_parts(queries: Tensor, records: _Records, k: int) -> Tensor:
-    """The nearest records of each part of the table, merged by float64 distance, ties by index: int64, ``(m, k)``."""
-    found = torch.empty((len(queries), k), dtype=torch.int64)
-    for block in _query_blocks(len(queries), k):
-        some = _cpu(queries[block])
-        distances, indices = [], []
-        for start in range(0, len(records.table), _ROWS_OF_A_PART):
-            part = records.table[start : start + _ROWS_OF_A_PART]
-            near = nearest(some, part, k, device=records.device).long()
-            rows = torch.arange(len(near)).repeat_interleave(near.shape[1])
-            exact = pair_distances(some.numpy(), _cpu(part).numpy(), rows.numpy(), near.view(-1).numpy())
-            distances.append(torch.from_numpy(exact).view_as(near))
-            indices.append(near + start)
-        # Parts follow each other, and each is in order: a stable sort leaves equal distances in order of index.
-        order = torch.cat(distances, dim=1).sort(dim=1, stable=True).indices
-        found[block] = torch.cat(indices, dim=1).gather(1, order[:, :k])
-    return found
-
 
 def _queries_at_a_time(length: int) -> int:
     return max(1, min(_QUERIES_AT_A_TIME, _KEYS_AT_A_TIME // (4 * length)))
-
-
-def _query_blocks(queries: int, length: int) -> Iterator[slice]:
-    step = _queries_at_a_time(length)
-    return (slice(start, start + step) for start in range(0, queries, step))
 
 
 @contextlib.contextmanager
@@ -478,8 +450,8 @@ def _nearest_block(queries: Tensor, records: _Records, k: int, length: int) -> T
         # So many near ties around the k-th place that the list does not reach past them: a longer one does.
         again = (~complete).nonzero()[:, 0]
         longer = min(len(records.table), 4 * length)
-        for part in _query_blocks(len(again), longer):
-            found[again[part]] = _nearest_block(queries[again[part]], records, k, longer)
+        for part in again.split(_queries_at_a_time(longer)):
+            found[part] = _nearest_block(queries[part], records, k, longer)
     return found
 
 

@@ -145,6 +145,13 @@ test_bad_arguments_are_named = refusals(
 )
 
 
+def test_a_table_of_more_records_than_a_search_can_number_is_refused(monkeypatch):
+    monkeypatch.setattr(search, "_MOST_RECORDS", 4)
+    assert len(nearest(_table(2), _table(4), 1)) == 2
+    with pytest.raises(ValueError, match="hold them in shards"):
+        nearest(_table(2), _table(5), 1)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
 def test_features_that_are_no_numbers_are_refused_and_not_shown(value):
     broken = _table(5)
