@@ -272,7 +272,7 @@ def test_the_page_on_accounting_quotes_what_is_computed():
     for name in ("noise.init_args.sigma", "screening.noise.sigma"):
         place = f"labeling.labeler.init_args.{name}"
         put(document, place, float(printed[place]))
-    found = epsilon_for_delta(plan_of(document, "here").charges, 1e-5, method="pld")
+    found = account(plan_of(document, "here").charges, delta=1e-5, exact=False).epsilon_pld
     assert float(printed["epsilon_pld"]) == pytest.approx(found, rel=1e-5)  # six digits, rounded up
 
 

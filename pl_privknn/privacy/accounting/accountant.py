@@ -50,7 +50,6 @@ class PrivacyReport:
         guarantee: that of the weakest charge: ``"unconditional"``, ``"conditional"`` or ``"none"``
             (see :class:`~pl_privknn.privacy.mechanisms.base.Guarantee`).
         reason: what weakens it, with the mechanisms that it belongs to; empty if unconditional.
-        conditional: names of the conditional mechanisms.
         unit: what one neighbouring table has more than the other, a record or a person.
 
     Example:
@@ -69,12 +68,11 @@ class PrivacyReport:
     adjacency: Adjacency
     guarantee: Level = "unconditional"
     reason: str = ""
-    conditional: tuple[str, ...] = ()
     unit: Unit = "record"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON types."""
-        return {**dataclasses.asdict(self), "conditional": list(self.conditional)}
+        return dataclasses.asdict(self)
 
 
 Method = Literal["best", "rdp", "pld"]
@@ -164,7 +162,6 @@ def _account(releases: tuple[Charge, ...], delta: float, adjacency: Adjacency, e
 
         by_induction = exact_epsilon(releases, delta=delta, adjacency=adjacency)
     guarantee = weakest(charge.guarantee for charge in releases)
-    conditional = [c.mechanism.label for c in releases if c.mechanism.guarantee == "conditional"]
     return PrivacyReport(
         epsilon=min(value for value in (by_rdp, by_pld, by_induction) if value is not None),
         epsilon_rdp=by_rdp,
@@ -175,34 +172,21 @@ def _account(releases: tuple[Charge, ...], delta: float, adjacency: Adjacency, e
         adjacency=adjacency,
         guarantee=guarantee.level,
         reason=guarantee.reason,
-        conditional=tuple(dict.fromkeys(conditional)),
     )
 
 
-def epsilon_for_delta(
-    charges: Sequence[Charge], delta: float, adjacency: Adjacency = "add_remove", method: Method = "best"
-) -> float:
-    """ε at which the composition is (ε, δ)-DP, by RDP, by PLD or by the better of both.
+def epsilon_for_delta(charges: Sequence[Charge], delta: float, adjacency: Adjacency = "add_remove") -> float:
+    """ε at which the composition is (ε, δ)-DP, by the better of RDP and PLD; see :func:`account`.
 
     Raises:
-        ValueError: as :func:`account`, and for an unknown ``method``.
+        ValueError: as :func:`account`.
 
     Example:
         >>> from pl_privknn.privacy import Charge, Gaussian, epsilon_for_delta
         >>> round(epsilon_for_delta([Charge(Gaussian(sigma=4.0))], delta=1e-5), 3)
         0.926
     """
-    delta, adjacency = check_open_unit("delta", delta), check_adjacency(adjacency)
-    check_choice("method", method, METHODS)
-    releases = merge_charges(charges)
-    if not releases:
-        return 0.0
-    totals = []
-    if method != "pld":
-        totals.append(_rdp_epsilon(releases, delta, adjacency))
-    if method != "rdp":
-        totals.append(_pld_epsilon(releases, delta, adjacency))
-    return min(totals)
+    return account(charges, delta=delta, adjacency=adjacency, exact=False).epsilon
 
 
 def delta_for_epsilon(
@@ -312,23 +296,15 @@ def compose_charges(
         ArithmeticError, MemoryError: where float64 or memory can't carry it.
     """
     mu, parts = gaussian_and_others(charges, adjacency)
-    # Mechanisms that only have an RDP curve compose as curves, which is tighter than as pairs made of them.
-    curves = [charge for charge in parts if type(charge.mechanism).pld is Mechanism.pld]
-    parts = [charge for charge in parts if type(charge.mechanism).pld is not Mechanism.pld]
     variance = sum(charge.count * loss_variance(charge.mechanism, adjacency) for charge in charges)
-    releases = sum(charge.count for charge in parts) + (mu > 0) + bool(curves)
+    releases = sum(charge.count for charge in parts) + (mu > 0)
     # Heavy-tailed releases (much noise for most records, little for a sampled one) need a grid that fits memory.
     span = max((loss_span(charge.mechanism, adjacency) for charge in parts), default=0.0)
     if not (span <= LARGEST_LOSS and mu <= LARGEST_LOSS):
         raise OverflowError(f"a loss of {max(span, mu):g}")
     step = pld.choose_discretization(variance, releases, span)
-    curve = total_rdp(curves, adjacency) if curves else None
-    if curve is not None:
-        step = max(step, 2.0 ** math.ceil(math.log2(pld.rdp_reach(rdp.ORDERS, curve)) - 19))
     while True:
         pieces: list[tuple[PrivacyLossDistribution, int]] = []
-        if curve is not None:
-            pieces.append((pld.from_rdp(rdp.ORDERS, curve, step), 1))
         if mu > 0:
             pieces.append((pld.to_distribution(pld.gaussian_losses(mu, 1.0, step), None, step), 1))
         pieces += [(charge.mechanism.pld(adjacency, step), charge.count) for charge in parts]

@@ -98,7 +98,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_int, check_open_unit, check_positive, compiled
+from pl_privknn._checks import check_open_unit, check_positive, compiled
 from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.pld import LossMeasure
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, check_adjacency, merged
@@ -539,11 +539,8 @@ def worst_profiles(
 
     Returns:
         One :class:`Profile` for each entry of ``steps``.
-
-    Raises:
-        ValueError: where p and q are not such arrays.
     """
-    p, q = undominated(*_checked(p, q))
+    p, q = undominated(p, q)
     total = max(steps)
     kept = np.maximum(p, q) > _share(tail, total)
     distances = [np.minimum(far, FARTHEST) for far in reach(p, q, total, spacing=spacing, tail=tail)]
@@ -563,18 +560,6 @@ def worst_profiles(
         excess = found[position[step], low:high] * rounding[position[step]]
         profiles.append(Profile(spacing, -int(left[step - 1]), excess))
     return profiles
-
-
-def _checked(p: Floats, q: Floats) -> tuple[Floats, Floats]:
-    p, q = np.atleast_2d(np.asarray(p, dtype=np.float64)), np.atleast_2d(np.asarray(q, dtype=np.float64))
-    if p.shape != q.shape or p.ndim != 2 or p.size == 0:
-        raise ValueError(
-            f"p, q: shapes {p.shape} and {q.shape} must be equal and of the form (pairs, outcomes)"
-        )
-    for name, values in (("p", p), ("q", q)):
-        if not np.all(values >= 0) or np.max(np.abs(values.sum(axis=1) - 1)) > 1e-9:
-            raise ValueError(f"{name}: every row must hold probabilities that sum to one")
-    return p, q
 
 
 #: Work that one family may take, in interpolations: one pair of distributions, two outcomes, a grid
@@ -730,13 +715,7 @@ def adaptive_losses(
 
     Returns:
         ``(losses, times)``: the pair in the remove direction and how often it is composed.
-
-    Raises:
-        ValueError: where p and q are not rows of probabilities of one shape.
     """
-    # Compiled on first use; only those who ask for exact figures wait for it.
-
-    count = check_int("count", count)
     budget, stretch = work, coarsen
     while True:
         plan = BlockPlan.choose(count, p.shape[0], p.shape[1], budget)
@@ -765,10 +744,7 @@ def adaptive_losses(
 def _block_losses(
     mechanism: Mechanism, count: int, adjacency: Adjacency, delta: float, work: float, coarsen: float
 ) -> list[tuple[pld.LossMeasure, int]]:
-    pairs = mechanism.dominating_pairs(adjacency)
-    if pairs is None:
-        raise ValueError(f"{mechanism.kind}: has one fixed pair; compose its privacy loss distribution")
-    p, q = pairs
+    p, q = mechanism.dominating_pairs(adjacency)  # type: ignore[misc]  # a family
     telling = np.any(p != q, axis=1)
     if not telling.any():
         return []

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn.privacy.accounting.rdp import log_delta_improved, sampled_loss
+from pl_privknn.privacy.accounting.rdp import sampled_loss
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -93,6 +93,10 @@ class LossMeasure:
         return low, masses, float(np.sum(self.upper[np.isposinf(self.losses)]))
 
 
+#: All mass at an infinite loss: a release that gives the record away, which dominates every other one.
+NOTHING_HIDDEN = LossMeasure(np.array([math.inf]), np.array([1.0]), np.array([0.0]))
+
+
 def to_distribution(
     remove: LossMeasure, add: LossMeasure | None, discretization: float
 ) -> PrivacyLossDistribution:
@@ -159,59 +163,6 @@ def gaussian_losses(mu: float, sampling_rate: float, discretization: float) -> L
     return LossMeasure(
         np.array([-math.inf, math.inf]), tails_mixed, tails_base, first, mixed(base, shifted), base
     )
-
-
-def from_rdp(orders: Floats, curve: Floats, discretization: float) -> PrivacyLossDistribution:
-    """Dominating pair derived from an RDP curve that is valid in both directions.
-
-    The conversion gives an upper bound h(ε) on the privacy profile at every ε ≥ 0, and by
-    ``H_{−ε}(P‖Q) = 1 − e^{−ε} + e^{−ε}·H_ε(Q‖P)`` at every ε < 0. A privacy profile is convex in e^ε, so it
-    lies below the largest convex function below h, which in turn is the profile of some pair.
-    """
-    # At most a million grid points; what is left beyond them counts as an infinite loss.
-    reach = min(rdp_reach(orders, curve), 2.0**19 * discretization)
-    points = min(20_000, max(200, math.ceil(reach / discretization)))
-    stride = max(1, math.ceil(reach / discretization / points))
-    indices = stride * np.arange(-points, points + 1)
-    eps = discretization * indices
-    ahead = np.exp(log_delta_improved(orders, curve, np.abs(eps)))
-    bound = np.where(eps >= 0, ahead, -np.expm1(eps) + np.exp(np.minimum(eps, 0.0)) * ahead)
-    x = np.exp(eps)
-    hull = lower_hull(x, bound)
-    x, bound, indices = x[hull], bound[hull], indices[hull]
-    slopes = np.concatenate([[-1.0], np.maximum(np.diff(bound) / np.diff(x), -1.0), [0.0]])
-    lower = np.maximum(np.diff(slopes), 0.0)
-    upper = x * lower
-    # The upper masses and the infinite one sum to 1 up to what is below the first point: put it there.
-    infinity = float(bound[-1])
-    upper[0] = max(upper[0], 1.0 - infinity - float(np.sum(upper[1:])))
-    measure = LossMeasure(
-        np.append(discretization * indices, math.inf), np.append(upper, infinity), np.append(lower, 0.0)
-    )
-    return to_distribution(measure, None, discretization)
-
-
-def rdp_reach(orders: Floats, curve: Floats) -> float:
-    """An ε, at most 600, beyond which the conversion of an RDP curve leaves a δ below e^−75."""
-
-    def ends(epsilon: float) -> bool:
-        return float(np.asarray(log_delta_improved(orders, curve, epsilon))) <= -75.0
-
-    return bisect(ends, 600.0, 0.0, absolute=6e-16)
-
-
-def lower_hull(x: Floats, y: Floats) -> NDArray[np.int64]:
-    """Indices of the lower convex hull of points with strictly increasing x (monotone chain)."""
-    hull: list[int] = []
-    xs, ys = x.tolist(), y.tolist()
-    for i in range(len(xs)):
-        while len(hull) >= 2:
-            a, b = hull[-2], hull[-1]
-            if (ys[b] - ys[a]) * (xs[i] - xs[a]) < (ys[i] - ys[a]) * (xs[b] - xs[a]):
-                break
-            hull.pop()
-        hull.append(i)
-    return np.array(hull, dtype=np.int64)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

@@ -263,9 +263,8 @@ class Mechanism(abc.ABC):
     def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
         """Privacy loss distribution of a pair that dominates one release, in both directions.
 
-        The default turns the RDP curve into a dominating pair (see
-        :func:`pl_privknn.privacy.accounting.pld.from_rdp`), which is valid for every mechanism and loose for most:
-        mechanisms with a known pair override it.
+        The default is a release that gives the record away: valid for every mechanism, so that ε of a mechanism that
+        states its RDP alone comes from that.
 
         Args:
             adjacency: the neighbouring relation.
@@ -275,8 +274,7 @@ class Mechanism(abc.ABC):
         Raises:
             ValueError: where the mechanism is not defined under ``adjacency``; it says what to do.
         """
-        orders = rdp.ORDERS
-        return pld.from_rdp(orders, self.rdp(orders, adjacency), discretization)
+        return pld.to_distribution(pld.NOTHING_HIDDEN, None, discretization)
 
     def dominating_pairs(
         self, adjacency: Adjacency

@@ -172,11 +172,6 @@ class NoNoise(Mechanism):
         """Infinite at every order."""
         return np.full(len(orders), math.inf)
 
-    def pld(self, adjacency: Adjacency, discretization: float) -> PrivacyLossDistribution:
-        """All mass at an infinite loss."""
-        losses = pld.LossMeasure(np.array([math.inf]), np.array([1.0]), np.array([0.0]))
-        return pld.to_distribution(losses, None, discretization)
-
 
 @dataclasses.dataclass(frozen=True)
 class GaussianDPStream(Mechanism):

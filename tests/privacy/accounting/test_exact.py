@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from pl_privknn.privacy.accounting import exact, pld, rdp
-from pl_privknn.privacy.accounting.accountant import account, delta_for_epsilon, epsilon_for_delta
+from pl_privknn.privacy.accounting.accountant import account, delta_for_epsilon
 from pl_privknn.privacy.accounting.exact import (
     BlockPlan,
     adaptive_losses,
@@ -169,7 +169,7 @@ def test_blocks_only_add_and_longer_ones_add_less():
     assert lower <= epsilon[-1] <= 1.01 * lower
     assert epsilon[2] <= 1.03 * lower
     # Blocks of one release are the envelope that the ordinary PLD composes.
-    by_pld = epsilon_for_delta([Charge(mechanism, count)], DELTA, method="pld")
+    by_pld = account([Charge(mechanism, count)], delta=DELTA, exact=False).epsilon_pld
     assert epsilon[0] == pytest.approx(by_pld, rel=0.005)
     assert epsilon[0] > 1.1 * epsilon[-1]
 
@@ -205,7 +205,7 @@ def test_two_families_interleaved():
     together = exact_epsilon([SAMPLED, answers], delta=DELTA, work=1e8)
     apart = [exact_epsilon([charge], delta=DELTA / 2, work=1e8) for charge in (SAMPLED, answers)]
     assert max(apart) < together < sum(apart)
-    assert together < epsilon_for_delta([SAMPLED, answers], DELTA, method="pld")
+    assert together < account([SAMPLED, answers], delta=DELTA, exact=False).epsilon_pld
 
 
 def test_nothing_to_do():
@@ -226,8 +226,6 @@ test_refusals_name_the_argument = refusals(
         "delta=0": lambda: exact_epsilon([SAMPLED], delta=0),
         "work=0": lambda: exact_epsilon([SAMPLED], delta=DELTA, work=0),
         "adjacency='add_remove'": lambda: exact_epsilon([SAMPLED], delta=DELTA, adjacency="replace_one"),
-        "q: every row": lambda: worst_profiles(COINS_P, 2 * COINS_Q, [1], spacing=0.1, tail=1e-9),
-        "shapes": lambda: worst_profiles(COINS_P, DICE_Q, [1], spacing=0.1, tail=1e-9),
     }
 )
 

@@ -11,7 +11,6 @@ from scipy.special import ndtr, ndtri
 from pl_privknn.cli import main
 from pl_privknn.privacy import Budget, Charge, Gaussian, Laplace, Ledger, NoisyScreening, PureDP, trade_off
 from pl_privknn.privacy.accounting.accountant import compose_charges
-from pl_privknn.privacy.accounting.pld import lower_hull
 from pl_privknn.privacy.accounting.tradeoff import RATES, TradeOff
 
 GRID = np.array([1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.8, 0.99])
@@ -29,7 +28,14 @@ def best_tests(p, q, fpr):
     false, true = np.concatenate(corners).T
     ends = np.unique(false)
     highest = np.array([true[false == end].max() for end in ends])
-    hull = lower_hull(ends, -highest)
+    hull = [0]
+    for i in range(1, len(ends)):
+        while len(hull) > 1 and (
+            (highest[hull[-1]] - highest[hull[-2]]) * (ends[i] - ends[hull[-2]])
+            <= (highest[i] - highest[hull[-2]]) * (ends[hull[-1]] - ends[hull[-2]])
+        ):
+            hull.pop()
+        hull.append(i)
     return np.interp(fpr, ends[hull], highest[hull])
 
 

@@ -3,13 +3,22 @@
 Laws of the noise are tested at its source (``test_exact_noise``) and at the labels (``test_pate``).
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
 
-from pl_privknn.privacy.accounting import pld, rdp
-from pl_privknn.privacy.mechanisms import ExponentialArgmax, Gaussian, Laplace, NoisyScreening
+from pl_privknn.privacy.accounting.accountant import account
+from pl_privknn.privacy.mechanisms import (
+    Charge,
+    ExponentialArgmax,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    NoisyScreening,
+)
 from pl_privknn.privacy.noise import SeededNoise
 from tests.privacy.mechanisms.mechanism_setup import ADD_REMOVE, ALL, argmax_pairs, deltas_of
 
@@ -84,14 +93,20 @@ def test_argmax_pld_and_pairs_dominate_every_member(votes, rate):
             assert np.all(row >= member - 1e-12)
 
 
-def test_the_pair_made_from_an_rdp_curve_dominates_and_has_that_conversion():
-    gauss = Gaussian(1.5)
-    curve = gauss.rdp(rdp.ORDERS, ADD_REMOVE)
-    made = pld.from_rdp(rdp.ORDERS, curve, 2.0**-9)
-    eps = np.linspace(0, 6, 25)
-    assert np.all(deltas_of(made, eps) >= [pld.gaussian_delta(1 / 1.5, e) for e in eps])
-    assert made._pmf_remove._probs.sum() + made._pmf_remove._infinity_mass == pytest.approx(1, abs=1e-9)
-    assert made.get_epsilon_for_delta(1e-5) <= rdp.epsilon_improved(rdp.ORDERS, curve, 1e-5) + 2.0**-8
+@dataclasses.dataclass(frozen=True)
+class KnownByOrders(Mechanism):
+    """A Gaussian release of which the RDP alone is stated."""
+
+    def rdp(self, orders, adjacency):
+        return Gaussian(1.5).rdp(orders, adjacency)
+
+
+def test_a_mechanism_that_states_its_rdp_alone_costs_what_that_says():
+    charges = [Charge(KnownByOrders(), 3), Charge(Laplace(5.0))]
+    report = account(charges, delta=1e-5)
+    assert report.epsilon_pld == np.inf
+    same = [Charge(Gaussian(1.5), 3), Charge(Laplace(5.0))]
+    assert report.epsilon == report.epsilon_rdp == account(same, delta=1e-5).epsilon_rdp
 
 
 def test_a_vote_that_is_no_number_never_wins():
