@@ -33,11 +33,7 @@ def small_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, i
     """
     channels = _channels("small_cnn", in_channels, image_size)
     encoder = nn.Sequential(
-        *_block(channels, 32),
-        nn.MaxPool2d(2),
-        *_block(32, 64),
-        nn.MaxPool2d(2),
-        *_block(64, 64),
+        *_convolutions(channels, 32, "pool", 64, "pool", 64),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
         nn.Linear(64 * 4, 128),
@@ -57,12 +53,7 @@ def wide_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, in
     """
     channels = _channels("wide_cnn", in_channels, image_size)
     encoder = nn.Sequential(
-        *_block(channels, 32),
-        nn.MaxPool2d(2),
-        *_block(32, 96),
-        *_block(96, 96),
-        nn.MaxPool2d(2),
-        *_block(96, 192),
+        *_convolutions(channels, 32, "pool", 96, 96, "pool", 192),
         nn.AdaptiveAvgPool2d(3),
         nn.Flatten(),
         nn.Linear(192 * 9, 256),
@@ -78,9 +69,28 @@ def _channels(name: str, in_channels: int, image_size: int | tuple[int, int]) ->
     return channels
 
 
-def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    # No bias: batch normalisation takes any constant out again.
-    return nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+def _convolutions(channels: int, *layers: int | tuple[int, int, int] | str) -> list[nn.Module]:
+    """Convolutions with batch normalisation and rectified units.
+
+    Args:
+        channels: of the images.
+        *layers: filters of a 3×3 convolution; filters, kernel and stride of another one; or ``"pool"``, which halves
+            both sides.
+    """
+    made: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, str):
+            made.append(nn.MaxPool2d(2))
+            continue
+        filters, kernel, stride = (layer, 3, 1) if isinstance(layer, int) else layer
+        # No bias: batch normalisation takes any constant out again.
+        made += [
+            nn.Conv2d(channels, filters, kernel, stride=stride, padding=kernel // 2, bias=False),
+            nn.BatchNorm2d(filters),
+            nn.ReLU(),
+        ]
+        channels = filters
+    return made
 
 
 def mnist_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
@@ -115,25 +125,13 @@ def svhn_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, in
     (2016), which the semi-supervised students of PATE come from.
     """
     channels, _, _ = image_shape(in_channels, image_size)
-    layers: list[nn.Module] = []
-    for filters, kernel, stride in (
-        (96, 3, 1),
-        (96, 3, 1),
-        (96, 3, 2),
-        (192, 3, 1),
-        (192, 3, 1),
-        (192, 3, 2),
-        (192, 5, 1),
-    ):
-        layers += [
-            nn.Conv2d(channels, filters, kernel, stride=stride, padding=kernel // 2, bias=False),
-            nn.BatchNorm2d(filters),
-            nn.ReLU(),
-        ]
-        channels = filters
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    layers += [nn.Linear(192, 192), nn.ReLU(), nn.Linear(192, 192), nn.ReLU()]
-    return FeatureNetwork(nn.Sequential(*layers), 192, num_classes)
+    stages = (96, 96, (96, 3, 2), 192, 192, (192, 3, 2), (192, 5, 1))
+    encoder = nn.Sequential(
+        *_convolutions(channels, *stages),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        *(nn.Linear(192, 192), nn.ReLU(), nn.Linear(192, 192), nn.ReLU()),
+    )
+    return FeatureNetwork(encoder, 192, num_classes)
 
 
 def cifar_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, int]) -> FeatureNetwork:
@@ -146,16 +144,7 @@ def cifar_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, i
         ValueError: if the image is too small for three poolings.
     """
     shape = image_shape(in_channels, image_size)
-    channels = shape[0]
-    layers: list[nn.Module] = []
-    for filters in (32, 64, 128):
-        layers += [
-            nn.Conv2d(channels, filters, 3, padding=1, bias=False),
-            nn.BatchNorm2d(filters),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
-        channels = filters
+    layers = _convolutions(shape[0], 32, "pool", 64, "pool", 128, "pool")
     convolutions = nn.Sequential(*layers, nn.Flatten())
     flat = output_size(convolutions, shape, "cifar_cnn")
     return FeatureNetwork(nn.Sequential(convolutions, nn.Linear(flat, 128), nn.ReLU()), 128, num_classes)
