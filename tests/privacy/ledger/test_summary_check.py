@@ -18,7 +18,7 @@ FORGERIES = {
     "a slightly smaller epsilon": {"epsilon": 0.999},
     "delta": {"delta": 1e-4},
     "adjacency": {"adjacency": "replace_one"},
-    "guarantee": {"guarantee": "unconditional", "reason": "", "conditional": []},
+    "guarantee": {"guarantee": "unconditional", "reason": ""},
     "reason": {"reason": "the moon was full"},
     "epsilon_spent": {"epsilon_spent": 0.1},
     "bound": {"epsilon_rdp": 0.1},
