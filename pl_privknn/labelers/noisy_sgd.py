@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_privknn._checks import (
     check_choice,
@@ -27,14 +26,13 @@ from pl_privknn.labelers.base import (
     Release,
     SpendsBudget,
 )
+from pl_privknn.networks.layer_gradients import LayerGradients
+from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.mechanisms.steps import (
     PaidSteps,
-    clip_factors,
     noise_aware_lr,
     noise_for_steps,
-    poisson_persons,
-    poisson_sample,
     step_mechanism,
 )
 from pl_privknn.privacy.noise import NoiseSource
@@ -80,7 +78,7 @@ class LinearOptimization:
             :func:`~pl_privknn.privacy.mechanisms.steps.noise_aware_lr`; None never lowers it.
         momentum: in [0, 1).
         scheduler: ``"cosine"``, by which the rate falls to 0 along half a cosine, or ``"none"``.
-        steps_per_charge: steps paid by one row of the ledger.
+        steps_per_charge: most steps paid by one row of the ledger.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -108,10 +106,9 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
     :class:`~pl_privknn.features.public.PublicWhitening`); so ask many, best all of them. All queries of a
     round are asked together, since a second call would have to train, and pay, again.
 
-    The gradient of one example in a softmax regression is an outer product, so its norm is known in closed form
-    and the clipped sum is one matrix product. That is some 10 times faster than hooks that write every
-    example's gradient into memory, and the result is the same (a test compares the two).
-    :class:`~pl_privknn.training.noisy_sgd.NoisySGD` trains any network.
+    Steps are those of :class:`~pl_privknn.training.noisy_sgd.NoisySGD`, which trains any network. The gradient of one
+    example in a softmax regression is an outer product, so its norm is known in closed form and the clipped sum is
+    one matrix product.
 
     Args:
         sampling_rate: Poisson rate at which each record takes part in a step.
@@ -167,7 +164,7 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         self._table: tuple[Tensor, Tensor, int] | None = None
         self._owners: Tensor | None = None
         self._head: dict[str, Tensor] | None = None
-        self._vectors = torch.empty(0)  # of this process's records, changed
+        self._inputs = torch.empty(0)  # of the model, for this process's records
         if noise_multiplier is not None:
             self._set_noise(noise_multiplier)
         self._begin()
@@ -226,7 +223,8 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         if len(queries) == 0:
             return Release(released)
         change = self.processes.from_first(lambda: self.whitening_of(queries))
-        self._vectors = torch.cat([change(part) for part in self._table[0].split(4096)])
+        parts = self._table[0].split(4096)
+        self._inputs = torch.cat([_with_constant(change(part), self.constant) for part in parts])
         weights = self._train(self._table[2], ledger)
         self._head = {"weights": weights, **change.state_dict()}
         scores = _with_constant(change(queries), self.constant).double() @ weights.T
@@ -262,93 +260,59 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         """Always true: a Poisson batch of all records is one of each shard, and sums of gradients add up."""
         return True
 
-    def _gradients(self, weights: Tensor, row: int, left: int) -> Tensor:
-        """The sum of clipped gradients of this process's part of a Poisson batch, float64 ``(c, d + 1)``."""
-        assert self._table is not None
-        rank = self.processes.rank
-        # The system's generator is each process's own; seeded streams must differ between shards.
-        coins = self.noise_source.stream("batch", row, left, *(("rank", rank) if rank else ()))
-        rate, owners = self.mechanism.sampling_rate, self._owners
-        if owners is None:
-            drawn = poisson_sample(len(self._vectors), rate, coins)
-        else:
-            drawn = poisson_persons(owners, rate, self.records_per_person, coins)
-        norm = self.mechanism.l2_sensitivity
-        vectors, labels = self._vectors[drawn], self._table[1][drawn]
-        persons = None if owners is None or self.records_per_person == 1 else owners[drawn]
-        return clipped_softmax_gradients(weights, vectors, labels, norm, self.constant, persons)
-
     def _train(self, num_classes: int, ledger: ChargesLedger) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
-        steps = PaidSteps(ledger, self.mechanism, self.steps, self.optimization.steps_per_charge, self.unit)
-        weights = torch.zeros(num_classes, self._vectors.shape[1] + 1, dtype=torch.float64)
+        assert self._table is not None
+        most, owners, several = self.optimization.steps_per_charge, self._owners, self.records_per_person
+        steps = PaidSteps(ledger, self.mechanism, self.steps, most, self.unit, self.processes)
+        weights = torch.zeros(num_classes, self._inputs.shape[1], dtype=torch.float64)
         velocity = torch.zeros_like(weights)
-        processes, noise = self.processes, self.noise_source
         for left in range(self.steps, 0, -1):
-            row = processes.from_first(functools.partial(steps.pay, noise))
-            total = processes.sum(self._gradients(weights.float(), row, left)).flatten()
+            drawn = steps.sample(len(self._inputs), self.sampling_rate, self.noise_source, owners, several)
+            persons = None if owners is None or several == 1 else owners[drawn]
+            total = clipped_softmax_gradients(
+                weights, self._inputs[drawn], self._table[1][drawn], self.max_grad_norm, persons
+            )
+            noisy = steps.release(total, self.noise_source).view_as(weights)
             share = 1 - left / self.steps if self.optimization.scheduler == "cosine" else 0.0
-            noisy = processes.from_first(functools.partial(steps.release, total, noise)).view_as(weights)
             velocity = self.optimization.momentum * velocity + noisy / self.expected_batch_size
             weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity
         return weights
 
 
-# Records whose factors are turned into float64 at once.
+# Records, or persons, whose gradients are added at once.
 _TOGETHER = 8192
 
 
 def clipped_softmax_gradients(
     weights: Tensor,
-    vectors: Tensor,
+    inputs: Tensor,
     labels: Tensor,
     max_grad_norm: float,
-    constant: float = 1.0,
     persons: Tensor | None = None,
 ) -> Tensor:
     """Sum of the clipped per-example gradients of the cross-entropy of a softmax regression.
 
     Args:
-        weights: float32 ``(c, d + 1)``, the bias last.
-        vectors: float32 ``(b, d)``; ``b`` may be 0.
+        weights: ``(c, d)``.
+        inputs: float32 ``(b, d)``; ``b`` may be 0.
         labels: int64 ``(b,)``.
         max_grad_norm: L2 bound of each example's gradient.
-        constant: appended to each vector; 0 for no bias.
         persons: of each example, int64 ``(b,)``, person by person: the mean of a person's gradients is clipped.
 
     Returns:
-        float64 ``(c, d + 1)``: sums in float32 would move by more than the bound for one record of many.
+        float64 ``(c · d,)``, 0 for an example whose gradient is not finite.
     """
-    total = torch.zeros(weights.shape, dtype=torch.float64)
-    if persons is not None:
-        numbers = persons.unique_consecutive(return_counts=True)[1].tolist()
-        for x, y in zip(vectors.split(numbers), labels.split(numbers), strict=True):
-            errors, inputs = clipped_factors(weights, x, y, math.inf, constant)
-            mean = errors.double().T @ inputs.double() / len(x)
-            total += mean * clip_factors(mean.norm()[None], max_grad_norm)
-        return total
-    for part in torch.arange(len(vectors)).split(_TOGETHER):
-        errors, inputs = clipped_factors(weights, vectors[part], labels[part], max_grad_norm, constant)
-        total += errors.double().T @ inputs.double()
-    return total
-
-
-def clipped_factors(
-    weights: Tensor, vectors: Tensor, labels: Tensor, max_grad_norm: float, constant: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Errors ``(b, c)`` and inputs ``(b, d + 1)`` whose outer products are the clipped gradients of the examples.
-
-    Arguments as for :func:`clipped_softmax_gradients`. Where a gradient is not finite both are 0.
-    """
-    inputs = _with_constant(vectors, constant)
-    errors = (inputs @ weights.T).softmax(dim=1)
-    errors[torch.arange(len(labels)), labels] -= 1
-    # The gradient is errors ⊗ inputs, and the norm of an outer product is the product of the norms.
-    norms = errors.double().norm(dim=1) * inputs.double().norm(dim=1)
-    broken = ~torch.isfinite(norms)
-    if bool(broken.any()):
-        errors, inputs = (part.masked_fill(broken[:, None], 0.0) for part in (errors, inputs))
-    return errors * clip_factors(norms, max_grad_norm)[:, None].to(errors), inputs
+    model = nn.utils.skip_init(nn.Linear, weights.shape[1], weights.shape[0], bias=False)
+    model.weight = nn.Parameter(weights.to(inputs))
+    layers = LayerGradients(model, [model.weight])
+    total = ClippedSum([weights.numel()], max_grad_norm, inputs.device)
+    counts = None if persons is None else persons.unique_consecutive(return_counts=True)[1]
+    few = _TOGETHER if counts is None else [int(some.sum()) for some in counts.split(_TOGETHER)]
+    own = labels if persons is None else persons
+    for x, y, who in zip(inputs.split(few), labels.split(few), own.split(few), strict=True):
+        layers.add(total, x, y, None if persons is None else who)
+    return total.finish()
 
 
 def _with_constant(vectors: Tensor, constant: float) -> Tensor:

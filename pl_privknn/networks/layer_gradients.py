@@ -44,10 +44,7 @@ class LayerGradients:
     """
 
     def __init__(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        from opacus.grad_sample import GradSampleModule
-
         self._network = network
-        self._samplers: Any = GradSampleModule.GRAD_SAMPLERS
         self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
 
     def _seen(self, inputs: Tensor, targets: Tensor) -> list[tuple[Any, Tensor, Tensor]]:
@@ -74,13 +71,14 @@ class LayerGradients:
         found = torch.autograd.grad(loss, [edge for *_, edge in calls], allow_unused=True)
         return [(c[0], c[1], g) for c, g in zip(calls, found, strict=True) if g is not None]
 
-    def add(self, total: Any, inputs: Tensor, targets: Tensor) -> None:
-        """Clip and add the gradients of the records of a batch.
+    def add(self, total: Any, inputs: Tensor, targets: Tensor, persons: Tensor | None = None) -> None:
+        """Clip and add the gradients of the records of a batch, or the mean gradient of each person.
 
         Args:
             total: a :class:`~pl_privknn.privacy.clipped_sums.ClippedSum` of the same parameters.
             inputs: of the network, ``(b, …)``.
             targets: int64 ``(b,)``.
+            persons: person of each record, int64 ``(b,)``, person by person; None where each record is clipped.
         """
         calls = self._seen(inputs, targets)
         uses: dict[int, int] = {}
@@ -89,27 +87,31 @@ class LayerGradients:
                 uses[id(parameter)] = uses.get(id(parameter), 0) + 1
         rows: dict[int, Tensor] = {}
         products: list[tuple[Any, Tensor, Tensor]] = []
-        squares = torch.zeros(len(calls[0][1]), dtype=torch.float64, device=total.device)
         for layer, seen, gradients in calls:
             once = all(uses[id(parameter)] == 1 for parameter in layer.parameters(recurse=False))
-            if type(layer) is nn.Linear and seen.ndim == 2 and once:
-                a, g = seen.double(), gradients.double()
-                products.append((layer, a, g))
-                # An outer product's norm is the product of the norms: nothing cancels in it.
-                ones = float(layer.bias is not None and layer.bias.requires_grad)
-                of_weight = a.square().sum(1) if layer.weight.requires_grad else 0.0
-                squares += g.square().sum(1) * (of_weight + ones)
+            if type(layer) is nn.Linear and seen.ndim == 2 and once and persons is None:
+                products.append((layer, seen.double(), gradients.double()))
                 continue
             for place, part in self._sampled(layer, seen, gradients):
                 rows[place] = part if place not in rows else rows[place] + part
         kept = [rows[place].reshape(len(rows[place]), -1) for place in rows]
+        if persons is not None:
+            kept = [_means(part, persons) for part in kept]
+        count = len(kept[0]) if kept else len(targets)
+        squares = torch.zeros(count, dtype=torch.float64, device=total.device)
+        for layer, a, g in products:
+            # An outer product's norm is the product of the norms: nothing cancels in it.
+            ones = float(layer.bias is not None and layer.bias.requires_grad)
+            of_weight = a.square().sum(1) if layer.weight.requires_grad else 0.0
+            squares += g.square().sum(1) * (of_weight + ones)
         if kept:
             squares += total.norms(kept).square()
         factors = total.factors(squares.sqrt())
         pieces = list(total.total.split(total.sizes))
         for place, part in zip(rows, kept, strict=True):
             total.add_rows(pieces[place], part, factors)
-        usable = factors != 0
+        usable: Any = factors != 0
+        usable = slice(None) if bool(usable.all()) else usable
         for layer, a, g in products:
             weighted = g[usable] * factors[usable, None]
             if (at := self._places.get(id(layer.weight))) is not None:
@@ -118,8 +120,18 @@ class LayerGradients:
                 pieces[at] += weighted.sum(0)
 
     def _sampled(self, layer: Any, inputs: Tensor, gradients: Tensor) -> Iterator[tuple[int, Tensor]]:
+        from opacus.grad_sample import GradSampleModule
+
         # Opacus 1.6.0 gives wrong gradients of convolutions on permuted memory.
         given = [inputs.contiguous()], gradients.contiguous()
-        for parameter, part in self._samplers[type(layer)](layer, *given).items():
+        sampler: Any = GradSampleModule.GRAD_SAMPLERS[type(layer)]
+        for parameter, part in sampler(layer, *given).items():
             if (place := self._places.get(id(parameter))) is not None:
                 yield place, part.detach()
+
+
+def _means(rows: Tensor, persons: Tensor) -> Tensor:
+    """Mean row of each person, ``(p, size)``, of rows ``(b, size)`` person by person."""
+    _, numbers, counts = persons.unique_consecutive(return_inverse=True, return_counts=True)
+    sums = rows.new_zeros(len(counts), rows.shape[1]).index_add_(0, numbers.to(rows.device), rows)
+    return sums / counts[:, None].to(rows)

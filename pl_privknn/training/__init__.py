@@ -2,7 +2,7 @@
 
 from pl_privknn.training.noisy_sgd import FeatureHead, NoisyOptimization, NoisySGD, tanh_cnn
 from pl_privknn.training.private_training import PrivateTraining
-from pl_privknn.training.session import TrainingOptions
+from pl_privknn.training.training_run import TrainingOptions
 
 __all__ = [
     "FeatureHead",

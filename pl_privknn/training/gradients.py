@@ -25,8 +25,6 @@ from pl_privknn.training.records import PrivateData, tensors_of
 from pl_privknn.training.requirements import check_layers, trained_parameters
 from pl_privknn.training.traced_step import PrivateRandomness, RecordStep, TracedStep
 
-STEPS = ("auto", "traced")
-
 # Bytes that the gradients of one chunk may take, and those of the few records that make a chunk worth its while.
 _BYTES, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 1 << 28
 # Relative differences of gradients that should be the same.

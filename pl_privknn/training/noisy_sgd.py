@@ -27,7 +27,7 @@ from pl_privknn.privacy.redaction import redacted
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.records import PrivateData
 from pl_privknn.training.requirements import replace_batch_norms
-from pl_privknn.training.session import TrainingOptions
+from pl_privknn.training.training_run import TrainingOptions
 
 HEADS = ("linear", "mlp")
 

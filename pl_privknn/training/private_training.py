@@ -14,13 +14,16 @@ from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_non_negative, check_path, check_positive, check_switch
+from pl_privknn._lightning import rank_zero_info
+from pl_privknn._processes import ProcessGroup
 from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.config import HasInitArguments, as_group
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.holdout import PaidEvaluation, release_accuracy
+from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
+from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, guarantee_rank
-from pl_privknn.privacy.mechanisms.steps import steps_per_epoch
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, Unit, guarantee_rank
+from pl_privknn.privacy.mechanisms.steps import noise_for_steps, steps_per_epoch, steps_within
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader
 from pl_privknn.privacy.redaction import redacted
@@ -37,9 +40,15 @@ from pl_privknn.training.requirements import (
     replace_batch_norms,
     trained_parameters,
 )
-from pl_privknn.training.session import PrivateSession, TrainingOptions
 from pl_privknn.training.shadow import TRANSFERS, hook_owner, replace_method
-from pl_privknn.training.training_run import TrainingRun
+from pl_privknn.training.training_run import (
+    FollowedRun,
+    TrainingOptions,
+    TrainingRun,
+    mechanism_of,
+    opened_run,
+    training_guarantee,
+)
 
 _KEY = "private_training"
 # What a module carries that was trained privately: the run's id and its ledger.
@@ -47,7 +56,7 @@ _MARK = "private_training_run"
 _REMEDY = "replace_batch_norm=True"
 
 
-class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
+class PrivateTraining(HasInitArguments, pl.Callback):
     """Callback that trains any LightningModule on private records by noisy SGD (DP-SGD, Abadi et al. 2016).
 
     At each step every private record is drawn with probability ``expected_batch_size / private_records``,
@@ -63,6 +72,8 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     The trainer's epochs (of ⌈private_records / expected_batch_size⌉ steps) fix the number of steps, and with it ε,
     before the first one; they are stated as a plan in a ledger, which pays for every few steps before their noise is
     drawn. A resumed run continues its plan: ε stays what it was. With ``fast_dev_run`` no private record is touched.
+    With several processes each draws samples of its share of the records; the first one pays, and draws the noise of
+    their sum once. ε is that of one process.
 
     ``training_step`` sees no private value, so what it logs, prints or keeps is nothing of the records;
     ``privacy/…`` is logged at every step. A record whose step fails counts as zero. See
@@ -86,6 +97,13 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
         options: rarely used settings.
+
+    Attributes:
+        run: the training in its folder, once the fit has started; in all processes but the first, the facts received.
+        private: the records, during the fit; None in a ``fast_dev_run``.
+        conditions: what the guarantee rests on.
+        way: how records go through the module, once that is known.
+        accuracy: accuracy on the hold-out, its deviation and its ε, once released.
 
     Raises:
         ValueError: for arguments out of range.
@@ -157,12 +175,19 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
                 "evaluate: the hold-out is charged in parallel with one training of one finite ε; leave "
                 "noise_multiplier=0 and options.ledger_path out, or evaluate=None"
             )
-        self._constants: dict[str, list[int]] = {}
-        #: Accuracy on the hold-out, its deviation and its ε, once released.
+        self.conditions: tuple[str, ...] = ()
+        self.way = "traced"
         self.accuracy: dict[str, Any] = {}
-        self._records: Callable[[], Any] | None = None
+        self._constants: dict[str, list[int]] = {}
+        self._loaded: dict[str, Any] | None = None  # what a checkpoint that is being resumed says of its run
         self.__dict__.update(_outside_fits())
 
+    asked_dir: Path | None
+    run: TrainingRun | FollowedRun | None
+    private: PrivateData | None
+    _processes: ProcessGroup | None
+    _owners: Tensor | None  # of this process's records, where the unit is a person
+    _records: Callable[[], Any] | None
     _gradients: RecordGradients | None
     _undo: list[Callable[[], None]]
     _made_up: PrivateData | None
@@ -175,6 +200,48 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     def steps_per_epoch(self) -> int:
         """Steps of one of the trainer's epochs; it depends on public constants alone."""
         return steps_per_epoch(self.sampling_rate)
+
+    @property
+    def delta(self) -> float:
+        """δ of the guarantee."""
+        return self.budget.delta
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of privacy."""
+        return self.budget.unit
+
+    @property
+    def limit(self) -> float | None:
+        """Budget of the ledger: where the noise is given, training ends before ε is exceeded."""
+        return self.budget.epsilon if self.noise_multiplier is not None else None
+
+    def noise_for(self, steps: int) -> float:
+        """Noise multiplier of a training of so many steps.
+
+        Args:
+            steps: of the whole training.
+        """
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.budget.epsilon is not None
+        return noise_for_steps(self.budget.epsilon, self.delta, self.sampling_rate, steps)
+
+    def plan(self, steps: int) -> list[Charge]:
+        """Worst-case charges of a training of so many steps, from public numbers alone.
+
+        Args:
+            steps: of the whole training.
+
+        Raises:
+            ValueError: where the target can't be met.
+        """
+        step = mechanism_of(self.noise_for(steps), 1.0, self.sampling_rate)
+        charges = [Charge(step, steps)]
+        if self.limit is not None and epsilon_for_delta(charges, self.delta) > self.limit:
+            charges = [Charge(step, steps_within(step, steps, self.limit, self.delta))]
+        guarantee = training_guarantee(self.conditions, self.noise_source)
+        return [charge.with_guarantee(guarantee) for charge in charges]
 
     @property
     def epsilon(self) -> float:
@@ -212,11 +279,11 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     @property
     def run_dir(self) -> Path | None:
         """The run's folder, once the fit has started; before, the one that is asked for, or None."""
-        return self._run_dir if self.run is None or self.run.folder is None else self.run.folder
+        return self.asked_dir if self.run is None or self.run.folder is None else self.run.folder
 
     @run_dir.setter
     def run_dir(self, folder: str | Path | None) -> None:
-        self._run_dir = None if folder is None else Path(check_path("run_dir", folder))
+        self.asked_dir = None if folder is None else Path(check_path("run_dir", folder))
 
     @property
     def planned_steps(self) -> int:
@@ -260,13 +327,11 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         source = trainer.fit_loop._data_source  # Lightning has no public name for where batches come from
         records = _records_of(trainer, source)
         if trainer.fast_dev_run:
-            pl.rank_zero_info("fast_dev_run: no private record is read; the steps use synthetic ones")
+            rank_zero_info("fast_dev_run: no private record is read; the steps use synthetic ones")
             self.private = None
             self._made_up = PrivateData(_made_up_records(records), example=self.options.example)
         else:
-            self.draw_from(records, trainer, getattr(trainer.datamodule, "private_groups", None))
-            assert self.private is not None
-            dataset = self.private.dataset
+            dataset = self._take(records, trainer).dataset
             try:
                 self._records = weakref.ref(dataset)
             except TypeError:  # lists have none
@@ -282,7 +347,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Remember the run that a checkpoint belongs to."""
-        self.loaded = checkpoint.get(_KEY)
+        self._loaded = checkpoint.get(_KEY)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save the run's folder and progress; charges stay in the ledger."""
@@ -315,7 +380,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         if self.evaluate is not None:
             redacted(gradients.try_predictions)
         check_readers(trainer, gradients.logged)
-        pl.rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
+        rank_zero_info(f"PrivateTraining: {gradients.in_words()}")
         of_data = getattr(trainer.datamodule, "conditions", ())
         structure = None if data.structure_is_public else STRUCTURE_IS_PUBLIC
         reading = self._reading(data, trainer)
@@ -324,13 +389,17 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         )
         self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
         self._check_first_run(trainer, pl_module)
-        self.open(trainer)
+        resumed = self._loaded if trainer.ckpt_path is not None else None
+        self._loaded = None
+        if self.private is not None:
+            assert self._processes is not None
+            self.run = opened_run(self, trainer, resumed, self._processes)
         self.accuracy = {}
         if self.evaluate is not None and trainer.world_size > 1:
             raise ValueError("evaluate: one process evaluates; use devices=1, or evaluate=None")
-        if isinstance(self.run, TrainingRun) and trainer.world_size == 1:
-            redacted(self.hold_out, self.evaluate, getattr(trainer.datamodule, "private_groups", None))
         if (run := self.run) is not None:
+            if trainer.world_size == 1:
+                redacted(self._hold_out, getattr(trainer.datamodule, "private_groups", None))
             ledger = None if run.ledger is None else str(run.ledger.path.resolve())
             setattr(pl_module, _MARK, (getattr(run, "run_id", ""), ledger))
         self._gradients, self._logged = gradients, (-1, {})
@@ -346,7 +415,9 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """End the training where the plan ends."""
         self._asked = False
-        if self.ended(trainer):
+        if self.run is not None and not self.run.steps.left:
+            trainer.should_stop = True
+            rank_zero_info(f"all {self.run.planned} planned steps are done; training stops")
             trainer.fit_loop.epoch_loop.batch_progress.increment_processed()
             raise StopIteration
 
@@ -354,11 +425,14 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log ε on the axis of steps."""
-        if self.run is None:
+        if (run := self.run) is None:
             return
-        row = self.run.steps.row
-        if row != self._logged[0]:  # what was spent grows by rows
-            self._logged = (row, self.privacy_metrics())
+        if run.steps.row != self._logged[0]:  # what was spent grows by rows
+            assert self._processes is not None
+            reports = self._processes.from_first(run.reports)
+            if isinstance(run, FollowedRun):
+                run.last_reports = reports
+            self._logged = (run.steps.row, self.privacy_metrics())
         for name, value in self._logged[1].items():
             pl_module.log(name, value, on_step=True, on_epoch=False, batch_size=1)
 
@@ -402,7 +476,48 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """State of a copy, outside of a fit."""
-        return {**super().__getstate__(), **_outside_fits(), "_records": None}
+        return {**self.__dict__, **_outside_fits()}
+
+    def _take(self, source: Any, trainer: Any) -> PrivateData:
+        """Take the private records, or this process's share of them."""
+        self._processes = ProcessGroup.of(trainer)
+        share = self._processes.rank, self._processes.size
+        in_shards = getattr(source, "private_in_shards", False)
+        self.private = private = PrivateData(source, (0, 1) if in_shards else share, self.options.example)
+        if self.unit == "record":
+            private.check_rows()
+        elif in_shards and share[1] > 1:
+            raise ValueError(
+                "unit='person': private records come in shards, where a person would be counted in each; put them "
+                "into one table"
+            )
+        else:
+            self._owners = private.share_by_person(getattr(trainer.datamodule, "private_groups", None), share)
+        if share[1] > 1 and not in_shards:
+            private.check_same(self._processes.agree)
+        return private
+
+    def _hold_out(self, groups: Tensor | None) -> None:
+        """Hold out a share of the private records, drawn by the run's coins.
+
+        Args:
+            groups: person of each private record, where the unit is a person.
+
+        Raises:
+            ValueError: if the run began with another share.
+        """
+        run, private = self.run, self.private
+        assert isinstance(run, TrainingRun)
+        assert private is not None
+        numbers = torch.arange(len(private)) if self._owners is None else groups
+        assert numbers is not None
+        records = private.all_rows if private.has_rows else None
+        held = held_out(self.evaluate, run.folder, run.run_id, numbers, run.num_charges > 0, records)
+        if held is None:
+            return
+        private.hold_out(held)
+        if self._owners is not None:
+            self._owners = self._owners[~held]
 
     def _reading(self, data: PrivateData, trainer: Any) -> str | None:
         """Condition on how records are read; None where only this package reads them."""
@@ -425,8 +540,11 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
     def _leave(self) -> None:
         while self._undo:
             self._undo.pop()()
-        self._gradients = self._made_up = None
-        self.leave()
+        self._gradients = self._made_up = self.private = self._owners = None
+        if self._processes is not None:
+            self._processes.close()
+        if self.run is not None:
+            self.run.close()  # the ledger stays readable
 
     def _check_first_run(self, trainer: Any, module: Any) -> None:
         """Refuse weights that another ledger's training has made: their ε would not compose with this one."""
@@ -435,7 +553,7 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             return
         path = self.options.ledger_path
         same = path is not None and str(Path(path).resolve()) == known[1]
-        resumed = (self.loaded or {}).get("run_id") if trainer.ckpt_path is not None else None
+        resumed = (self._loaded or {}).get("run_id") if trainer.ckpt_path is not None else None
         if not same and resumed != known[0]:
             raise ValueError(
                 f"{type(module).__name__}: was trained privately before, and ε of both trainings must compose; pass "
@@ -475,7 +593,15 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
         if self.run is None:
             count = min(2, self.expected_batch_size)
             return gradients.surrogate(redacted(gradients.made_up_sum, count))
-        places = redacted(self.sample)
+        assert self.private is not None
+        places = redacted(
+            self.run.steps.sample,
+            len(self.private),
+            self.sampling_rate,
+            self.noise_source,
+            self._owners,
+            self.options.records_per_person,
+        )
         return gradients.surrogate(self.release(redacted(self.clipped_sum, places, batch_idx)))
 
     def clipped_sum(self, places: Tensor, batch_idx: int = 0) -> Tensor:
@@ -486,12 +612,26 @@ class PrivateTraining(HasInitArguments, PrivateSession, pl.Callback):
             batch_idx: number of the step.
         """
         assert self._gradients is not None
-        persons = self.persons(places)
-        return self._gradients.sum(places.tolist(), batch_idx, None if persons is None else persons.tolist())
+        several = self._owners is not None and self.options.records_per_person > 1
+        persons = self._owners[places].tolist() if several and self._owners is not None else None
+        return self._gradients.sum(places.tolist(), batch_idx, persons)
+
+    def release(self, total: Tensor) -> Tensor:
+        """Draw the noise of a paid step, once for all processes.
+
+        Args:
+            total: float64 sum of the clipped gradients of this process's sample; all zero for an empty one.
+
+        Returns:
+            The noisy sum over the expected batch size, a constant: the number of records drawn is private.
+        """
+        assert self.run is not None
+        return self.run.steps.release(total, self.noise_source) / self.expected_batch_size
 
 
 def _outside_fits() -> dict[str, Any]:
-    return {"_gradients": None, "_undo": [], "_made_up": None, "_logged": (-1, {}), "_asked": False}
+    names = ("run", "private", "_processes", "_owners", "_records", "_gradients", "_made_up")
+    return dict.fromkeys(names) | {"_undo": [], "_logged": (-1, {}), "_asked": False}
 
 
 def _outside_training(trainer: Any, hook: Callable[..., Any]) -> Callable[..., Any]:

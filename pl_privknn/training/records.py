@@ -227,11 +227,11 @@ class PrivateData:
         else:  # reading records of others would take code of theirs
             check_same_in_processes(agree, [torch.tensor([self._all])])
 
-    def share_by_person(self, owners: Tensor, share: tuple[int, int]) -> Tensor:
+    def share_by_person(self, owners: Tensor | None, share: tuple[int, int]) -> Tensor:
         """Hold all records of this process's share of persons.
 
         Args:
-            owners: person of each private record, int64 ``(n,)``.
+            owners: person of each private record, int64 ``(n,)``; None is refused.
             share: number of this process and of all processes.
 
         Returns:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from pl_privknn._checks import check_choice, check_int, check_path, check_switch
+from pl_privknn._lightning import rank_zero_info
+from pl_privknn._processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import CalibrationError
-from pl_privknn.privacy.folders import resumed_folder
+from pl_privknn.privacy.folders import resumed_folder, trainers_folder
 from pl_privknn.privacy.mechanisms import Charge, NoNoise
 from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
 from pl_privknn.privacy.mechanisms.steps import (
@@ -24,6 +30,69 @@ from pl_privknn.privacy.run import FactsFile, Run, noted_run_id
 from pl_privknn.privacy.settings import Budget
 
 _FILE = "private_training.json"
+STEPS = ("auto", "traced")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """Rarely used settings of a private training.
+
+    Args:
+        ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
+            run's folder.
+        step: ``"auto"``; or ``"traced"``, which refuses a module whose step can't be traced. With ``"auto"`` such a
+            step runs on one record after another, each with a fresh copy of the module, and the guarantee is
+            conditional: the step must keep nothing of a record outside of the module.
+        augment: makes views of one image, given as ``views`` copies ``(views, channels, height, width)``, at random
+            as it likes. An example's gradient is then the mean over its views, clipped as one, which costs no more
+            privacy (augmentation multiplicity: De et al. 2022).
+        views: number of views of an example in a step.
+        physical_batch_size: records at once; bounds memory and changes nothing else.
+        reads_alone: state that reading a record uses that record alone, for data sets and collate functions that are
+            not this package's: a data set that mixes records (mixup) or remembers some does not. Without it the
+            guarantee has this as a condition.
+        example: a public or invented record, as the data set gives them, for data sets that are not one table of
+            tensors: the step is traced and tried with its structure (shapes, types, keys). Without it the structure
+            of the first private record is used, which the guarantee then has as a condition.
+        records_per_person: most records of a drawn person that take part in a step, drawn by private coins.
+        steps_per_charge: most steps paid by one row of the ledger; the first rows pay for one, two, four … A crash
+            wastes at most one row.
+        noise_source: of coins and noise; the operating system's generator by default. Seeded ones are for tests and
+            benchmarks and protect nothing.
+
+    Raises:
+        ValueError: for an argument out of its range, and several views without ``augment``.
+
+    Example:
+        >>> from pl_privknn.training import TrainingOptions
+        >>> TrainingOptions(physical_batch_size=4096, records_per_person=2).records_per_person
+        2
+    """
+
+    ledger_path: str | Path | None = None
+    step: str = "auto"
+    augment: Callable[[Tensor], Tensor] | None = None
+    views: int = 1
+    physical_batch_size: int | None = None
+    reads_alone: bool = False
+    example: Any = dataclasses.field(default=None, compare=False, repr=False)
+    records_per_person: int = 1
+    steps_per_charge: int = 20
+    noise_source: NoiseSource | None = None
+
+    def __post_init__(self) -> None:
+        if self.ledger_path is not None:  # checkpoints hold plain types alone
+            object.__setattr__(self, "ledger_path", check_path("ledger_path", self.ledger_path))
+        check_choice("step", self.step, STEPS)
+        for name in ("views", "records_per_person", "steps_per_charge"):
+            check_int(name, getattr(self, name))
+        if self.physical_batch_size is not None:
+            check_int("physical_batch_size", self.physical_batch_size)
+        check_switch("reads_alone", self.reads_alone)
+        if self.views > 1 and self.augment is None:
+            raise ValueError(
+                f"views={self.views}: without augment they would all be the same; give augment, or views=1"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +163,20 @@ class TrainingRun(Run):
         asked: what is asked for.
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
         kind: what trains, for messages and the ledger: a class's name.
-        files: where the ledger is.
+        ledger_path: a ledger that several runs share, or None.
         limit: budget of the ledger; training ends before it is exceeded.
         noise: the source that will draw.
-        steps_per_charge: steps paid by one row of the ledger.
+
+    Attributes:
+        left: steps that were not paid when it was opened.
+        lost: steps that were paid for and are not in the weights that training starts from.
+        steps: the steps of this process; set by the training.
 
     Raises:
         ValueError: if the folder holds a run with no step left that no checkpoint continues; for others see ``Run``.
     """
+
+    steps: PaidSteps
 
     def __init__(
         self,
@@ -113,7 +188,6 @@ class TrainingRun(Run):
         ledger_path: str | Path | None,
         limit: float | None,
         noise: NoiseSource,
-        steps_per_charge: int,
     ) -> None:
         self.asked, self._kind, self._checkpoint = asked, kind, checkpoint
         self._mark = training_guarantee(asked.conditions, noise)
@@ -126,9 +200,7 @@ class TrainingRun(Run):
             ledger_path=ledger_path,
         )
         before = self.charged
-        left = max(0, self.planned - before)
-        self.steps = PaidSteps(self.ledger_run, self.mechanism, left, steps_per_charge, asked.unit)
-        #: Steps that were paid for and are not in the weights that training starts from.
+        self.left = max(0, self.planned - before)
         self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
@@ -169,9 +241,8 @@ class TrainingRun(Run):
 
     def followed(self) -> FollowedRun:
         """Facts that other processes of the same training need."""
-        steps = FollowedSteps(self.steps.left)
         return FollowedRun(
-            self.planned, self.noise_multiplier, self.num_charges, self.lost, steps, self.reports()
+            self.planned, self.left, self.lost, self.noise_multiplier, self.mechanism, self.reports()
         )
 
     def summary(self) -> dict[str, Any]:
@@ -228,6 +299,69 @@ class TrainingRun(Run):
             )
 
 
+def opened_run(
+    training: Any, trainer: Any, checkpoint: dict[str, Any] | None, processes: ProcessGroup
+) -> TrainingRun | FollowedRun:
+    """State the plan of a training in the ledger, or continue that of an interrupted run; one for all processes.
+
+    Args:
+        training: a :class:`~pl_privknn.training.private_training.PrivateTraining`.
+        trainer: of the fit.
+        checkpoint: what the checkpoint that is being resumed says of its run, or None.
+        processes: of the training.
+
+    Raises:
+        BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
+        ValueError: where the trainer says no number of steps; see also :class:`TrainingRun`.
+    """
+    steps, options, unit = trainer.estimated_stepping_batches, training.options, training.unit
+    if not math.isfinite(steps):
+        raise ValueError(
+            f"max_epochs={trainer.max_epochs}: the number of steps is part of the guarantee; set max_epochs or "
+            "max_steps of the trainer"
+        )
+    plan = TrainingPlan(
+        steps=check_int("steps", steps),
+        sampling_rate=training.sampling_rate,
+        expected_batch_size=training.expected_batch_size,
+        max_grad_norm=training.max_grad_norm,
+        delta=training.delta,
+        noise_multiplier=training.noise_multiplier,
+        epsilon=training.budget.epsilon if training.noise_multiplier is None else None,
+        step=training.way,
+        conditions=list(training.conditions) or None,
+        unit=unit,
+        records_per_person=options.records_per_person if unit == "person" else None,
+    )
+    chosen = training.asked_dir
+    place = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
+    opened: list[TrainingRun] = []
+
+    def open_run() -> FollowedRun:
+        name = type(trainer.lightning_module).__name__
+        default = trainers_folder(trainer, place, name) if chosen is None and checkpoint is None else place
+        run = TrainingRun(
+            run_folder(chosen, checkpoint, trainer.ckpt_path, default),
+            plan,
+            checkpoint,
+            kind=training.kind,
+            ledger_path=options.ledger_path,
+            limit=training.limit,
+            noise=training.noise_source,
+        )
+        opened.append(run)
+        rank_zero_info(f"run: {run.folder}")
+        return run.followed()
+
+    followed = processes.from_first(open_run)
+    run = opened[0] if opened else followed
+    most = options.steps_per_charge
+    run.steps = PaidSteps(run.ledger_run, run.mechanism, run.left, most, unit, processes)
+    if run.lost:
+        rank_zero_info(f"{run.lost} charged steps were lost; the training has that many fewer")
+    return run
+
+
 def mechanism_of(noise_multiplier: float, max_grad_norm: float, sampling_rate: float) -> StepMechanism:
     """Mechanism of one step; without noise where the multiplier is 0, as for an infinite ε."""
     if noise_multiplier == 0:
@@ -247,40 +381,27 @@ def training_guarantee(conditions: Sequence[str] | None, noise: NoiseSource) -> 
 
 
 @dataclasses.dataclass
-class FollowedSteps:
-    """Progress of the first process: steps that are left, and the position of the last row paid."""
-
-    left: int
-    row: int = 0
-
-
-@dataclasses.dataclass
 class FollowedRun:
     """Facts of a training that the first process, which has the ledger, sends to the others.
 
     Attributes:
         planned: number of steps that the guarantee covers.
-        noise_multiplier: noise over the clipping norm.
-        num_charges: rows that the run had paid when this process joined it.
+        left: those that were left when this process joined.
         lost: paid steps that are not in the weights.
-        steps: how far it is.
+        noise_multiplier: noise over the clipping norm.
+        mechanism: of one step.
         last_reports: the guarantee and the spent budget, as received last.
     """
 
     planned: int
-    noise_multiplier: float
-    num_charges: int
+    left: int
     lost: int
-    steps: FollowedSteps
+    noise_multiplier: float
+    mechanism: StepMechanism
     last_reports: tuple[PrivacyReport, PrivacyReport]
+    steps: PaidSteps = dataclasses.field(init=False)
 
-    ledger = folder = None
-
-    def hear(self, left: int, row: int, reports: tuple[PrivacyReport, PrivacyReport] | None) -> None:
-        """Update after a release; ``reports`` are given where a ledger row was charged."""
-        self.steps.left, self.steps.row = left, row
-        if reports is not None:
-            self.last_reports = reports
+    ledger = ledger_run = folder = None
 
     def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
         """Guarantee and spent budget, as received from the first process."""

@@ -44,6 +44,7 @@ def test_one_record_of_60_000_moves_the_sum_by_the_bound_at_most(clip_norm):
     vectors = 1 + 0.01 * torch.randn(60_000, 30, generator=torch.Generator().manual_seed(0))
     labels = torch.zeros(len(vectors), dtype=torch.int64)
     weights = 0.1 * torch.randn(10, 31, generator=torch.Generator().manual_seed(1))
+    vectors = F.pad(vectors, (0, 1), value=1.0)
     whole = clipped_softmax_gradients(weights, vectors, labels, clip_norm)
     for row in (0, 8_191, 40_000):
         others = torch.arange(len(vectors)) != row
@@ -58,13 +59,13 @@ def test_gradients_equal_a_loop_over_examples(clip_norm, count):
     weights = torch.randn(4, 8, generator=generator)
     vectors, labels = torch.randn(count, 7, generator=generator), torch.arange(count) % 4
     literal = literal_sum(weights, vectors, labels, clip_norm)
-    found = clipped_softmax_gradients(weights, vectors, labels, clip_norm)
-    torch.testing.assert_close(found, torch.as_tensor(literal).double(), rtol=1e-3, atol=1e-5)
+    found = clipped_softmax_gradients(weights, F.pad(vectors, (0, 1), value=1.0), labels, clip_norm)
+    torch.testing.assert_close(found.view(4, 8), torch.as_tensor(literal).double(), rtol=1e-3, atol=1e-5)
 
 
 def test_a_record_that_is_not_finite_contributes_nothing():
     weights = torch.ones(2, 4)
-    vectors, labels = torch.ones(3, 3), torch.tensor([0, 1, 0])
+    vectors, labels = torch.ones(3, 4), torch.tensor([0, 1, 0])
     broken = vectors.clone()
     broken[1] = 3e38  # finite, but its norm is not
     sound = clipped_softmax_gradients(weights, vectors[[0, 2]], labels[[0, 2]], 1.0)
@@ -123,8 +124,16 @@ def test_every_step_is_paid_before_its_noise_and_draws_from_its_own_stream():
     teacher = NoisySGDTeacher(**settings, noise_source=Watched(0))
     teacher.fit(PrivateRecords.of(*table(), 3))
     teacher.label(table(30, seed=1)[0], ledger)
-    for kind in ("batch", "step"):  # coins too
-        assert [total for words, total in drawn if words[0] == kind] == [10] * 10 + [20] * 10 + [23] * 3
+    # Coins too; rows of 1, 2, 4, 8 and 8 steps.
+    for kind in ("batches", "step"):
+        assert [total for words, total in drawn if words[0] == kind] == [
+            1,
+            3,
+            3,
+            *[7] * 4,
+            *[15] * 8,
+            *[23] * 8,
+        ]
     assert len({words for words, _ in drawn}) == len(drawn)
     assert [Charge(ledger.rows[0].mechanism, 23)] == teacher.plan(30, 30, 3)
 

@@ -221,8 +221,8 @@ def test_a_step_whose_sum_does_not_come_is_not_released():
     shards, ledger = Members(lambda: sgd(SeededNoise(0)), PARTS["three"], *records(), 3), FreeLedger()
     with pytest.raises(RuntimeError, match="another process"):
         break_at(shards, 5).label(table(30, seed=5)[0], ledger)
-    # Paid four by four, before the coins: a crash wastes the rest of a row and forgets nothing.
-    assert [row.count for row in ledger.rows] == [4, 2]
+    # Rows of one, two and more steps, before the coins: a crash wastes the rest of a row and forgets nothing.
+    assert [row.count for row in ledger.rows] == [1, 2, 3]
 
 
 # ---------------------------------------------------------------------------- PATE

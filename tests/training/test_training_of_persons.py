@@ -88,7 +88,8 @@ def test_the_teachers_sum_is_that_of_literal_mean_gradients():
     vectors, labels = torch.randn(PRIVATE, 6, generator=generator), torch.arange(PRIVATE) % 3
     weights = torch.randn(3, 7, generator=generator)
     order = OWNERS.argsort(stable=True)
-    found = clipped_softmax_gradients(weights, vectors[order], labels[order], 0.1, 1.0, OWNERS[order])
+    inputs = F.pad(vectors, (0, 1), value=1.0)
+    found = clipped_softmax_gradients(weights, inputs[order], labels[order], 0.1, OWNERS[order]).view(3, 7)
     total = torch.zeros(3, 7, dtype=torch.float64)
     for person in OWNERS.unique():
         mine, own = person == OWNERS, weights.clone().requires_grad_()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int, check_positive, check_rate
+from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoNoise
@@ -150,70 +152,104 @@ def poisson_persons(owners: Tensor, sampling_rate: float, most: int, noise: Nois
 
 
 class PaidSteps:
-    """Counter of charged steps: one ledger row for every few of them, written before their noise.
+    """Steps of noisy SGD in all processes: Poisson samples, ledger rows written before the noise, and noise.
+
+    The first row pays for one step, each later one for twice as many as the one before it. Counters are the same in
+    all processes; the first one pays and draws the noise.
 
     Args:
-        ledger: pays.
+        ledger: pays; None in other processes than the first.
         mechanism: the release of one step, which also draws it.
         steps: how many steps there may be.
-        steps_per_charge: how many are paid together. A crash wastes at most this many.
+        steps_per_charge: how many are paid together at most. A crash wastes at most this many.
         unit: unit of privacy, for which each step has the mechanism's sensitivity.
+        processes: of the training, each with its own records.
+
+    Attributes:
+        left: steps that are not done yet.
+        row: position of the last row paid; 0 before the first.
     """
 
     def __init__(
         self,
-        ledger: ChargesLedger,
+        ledger: ChargesLedger | None,
         mechanism: StepMechanism,
         steps: int,
         steps_per_charge: int,
         unit: Unit = "record",
+        processes: ProcessGroup = ALONE,
     ) -> None:
         self.mechanism, self._unit = mechanism, unit
         self.left = check_int("steps", steps, 0)
-        self._ledger = ledger
-        self._together = check_int("steps_per_charge", steps_per_charge)
-        self._paid = 0
-        #: Position of the last row paid; 0 before the first.
         self.row = 0
+        self._ledger, self._processes = ledger, processes
+        self._most = check_int("steps_per_charge", steps_per_charge)
+        self._paid, self._together = 0, 1
 
-    def pay(self, noise: NoiseSource) -> int:
-        """Charge the next step, where that was not done yet; its batch may be drawn afterwards.
+    def sample(
+        self,
+        records: int,
+        sampling_rate: float,
+        noise: NoiseSource,
+        owners: Tensor | None = None,
+        records_per_person: int = 1,
+    ) -> Tensor:
+        """Charge the next step, where that is due, then draw its sample of this process's records.
 
         Args:
-            noise: source of the noise.
+            records: number of this process's records. **Private**.
+            sampling_rate: Poisson rate.
+            noise: source of the coins, of which each step and each process has its own.
+            owners: person of each record, where the unit is a person.
+            records_per_person: most records of a drawn person that take part.
 
         Returns:
-            :attr:`row`.
+            Positions, int64. **Private**.
 
         Raises:
             BudgetExceeded: from the ledger; nothing was drawn.
             RuntimeError: if no step is left.
         """
+        self._pay(noise)
+        # A seeded source must not toss the same coins again after a resume, nor for records of other processes.
+        rank = self._processes.rank
+        coins = noise.stream("batches", self.row, self.left, *(("rank", rank) if rank else ()))
+        if owners is None:
+            return poisson_sample(records, sampling_rate, coins)
+        return poisson_persons(owners, sampling_rate, records_per_person, coins)
+
+    def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:
+        """Charge a step, where that is due, then add its noise to the sum of all processes.
+
+        Args:
+            gradients: sum of clipped gradients of this process, shape ``(parameters,)``, all zero for an empty batch.
+            noise: source of the noise; each step draws from a separate stream.
+
+        Returns:
+            float64, shape ``(parameters,)``, the same in all processes.
+
+        Raises:
+            BudgetExceeded: from the ledger; nothing was drawn.
+            RuntimeError: if no step is left.
+        """
+        whole = self._processes.sum(gradients)
+        self._pay(noise)
+        self._paid -= 1
+        self.left -= 1
+        stream = functools.partial(noise.stream, "step", self.row, self._paid)
+        noisy = self._processes.from_first(lambda: self.mechanism.add_noise(whole, stream()).cpu())
+        return noisy.to(gradients.device)
+
+    def _pay(self, noise: NoiseSource) -> None:
         if self.left <= 0:
             raise RuntimeError("all planned steps of noisy SGD are done; a further one would exceed the plan")
         if self._paid == 0:
             count = min(self._together, self.left)
-            self.row = self._ledger.charge(
-                self.mechanism, count, noise=noise, adjacencies=("add_remove",), unit=self._unit
-            )
-            self._paid = count
-        return self.row
+            self.row = self._processes.from_first(functools.partial(self._charge, count, noise))
+            self._paid, self._together = count, min(2 * count, self._most)
 
-    def release(self, gradients: Tensor, noise: NoiseSource) -> Tensor:
-        """Charge a step, where that was not done yet, then add its noise.
-
-        Args:
-            gradients: sum of clipped gradients, shape ``(parameters,)``, all zero for an empty batch.
-            noise: source of the noise; each step draws from a separate stream.
-
-        Returns:
-            float64, shape ``(parameters,)``.
-
-        Raises:
-            BudgetExceeded: from the ledger; nothing was drawn.
-            RuntimeError: if no step is left.
-        """
-        self.pay(noise)
-        self._paid -= 1
-        self.left -= 1
-        return self.mechanism.add_noise(gradients, noise.stream("step", self.row, self._paid))
+    def _charge(self, count: int, noise: NoiseSource) -> int:
+        assert self._ledger is not None
+        return self._ledger.charge(
+            self.mechanism, count, noise=noise, adjacencies=("add_remove",), unit=self._unit
+        )
