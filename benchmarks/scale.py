@@ -32,6 +32,7 @@ from torch import Tensor
 from benchmarks.record import Measured, entries, listed, markdown, rows_of
 from pl_privknn import Gaussian, PrivateLabeler, SupervisedStudent
 from pl_privknn._lightning import TRAINS_ALONE
+from pl_privknn._processes import Shard
 from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.datamodules import EmbeddingsDataModule
@@ -175,10 +176,10 @@ def table() -> str:
     return markdown(header, lines)
 
 
-def _round(teacher: Labeler, features: Tensor, queries: Tensor) -> None:
+def _round(teacher: Labeler, features: Tensor, queries: Tensor, shard: Shard | None = None) -> None:
     teacher.noise_source = SeededNoise(0)
     labels = torch.arange(len(features)) % CLASSES
-    teacher.fit(PrivateRecords.of(features, labels, CLASSES, shard=teacher.shard, public=queries))
+    teacher.fit(PrivateRecords.of(features, labels, CLASSES, shard=shard, public=queries))
     teacher.label(queries, FreeLedger())
 
 

@@ -29,7 +29,6 @@ from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor, PublicTables, alike, extract_on, learn_publicly
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import (
-    FollowerLedger,
     JoinsRuns,
     Labeler,
     MakesModel,
@@ -143,7 +142,7 @@ class LabelingRound:
     """One round of labelling; :meth:`run_round` can be repeated after a crash and never charges twice.
 
     Args:
-        labeler: the private teacher; where its searches run, features are extracted too.
+        labeler: the private teacher.
         extractor: turns private and public images into vectors.
         select: chooses the queries.
         num_queries: how many queries the round may make.
@@ -154,6 +153,8 @@ class LabelingRound:
         memory: where the table of private features is held, for teachers that need one.
         check: called before each batch is paid for; raises where the round must not go on. None in one process.
         unit: unit of privacy.
+        shard: private records that this process reads; None where global rank 0 reads all.
+        device: where features are extracted and the labeler searches; where tensors lie if None.
         class_prior: shares of the classes in use, by which a teacher's own model is shifted.
         conditions: what the run's guarantee says of extractors; a round with another one is refused.
     """
@@ -169,6 +170,8 @@ class LabelingRound:
     check: Callable[[], None] | None = None
     memory: FeatureStore = FeatureStore()
     unit: Unit = "record"
+    shard: Shard | None = None
+    device: torch.device | None = None
     class_prior: Sequence[float] | None = None
     conditions: Sequence[str] = ()
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
@@ -200,22 +203,22 @@ class LabelingRound:
             RedactedError: in the place of an exception that the teacher, the extractor or the data module
                 raised on private records; see :func:`~pl_privknn.privacy.redaction.redacted`.
         """
-        labeler, processes = self.labeler, self.labeler.processes
-        if (store is None or ledger is None) and not processes.rank:
+        if (store is None or ledger is None) and self.shard is None:
             return  # global rank 0 reads all private records
-        first, paying = processes.from_first, FollowerLedger() if ledger is None else ledger
+        labeler, run = self.labeler, self.labeler.paying(ledger, self.unit, self.shard)
+        first = run.processes.from_first
         examples, open_positions, folder, run_id = first(lambda: self._open(index, data, store, ledger))
         if not open_positions:
             return
         if isinstance(labeler, JoinsRuns):
-            redacted(labeler.join_run, folder / run_id, paying)
+            redacted(labeler.join_run, folder / run_id, run)
         self._check_alike(data)
         progress("fitting the private teacher", 0, None)
         redacted(labeler.fit, redacted(self._records, data, folder))
         progress("fitting the private teacher", 1, None)
         done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
-        batch_size = self.query_batch_size if labeler.asks_in_batches else len(open_positions)
+        batch_size = self.query_batch_size if labeler.capabilities.in_batches else len(open_positions)
         for start in range(0, len(open_positions), batch_size):
             positions = open_positions[start : start + batch_size]
             chosen = [examples[position] for position in positions]
@@ -223,7 +226,7 @@ class LabelingRound:
             if batch is None:
                 break
             features, answers_left = batch
-            release = redacted(labeler.label, features, paying, max_answers=answers_left)
+            release = redacted(labeler.label, features, run, max_answers=answers_left)
             if store is None:
                 continue
             if start == 0:
@@ -284,10 +287,10 @@ class LabelingRound:
     def _check_alike(self, data: PrivatePublicDataModule) -> None:
         """Raise ``RuntimeError`` where processes extract different features of the first public example."""
         self._ready(data)
-        if self.labeler.shard is None:
+        if self.shard is None:
             return
         own = self._first_public(data)
-        wanted = self.labeler.processes.from_first(lambda: own)
+        wanted = self.shard.group.from_first(lambda: own)
         if own.shape != wanted.shape or bool((own - wanted).norm() > _SAME * wanted.norm()):
             raise RuntimeError(
                 "features: this process computes others of a public example than global rank 0; start all "
@@ -331,7 +334,7 @@ class LabelingRound:
     def _ready(self, data: PrivatePublicDataModule) -> Callable[[Tensor], Tensor]:
         """Extractor, fitted to all public images."""
         if self._extract is None:
-            place = self.labeler.device or torch.device("cpu")
+            place = self.device or torch.device("cpu")
             alone, conditions = public_extractor(self.extractor, data, place)
             check_stated(conditions, self.conditions)
             self._extract = functools.partial(extract_on, alone, device=place)
@@ -344,7 +347,7 @@ class LabelingRound:
         if self._public is None:
             ready = self._ready(data)
             if isinstance(self.extractor, Extractor) and not is_foreign(self.extractor):
-                self._public = PublicTables(data.public, self.labeler.device).features(self.extractor)
+                self._public = PublicTables(data.public, self.device).features(self.extractor)
             else:
                 self._public = PublicTables(data.public).extracted(ready)
         return self._public
@@ -356,7 +359,7 @@ class LabelingRound:
 
     def _records(self, data: PrivatePublicDataModule, folder: Path) -> PrivateRecords:
         """Private records of this process, as this round's extractor shows them."""
-        shard, rows = self.labeler.shard, None
+        shard, rows = self.shard, None
         if shard is None and not len(data.private):
             raise InputError("the data module's private set is empty; a teacher needs private records")
         if shard is not None and not data.private_in_shards:
@@ -372,6 +375,7 @@ class LabelingRound:
             shard=shard,
             public=functools.partial(self._public_features, data),
             allocate=functools.partial(self.memory.table, folder=folder),
+            device=self.device,
         )
 
 
@@ -530,17 +534,18 @@ def shard_of(
     """
     if group.size == 1 or not (sharded or data.private_in_shards):
         return None
-    if not labeler.takes_shards:
+    can = labeler.capabilities
+    if not can.shards:
         raise ValueError(
             f"labeler: {type(labeler).__name__} with these settings looks at private records in one process; use a "
             f"teacher that takes shards ({SHARDED}), or sharded=False and one file"
         )
-    if adjacency not in labeler.adjacencies_in_shards:
+    if adjacency not in can.shards:
         raise ValueError(
             f"adjacency={adjacency!r} is not among those of {type(labeler).__name__} in shards: "
-            f"{', '.join(labeler.adjacencies_in_shards)}; use one of these, or one process"
+            f"{', '.join(can.shards)}; use one of these, or one process"
         )
-    if not data.private_in_shards and labeler.lasting_shards:
+    if not data.private_in_shards and can.lasting_shards:
         raise ValueError(
             f"sharded=True: {type(labeler).__name__} needs shards in which records stay, and where one is removed "
             "the rows of others move; give each process a separate file (private_embeddings: x-{rank:05d}.npy)"

@@ -482,11 +482,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         """This process's part of a round: global rank 0 asks and charges, the others search their shards, if any."""
         assert self.labeler is not None
         queries, options = self._queries(len(data.public)), self.options
-        self.labeler.device = device_of(options.device, trainer.strategy.root_device)
         shard = shard_of(
             self.labeler, data, self._group, options.sharded, self.budget.adjacency, self.budget.unit
         )
-        self.labeler.shard = shard
         if shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(
@@ -502,6 +500,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             check=self._group.check if self._group.size > 1 else None,
             memory=options.memory,
             unit=self.budget.unit,
+            shard=shard,
+            device=device_of(options.device, trainer.strategy.root_device),
             conditions=self._conditions,
         )
         store, ledger = (None, None) if self._run is None else (self._run.store, self._run.ledger_run)

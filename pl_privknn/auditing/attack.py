@@ -267,7 +267,7 @@ def observe(
     Returns:
         The kind of release, and scores, float64 ``(m,)``.
     """
-    paying, batches = FreeLedger(), labeler.asks_in_batches
+    paying, batches = FreeLedger(), labeler.capabilities.in_batches
     once = batches or (isinstance(labeler, MakesModel) and labeler.releases_once)
     name, total = "", torch.zeros(len(placed.labels), dtype=torch.float64)
     for _ in range(1 if once else target.rounds):
@@ -369,7 +369,7 @@ def _queries(labeling: Any, public: Tensor, asking: list[int]) -> Tensor:
     """Queries of all rounds for teachers that answer one by one; else of the first round, which later ones repeat."""
     from pl_privknn.callbacks.selection import PublicPool
 
-    count = sum(asking) if labeling.labeler.asks_in_batches else asking[0]
+    count = sum(asking) if labeling.labeler.capabilities.in_batches else asking[0]
     unlabelled = torch.full((len(public),), -1)
     pool = PublicPool(unlabelled, torch.zeros(len(public), dtype=torch.bool), lambda: public)
     generator = torch.Generator().manual_seed(labeling.options.seed)

@@ -55,11 +55,13 @@ class PrivateRecords:
         shard: place of this process's records among those of all processes; None where there is one process.
         public: gives the features of all public examples, float32 ``(m, d)``, on global rank 0.
         allocate: see :data:`Allocate`; in memory by default.
+        device: where labelers search; where their tensors lie if None. It changes the time, not an answer: what comes
+            out is exact on every device (Ind-KNN's κ up to a last float32 digit).
 
     Attributes:
         num_classes: number of classes, or of attributes; a public constant.
         unit: unit of privacy, ``"person"`` where owners are given.
-        shard: as given.
+        shard: as given, like ``device``.
         labels: int64, shape ``(n,)``, values in ``[0, num_classes)``; of attributes ``(n, num_classes)``, 0 or 1.
         owners: of this process's records, or None.
         ids: of this process's records, or None.
@@ -82,9 +84,10 @@ class PrivateRecords:
         shard: Shard | None = None,
         public: Callable[[], Tensor] | None = None,
         allocate: Allocate | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.num_classes = examples.num_classes
-        self.shard = shard
+        self.shard, self.device = shard, device
         self._examples: Examples | None = examples
         self._rows = torch.arange(len(examples)) if rows is None else rows
         if owners is not None:
@@ -107,6 +110,7 @@ class PrivateRecords:
         shard: Shard | None = None,
         public: Tensor | None = None,
         examples: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> PrivateRecords:
         """Make records of feature vectors that exist already, as in tests and notebooks.
 
@@ -119,6 +123,7 @@ class PrivateRecords:
             shard: place of these records among those of all processes.
             public: features of all public examples, float ``(m, d)``.
             examples: what the features were computed from, shape ``(n, …)``, by which records are recognised.
+            device: see the class.
 
         Raises:
             ValueError: for shapes, dtypes or labels that do not fit; the message shows no value of a record.
@@ -126,6 +131,7 @@ class PrivateRecords:
         check_table(features, labels, num_classes)
         records: PrivateRecords = cls.__new__(cls)
         records.num_classes, records.shard, records.labels, records.ids = num_classes, shard, labels, ids
+        records.device = device
         records.owners = None if owners is None else check_owners(owners, len(labels))
         records._rows = torch.arange(len(labels))
         records._table, records._allocate = features, _in_memory

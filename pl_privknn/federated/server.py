@@ -155,7 +155,6 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
         raise ValueError(
             f"release={str(target)!r} already exists, and each round is queried once; give another name to a new one"
         )
-    labeler.unit = config.budget.unit
     ledger = Ledger(config.ledger, config.budget)
     with contextlib.closing(ledger):
         run = ledger.run(config.name, plan=config.plan())
@@ -169,7 +168,7 @@ def run_round(config: FederatedRound, transport: Transport) -> Release:
             lambda: _messages(config, transport, request, clients, shuffler),
             len(config.queries),
             config.num_classes,
-            run,
+            labeler.paying(run, config.budget.unit),
         )
     kept = {name: value for name, value in vars(release).items() if value is not None}
     with replaced_durably(target) as file:

@@ -1,7 +1,7 @@
 """Private teachers: one file each, behind :class:`~pl_privknn.labelers.base.Labeler`."""
 
 from pl_privknn.labelers.attributes import Attributes, FixedThresholds, LearnedThresholds
-from pl_privknn.labelers.base import Labeler, PrivateRecords, Release
+from pl_privknn.labelers.base import Capabilities, Labeler, PrivateRecords, Release
 from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.local import LocalReverseKNN, ShuffledReverseKNN
@@ -17,6 +17,7 @@ __all__ = [
     "PATE",
     "Attributes",
     "CNNTeachers",
+    "Capabilities",
     "ClassBalancedPartition",
     "FixedThresholds",
     "GuidedPartition",

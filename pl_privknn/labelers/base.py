@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -31,7 +32,15 @@ from pl_privknn.privacy.settings import Budget
 
 _Value = TypeVar("_Value")
 
-__all__ = ["ChargesLedger", "Labeler", "PrivateRecords", "Release", "stated_plan"]
+__all__ = [
+    "Capabilities",
+    "ChargesLedger",
+    "Labeler",
+    "PayingRun",
+    "PrivateRecords",
+    "Release",
+    "stated_plan",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +75,97 @@ class Release:
         return self.labels >= 0 if self.labels.ndim == 1 else (self.labels >= 0).all(dim=1)
 
 
+@dataclasses.dataclass(frozen=True)
+class PayingRun:
+    """Run as one labeler or training charges it: the only way to noise.
+
+    Each row of the ledger states the source of its noise and what the charge holds for. Methods are collective: every
+    process calls them, global rank 0 alone charges, and all get what it decided.
+
+    Attributes:
+        ledger: the run of a ledger; None on processes other than global rank 0.
+        noise: source of the noise of all releases.
+        adjacencies: neighbouring relations under which charges state their cost.
+        unit: unit of privacy of the charges.
+        processes: which hold the private records.
+    """
+
+    ledger: ChargesLedger | None
+    noise: NoiseSource
+    adjacencies: tuple[Adjacency, ...]
+    unit: Unit = "record"
+    processes: ProcessGroup = ALONE
+
+    def pay(self, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
+        """Charge releases; their noise exists after the charge is on disk.
+
+        Args:
+            mechanism: what is released, with the sensitivity that holds under :attr:`adjacencies`.
+            count: number of releases.
+            key: identifies the release; a seeded source gives each key, row and process a separate stream.
+
+        Returns:
+            The noise source of these releases, for the coins of this process's records too.
+
+        Raises:
+            BudgetExceeded: if the charge would pass the budget, in every process; nothing was drawn.
+            ValueError: where the ledger counts under another adjacency or unit.
+        """
+        return self.noise.stream(*self.own_key, key, self.charge(mechanism, count))
+
+    def charge(self, mechanism: Mechanism, count: int) -> int:
+        """Charge releases as :meth:`pay` does, and return the position of the row."""
+        return self.processes.from_first(functools.partial(self._charge, mechanism, count))
+
+    def charged(self, mechanism: Mechanism) -> int:
+        """Number of releases by this mechanism that the run has charged."""
+        return self.processes.from_first(lambda: self._of_first.charged(mechanism))
+
+    @property
+    def own_key(self) -> tuple[str | int, ...]:
+        """First parts of the keys of this process's streams: seeded coins of shards must differ."""
+        return ("shard", self.processes.rank) if self.processes.rank else ()
+
+    @property
+    def _of_first(self) -> ChargesLedger:
+        assert self.ledger is not None
+        return self.ledger
+
+    def _charge(self, mechanism: Mechanism, count: int) -> int:
+        return self._of_first.charge(
+            mechanism, count, noise=self.noise, adjacencies=self.adjacencies, unit=self.unit
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+    """What a labeler can do with its settings, beyond answering about one table of records.
+
+    Attributes:
+        in_batches: whether the queries of a round may be asked in several calls of :meth:`Labeler.label`; False where
+            one release answers all of them together.
+        persons: whether the guarantee also holds for a person with all of their records, where records have owners:
+            sensitivities are those of adding, removing or replacing a *person* then, and coins are persons'.
+        shards: neighbouring relations under which :meth:`Labeler.plan` also holds where each process has a shard of
+            the records; none where the labeler needs the whole table.
+        lasting_shards: whether a release depends on the shard in which a record lies; that must then not depend on
+            other records, as the number of a row does.
+    """
+
+    in_batches: bool = True
+    persons: bool = False
+    shards: tuple[Adjacency, ...] = ()
+    lasting_shards: bool = False
+
+
 class Labeler(HasInitArguments, abc.ABC):
-    """Base class of private teachers: answers queries about public examples from a private table.
+    """Base class of private teachers: :meth:`fit` to private records, then :meth:`label` public examples.
 
-    A new labeler is one subclass: :meth:`fit`, :meth:`plan` and :meth:`label`. It gets its noise from
-    :meth:`charge_and_draw`, which charges the ledger first, for the very mechanism object that draws, and never
-    writes its own ε formula. Optional abilities (streams, models, …) are in separate classes, from
-    which it derives.
+    A new labeler is one subclass with :meth:`plan` and :meth:`answer`, and :meth:`learn` where it prepares something.
+    It gets its noise from :meth:`PayingRun.pay`, which charges the ledger first, for the very mechanism object that
+    draws, and never writes its own ε formula. Optional abilities are in separate classes, from which it derives.
 
-    Private records may lie in shards, one a process, where :attr:`takes_shards` says so. Every process calls
+    Private records may lie in shards, one a process, where :attr:`capabilities` says so. Every process calls
     :meth:`label` with the same queries then. What it computes from its records goes through ``processes.sum`` or
     ``processes.gather``, and each release through ``processes.from_first``: global rank 0 draws the noise, and the
     others get the released value.
@@ -89,72 +180,41 @@ class Labeler(HasInitArguments, abc.ABC):
         (True, ('add_remove',))
     """
 
+    noise_source: NoiseSource = default_noise()
     #: Neighbouring relations under which :meth:`plan` is valid.
     adjacencies: tuple[Adjacency, ...] = ("add_remove",)
     #: Kinds of labels that :meth:`fit` takes: ``"multiclass"`` int64 ``(n,)``, ``"multilabel"`` ``(n, a)``.
     tasks: tuple[str, ...] = ("multiclass",)
-    #: Where searches and assignments multiply; where their tensors lie if None. Set before :meth:`fit`. It changes
-    #: the time, not an answer: what comes out is exact on every device (Ind-KNN's κ up to a last float32 digit).
-    device: torch.device | None = None
-    #: Whether a round's queries may be asked in several calls of :meth:`label`; False where one release
-    #: answers all of them together.
-    asks_in_batches: bool = True
-    #: Whether :func:`~pl_privknn.testing.check_labeler` found no fault; runs of labelers of others note it.
-    checked: bool = False
     #: Arguments that a plan may look for (:mod:`pl_privknn.planning`): the first that a configuration states, else
     #: the first of them. One that takes an object represents the argument that the object's class names.
     free_parameters: ClassVar[tuple[str, ...]] = ()
-    #: Place of this process's records, where they lie in shards. **Private**; of the records of the last :meth:`fit`.
-    shard: Shard | None = None
-    #: Unit of privacy of the charges; likewise.
-    unit: Unit = "record"
-    #: Whether a release depends on the shard in which a record lies; that must then not depend on other records, as
-    #: the number of a row does.
-    lasting_shards: bool = False
+    _records: PrivateRecords | None = None
 
     def __init__(self, noise_source: NoiseSource | None = None) -> None:
-        self.noise_source = noise_source if noise_source is not None else default_noise()
+        if noise_source is not None:
+            self.noise_source = noise_source
 
     @property
-    def takes_shards(self) -> bool:
-        """Whether records may be in shards with these settings."""
-        return False
+    def capabilities(self) -> Capabilities:
+        """What the labeler can do with these settings."""
+        return Capabilities()
 
     @property
-    def protects_persons(self) -> bool:
-        """Whether the guarantee holds for a person with all of their records, where the records have owners.
+    def records(self) -> PrivateRecords:
+        """Records of the last :meth:`fit`: **private**.
 
-        The sensitivities are those of adding, removing or replacing a *person* then, and the coins are persons'.
+        Raises:
+            RuntimeError: before it.
         """
-        return False
+        if self._records is None:
+            raise RuntimeError(f"{type(self).__name__} needs the private table: call fit(records) first")
+        return self._records
 
-    def drawn_records(self, records: PrivateRecords, most: int = 1) -> Tensor:
-        """**Private.** Rows of at most ``most`` records a person; see :meth:`PrivateRecords.drawn`."""
-        return records.drawn(most, self.noise_source.stream("records of persons", self.processes.rank))
-
-    @property
-    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
-        """Neighbouring relations under which :meth:`plan` is valid in shards."""
-        return self.adjacencies
-
-    @property
-    def processes(self) -> ProcessGroup:
-        """Processes that hold shards; a single one where the table is whole."""
-        return ALONE if self.shard is None else self.shard.group
-
-    @abc.abstractmethod
     def fit(self, records: PrivateRecords) -> None:
         """Take the private records. May be called again with other features of the same records.
 
-        A subclass calls this method of the base class, which takes the unit of privacy and the place among the
-        processes from the records.
-
-        Args:
-            records: gives a table or blocks of feature vectors, labels, and what else is known of the records; all
-                of it **private**.
-
         Raises:
-            ValueError: for labels of another kind than :attr:`tasks`.
+            ValueError: for labels of another kind than :attr:`tasks`, or a unit of privacy that is not protected.
         """
         if records.task not in self.tasks:
             raise InputError(
@@ -162,7 +222,51 @@ class Labeler(HasInitArguments, abc.ABC):
                 f"takes {' or '.join(self.tasks)}; give int64 (n,) of classes, or (n, num_classes) of attributes"
             )
         check_protects(self, records.unit)
-        self.shard, self.unit = records.shard, records.unit
+        self._records = records
+        self.learn(records)
+
+    def label(
+        self, queries: Tensor, run: ChargesLedger | PayingRun | None, max_answers: int | None = None
+    ) -> Release:
+        """Answer queries, charging each release before its noise is drawn.
+
+        Args:
+            queries: float32 features of public examples, shape ``(m, d)``.
+            run: of a ledger, which pays; see :meth:`~pl_privknn.privacy.ledger.Ledger.run`. None on processes other
+                than global rank 0.
+            max_answers: answer at most this many, refuse the rest; all if None.
+
+        Raises:
+            BudgetExceeded: if a charge would pass the budget; nothing was drawn or released by it.
+            RuntimeError: before :meth:`fit`.
+        """
+        records = self.records
+        if not isinstance(run, PayingRun):
+            run = self.paying(run, records.unit, records.shard)
+        return self.answer(queries, run, max_answers)
+
+    def drawn_records(self, most: int = 1) -> Tensor:
+        """**Private.** Rows of at most ``most`` records a person; see :meth:`PrivateRecords.drawn`."""
+        coins = self.noise_source.stream("records of persons", self.records.processes.rank)
+        return self.records.drawn(most, coins)
+
+    def paying(
+        self, run: ChargesLedger | None, unit: Unit = "record", shard: Shard | None = None
+    ) -> PayingRun:
+        """Handle of a run that states this labeler's noise source and adjacencies in each charge.
+
+        Args:
+            run: of a ledger; None on processes other than global rank 0.
+            unit: unit of privacy of the charges.
+            shard: place of this process's records, where they lie in shards.
+        """
+        adjacencies, processes = self.adjacencies, ALONE
+        if shard is not None:
+            processes = shard.group
+            adjacencies = tuple(known for known in adjacencies if known in self.capabilities.shards)
+        return PayingRun(run, self.noise_source, adjacencies, unit, processes)
+
+    # ------------------------------------------------------------------ of subclasses
 
     @abc.abstractmethod
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
@@ -175,67 +279,23 @@ class Labeler(HasInitArguments, abc.ABC):
             rounds: number of rounds, for teachers that pay by the round.
         """
 
-    def charge_and_draw(
-        self, ledger: ChargesLedger, mechanism: Mechanism, count: int, key: str
-    ) -> NoiseSource:
-        """Charge ``count`` releases of ``mechanism`` and return their noise source: the only way to draw.
-
-        The charge states this labeler's :attr:`adjacencies` (in shards :attr:`adjacencies_in_shards`), its unit of
-        privacy, and whether its noise is cryptographic. In shards global rank 0 charges; each process gets a stream
-        that no other has, for the coins of its records.
+    def learn(self, records: PrivateRecords) -> None:
+        """Prepare what :meth:`answer` needs of the private records; called by :meth:`fit`.
 
         Args:
-            ledger: pays.
-            mechanism: what is released, with the sensitivity that holds under these adjacencies.
-            count: number of releases.
-            key: identifies the release; a seeded source gives each key and row a separate stream.
-
-        Returns:
-            the noise, after the charge is on disk.
-
-        Raises:
-            BudgetExceeded: if the charge would pass the budget, in every process; nothing was drawn.
-            ValueError: where the ledger counts under another adjacency or unit.
+            records: gives a table or blocks of feature vectors, labels, and what else is known of the records; all
+                of it **private**. It stays at hand as :attr:`records`.
         """
-        row = self.processes.from_first(
-            lambda: ledger.charge(
-                mechanism,
-                count,
-                noise=self.noise_source,
-                adjacencies=self.adjacencies if self.shard is None else self.adjacencies_in_shards,
-                unit=self.unit,
-            )
-        )
-        return self.noise_source.stream(*self.shard_key(), key, row)
-
-    def shard_key(self) -> tuple[str | int, ...]:
-        """First parts of the keys of this process's streams: seeded coins of shards must differ."""
-        return ("shard", self.processes.rank) if self.processes.rank else ()
 
     @abc.abstractmethod
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Answer queries, charging each release before its noise is drawn.
+    def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
+        """Answer queries by :attr:`records`; called by :meth:`label`.
 
         Args:
             queries: float32 features of public examples, shape ``(m, d)``.
-            ledger: pays; see :class:`ChargesLedger`.
-            max_answers: answer at most this many, refuse the rest; all if None.
-
-        Raises:
-            BudgetExceeded: if a charge would pass the budget; nothing was drawn or released by it.
+            run: ``run.pay(mechanism, count, key)`` charges releases and returns their noise: the only way to noise.
+            max_answers: answer at most this many, refuse the rest with -1; all if None.
         """
-
-
-class FollowerLedger:
-    """Ledger of the processes other than global rank 0, which alone charges."""
-
-    def charge(self, mechanism: Mechanism, count: int = 1, **stated: Any) -> int:
-        """Refuse: a labeler that charges here would draw more than once.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError("ledger: global rank 0 alone charges; pay through Labeler.charge_and_draw")
 
 
 def stated_plan(
@@ -244,8 +304,7 @@ def stated_plan(
     """:meth:`Labeler.plan` with the guarantee level that follows from the labeler's noise source and its author."""
     guarantee = noise_guarantee(labeler.noise_source)
     if not is_ours(labeler):
-        checked = " (check_labeler found no fault)" if labeler.checked else ""
-        guarantee &= Guarantee("conditional", (MOVES_AS_CHARGED.format(type(labeler).__name__) + checked,))
+        guarantee &= Guarantee("conditional", (MOVES_AS_CHARGED.format(type(labeler).__name__),))
     return [
         charge.with_guarantee(guarantee)
         for charge in labeler.plan(num_queries, max_answers, num_classes, rounds=rounds)
@@ -353,7 +412,7 @@ class SpendsBudget(Labeler):
 
 def check_protects(labeler: Labeler, unit: Unit) -> None:
     """Raise ``ValueError`` where a labeler can't protect this unit."""
-    if unit == "person" and not labeler.protects_persons:
+    if unit == "person" and not labeler.capabilities.persons:
         raise ValueError(
             f"unit='person': {type(labeler).__name__} with these settings protects single records alone; use "
             "unit='record', or a teacher that protects persons, as PrivateKNN"
@@ -364,13 +423,13 @@ class JoinsRuns(Labeler):
     """Mixin of labelers that keep private state through a run and across a crash."""
 
     @abc.abstractmethod
-    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
+    def join_run(self, folder: Path, run: PayingRun) -> None:
         """Join a run, before each fit; a teacher that can't continue the run raises an error.
 
         Args:
             folder: private to this labeler and this run; made by the labeler if it needs it, readable by its owner
                 only. It is next to the run's folder, not in it.
-            ledger: what :meth:`Labeler.label` will charge.
+            run: what :meth:`Labeler.label` will charge.
         """
 
     @abc.abstractmethod

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_positive
-from pl_privknn.labelers.base import ChargesLedger, PrivateRecords, Release
+from pl_privknn.labelers.base import PayingRun, PrivateRecords, Release
 from pl_privknn.labelers.reverse_knn import CountTable, RecordVotes, decide, true_counts
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.pld import bisect
@@ -574,26 +574,25 @@ class ClientReverseKNN(RecordVotes):
     def check_clients(self, count: int) -> None:
         """Raise ``ValueError`` for fewer clients than the guarantee assumes."""
 
-    def fit(self, records: PrivateRecords) -> None:
-        """Take the private records; see :meth:`Labeler.fit`."""
-        super().fit(records)
+    def learn(self, records: PrivateRecords) -> None:
+        """Draw a record of each person, and check the number of clients."""
+        super().learn(records)
         self.check_clients(len(records) if self._drawn is None else int(self._drawn.sum()))
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One round of messages per round; see :meth:`Labeler.plan`."""
         return [Charge(self.protocol(num_queries, num_classes).mechanism, rounds)]
 
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Simulate all messages of a round and decide; see :meth:`Labeler.label`.
+    def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
+        """Simulate all messages of a round and decide; see :meth:`Labeler.answer`.
 
         Raises:
-            RuntimeError: before :meth:`fit`.
             ValueError: for fewer queries than ``k``.
         """
         nearest, labels = self.votes(queries)
         self.check_clients(len(labels))
-        protocol = self.protocol(len(queries), self._num_classes)
-        noise = self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
+        protocol = self.protocol(len(queries), self.records.num_classes)
+        noise = run.pay(protocol.mechanism, 1, "messages")
         noisy = protocol.simulate(nearest, labels, noise)
         return decide(noisy, protocol.deviation(len(labels)), self.abstain, self.soft, max_answers)
 
@@ -602,7 +601,7 @@ class ClientReverseKNN(RecordVotes):
         fetch: Callable[[], Tensor],
         num_queries: int,
         num_classes: int,
-        ledger: ChargesLedger,
+        run: PayingRun,
         max_answers: int | None = None,
     ) -> Release:
         """Charge one round, fetch its messages and decide: the server's part.
@@ -611,11 +610,11 @@ class ClientReverseKNN(RecordVotes):
             fetch: asks the clients, once the round is paid, and returns messages of :meth:`protocol`, ``(n, w)``.
             num_queries: s.
             num_classes: c.
-            ledger: pays; see :class:`~pl_privknn.labelers.base.ChargesLedger`.
+            run: see :meth:`~pl_privknn.labelers.base.Labeler.paying`.
             max_answers: as for :meth:`label`.
         """
         protocol = self.protocol(num_queries, num_classes)
-        self.charge_and_draw(ledger, protocol.mechanism, 1, "messages")
+        run.pay(protocol.mechanism, 1, "messages")
         messages = fetch()
         self.check_clients(len(messages))
         noisy, deviation = protocol.aggregate(messages), protocol.deviation(len(messages))

@@ -20,8 +20,9 @@ from pl_privknn._checks import (
 from pl_privknn.config import as_group
 from pl_privknn.features.public import PublicWhitening
 from pl_privknn.labelers.base import (
-    ChargesLedger,
+    Capabilities,
     MakesModel,
+    PayingRun,
     PrivateRecords,
     Release,
     SpendsBudget,
@@ -135,7 +136,6 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         0.684
     """
 
-    asks_in_batches = False
     free_parameters = ("noise_multiplier",)
     _mechanism: Gaussian | None = None
 
@@ -197,13 +197,12 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         )
 
     @property
-    def protects_persons(self) -> bool:
-        """Always true: a Poisson batch is one of persons then."""
-        return True
+    def capabilities(self) -> Capabilities:
+        """One training a round; persons, of whom a Poisson batch is one, and shards, whose gradients add up."""
+        return Capabilities(in_batches=False, persons=True, shards=("add_remove",))
 
-    def fit(self, records: PrivateRecords) -> None:
-        """Take the private records; see :meth:`Labeler.fit`. Training waits for the queries."""
-        super().fit(records)
+    def learn(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.learn`. Training waits for the queries."""
         self._table = (records.table(), records.labels, records.num_classes)
         self._owners = records.owners
 
@@ -211,21 +210,16 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         """All steps of all rounds; see :meth:`Labeler.plan`."""
         return [Charge(self.mechanism, self.steps * rounds)]
 
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Train, charging the steps, and answer the first ``max_answers`` queries; see :meth:`Labeler.label`.
-
-        Raises:
-            RuntimeError: before :meth:`fit`.
-        """
-        if self._table is None:
-            raise RuntimeError("NoisySGDTeacher.label needs the private table: call fit(records) first")
+    def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
+        """Train, charging the steps, and answer the first ``max_answers`` queries; see :meth:`Labeler.answer`."""
+        assert self._table is not None
         released = torch.full((len(queries),), -1, dtype=torch.int64)
         if len(queries) == 0:
             return Release(released)
-        change = self.processes.from_first(lambda: self.whitening_of(queries))
+        change = run.processes.from_first(lambda: self.whitening_of(queries))
         parts = self._table[0].split(4096)
         self._inputs = torch.cat([_with_constant(change(part), self.constant) for part in parts])
-        weights = self._train(self._table[2], ledger)
+        weights = self._train(self._table[2], run)
         self._head = {"weights": weights, **change.state_dict()}
         scores = _with_constant(change(queries), self.constant).double() @ weights.T
         answered = torch.arange(len(queries))[:max_answers]
@@ -255,25 +249,20 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         kept = None if kept is None else min(kept, queries.shape[1], len(queries))
         return PublicWhitening(queries.shape[1], kept, self.model.whitening).fit(queries)
 
-    @property
-    def takes_shards(self) -> bool:
-        """Always true: a Poisson batch of all records is one of each shard, and sums of gradients add up."""
-        return True
-
-    def _train(self, num_classes: int, ledger: ChargesLedger) -> Tensor:
+    def _train(self, num_classes: int, run: PayingRun) -> Tensor:
         """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
         assert self._table is not None
         most, owners, several = self.optimization.steps_per_charge, self._owners, self.records_per_person
-        steps = PaidSteps(ledger, self.mechanism, self.steps, most, self.unit, self.processes)
+        steps = PaidSteps(run.ledger, self.mechanism, self.steps, most, run.unit, run.processes)
         weights = torch.zeros(num_classes, self._inputs.shape[1], dtype=torch.float64)
         velocity = torch.zeros_like(weights)
         for left in range(self.steps, 0, -1):
-            drawn = steps.sample(len(self._inputs), self.sampling_rate, self.noise_source, owners, several)
+            drawn = steps.sample(len(self._inputs), self.sampling_rate, run.noise, owners, several)
             persons = None if owners is None or several == 1 else owners[drawn]
             total = clipped_softmax_gradients(
                 weights, self._inputs[drawn], self._table[1][drawn], self.max_grad_norm, persons
             )
-            noisy = steps.release(total, self.noise_source).view_as(weights)
+            noisy = steps.release(total, run.noise).view_as(weights)
             share = 1 - left / self.steps if self.optimization.scheduler == "cosine" else 0.0
             velocity = self.optimization.momentum * velocity + noisy / self.expected_batch_size
             weights = weights - self.lr * 0.5 * (1 + math.cos(math.pi * share)) * velocity

@@ -15,8 +15,7 @@ from pl_privknn._checks import (
     shape_text,
 )
 from pl_privknn.labelers.teachers import Linear, ModuleTeachers
-from pl_privknn.privacy.mechanisms import Conditional
-from pl_privknn.privacy.mechanisms.base import Adjacency, Mechanism
+from pl_privknn.privacy.mechanisms.base import Adjacency
 from pl_privknn.privacy.noise import NoiseSource
 
 _ROWS_AT_ONCE = 8192
@@ -45,10 +44,6 @@ class Partitioner(abc.ABC):
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "replace_one")
     condition: ClassVar[str] = ""
     takes_groups: ClassVar[bool] = False
-
-    def billed(self, mechanism: Mechanism) -> Mechanism:
-        """Charged mechanism of a release of ``mechanism``: with the condition, where there is one."""
-        return Conditional(mechanism, self.condition) if self.condition else mechanism
 
     def assign(
         self,

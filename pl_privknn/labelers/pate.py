@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_int, check_open_unit
+from pl_privknn._processes import ProcessGroup
 from pl_privknn._progress import progress_bars
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
-from pl_privknn.labelers.base import ChargesLedger, PrivateRecords, Release, stated_plan
+from pl_privknn.labelers.base import Capabilities, PayingRun, PrivateRecords, Release, stated_plan
 from pl_privknn.labelers.partitions import Partitioner, RandomPartition
 from pl_privknn.labelers.teachers import LinearTeachers, StackedTeachers, Teachers, TrainedTeachers
-from pl_privknn.labelers.voting import Screening, VotingLabeler
+from pl_privknn.labelers.voting import Aggregation, Screening, VotingLabeler
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.data_dependent import REASON, answers_rdp, screening_rdp
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Gaussian, Mechanism
+from pl_privknn.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import silenced
@@ -87,8 +88,6 @@ class PATE(VotingLabeler):
         [0.483, 0.926, 0.96]
     """
 
-    # A teacher is of one shard, so a record that moved into another one would change two.
-    lasting_shards = True
     most_votes_name = "num_teachers"
     _trained: TrainedTeachers | None
 
@@ -134,28 +133,27 @@ class PATE(VotingLabeler):
         self._forget()
 
     @property
-    def takes_shards(self) -> bool:
-        """Whether each record's part is drawn independently, so that it can be among its shard's teachers."""
-        return type(self.partitioner) is RandomPartition and self.attributes is None
+    def capabilities(self) -> Capabilities:
+        """Persons where a part takes all of their records, and shards where each record's part is drawn by itself.
 
-    @property
-    def protects_persons(self) -> bool:
-        """Whether all records of a person can be assigned to one part."""
-        return self.partitioner.takes_groups
+        A teacher is of one shard, so a record that moves into another one changes two teachers, and so may one that
+        replaces another.
+        """
+        alone = type(self.partitioner) is RandomPartition and self.attributes is None
+        return dataclasses.replace(
+            super().capabilities,
+            persons=self.partitioner.takes_groups,
+            shards=("add_remove",) if alone else (),
+            lasting_shards=True,
+        )
 
-    @property
-    def adjacencies_in_shards(self) -> tuple[Adjacency, ...]:
-        """A record that replaces another one may belong in another shard: two teachers would change."""
-        return ("add_remove",)
-
-    def fit(self, records: PrivateRecords) -> None:
-        """Partition the private records and train the teachers; see :meth:`Labeler.fit`.
+    def learn(self, records: PrivateRecords) -> None:
+        """Partition the private records and train the teachers; see :meth:`Labeler.learn`.
 
         Raises:
             ValueError: also if there are fewer records (or persons) than teachers.
             TeachersFailedError: if all teachers break.
         """
-        super().fit(records)
         trained = self._train(records)
         if bool((trained.failed | trained.empty).all()):
             kinds = ", ".join(sorted(trained.failures))
@@ -163,11 +161,11 @@ class PATE(VotingLabeler):
                 f"every teacher of {type(self.teachers).__name__} failed ({kinds}); try its settings on "
                 "public data first"
             )
-        self._trained, self._num_classes = trained, records.num_classes
+        self._trained = trained
         self._fits += 1
 
     def _train(self, records: PrivateRecords) -> TrainedTeachers:
-        teachers, rank = self._own_teachers(), self.processes.rank
+        teachers, rank = self._own_teachers(records.processes), records.processes.rank
         features, labels, num_classes = records.table(), records.labels, records.num_classes
         shown = self.progress and not rank
         with progress_bars(shown) as show, silenced():
@@ -187,41 +185,32 @@ class PATE(VotingLabeler):
 
             return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 
-    def _own_teachers(self) -> int:
+    def _own_teachers(self, processes: ProcessGroup) -> int:
         """Number of teachers that this process trains on its records."""
-        rank, size = self.processes.rank, self.processes.size
+        rank, size = processes.rank, processes.size
         if self.num_teachers < size:
             raise InputError(
                 f"num_teachers={self.num_teachers} must be at least the number of processes, {size}"
             )
         return len(range(rank, self.num_teachers, size))
 
-    def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """One screening a query (where there is one) and one release an answer; see the base class."""
-        planned = super().plan(num_queries, max_answers, num_classes)
-        return [Charge(self.partitioner.billed(charge.mechanism), charge.count) for charge in planned]
+    def aggregation(self, num_classes: int) -> Aggregation:
+        """Mechanism of answers, whose charges state the condition of the partition; see the base class."""
+        return dataclasses.replace(super().aggregation(num_classes), condition=self.partitioner.condition)
 
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Count the teachers' votes, screen and answer; see :meth:`Labeler.label`.
-
-        Raises:
-            RuntimeError: before :meth:`fit`.
-        """
+    def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
+        """Count the teachers' votes, screen and answer; see :meth:`Labeler.answer`."""
         votes = self.votes(queries)
-        release = self.release(votes, ledger, max_answers)
-        if self.attributes is None and not self.processes.rank:
+        release = self.release(votes, run, max_answers)
+        if self.attributes is None and not run.processes.rank:
             self._asked.append(votes)
             self._answered.append(release.answered)
         return release
 
-    def release(self, votes: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+    def release(self, votes: Tensor, run: PayingRun, max_answers: int | None = None) -> Release:
         """Screen and answer by counted votes, charging before each draw; see :meth:`votes`."""
-
-        def pay(mechanism: Mechanism, count: int, key: str) -> NoiseSource:
-            return self.charge_and_draw(ledger, self.partitioner.billed(mechanism), count, key)
-
         aggregation = self.aggregation(votes.shape[1])
-        return aggregation.release(len(votes), lambda asked, _: votes[asked], pay, max_answers)
+        return aggregation.release(len(votes), lambda asked, _: votes[asked], run, max_answers)
 
     # ------------------------------------------------------------------ for the owner of the data alone
 
@@ -244,10 +233,10 @@ class PATE(VotingLabeler):
         Raises:
             RuntimeError: before :meth:`fit`.
         """
-        return self.processes.sum(self._own_votes(queries.cpu()))
+        return self.records.processes.sum(self._own_votes(queries.cpu()))
 
     def _own_votes(self, queries: Tensor) -> Tensor:
-        trained, classes = self.trained, self._num_classes
+        trained, classes = self.trained, self.records.num_classes
         with silenced():
             if self.attributes is not None:
                 sums = torch.zeros(len(queries), classes, dtype=torch.float64)
@@ -262,9 +251,7 @@ class PATE(VotingLabeler):
     def asked_votes(self) -> tuple[Tensor, Tensor]:
         """**Private.** Votes ``(m, c)`` of every query so far, and which of them were answered."""
         if not self._asked:
-            return torch.zeros(0, max(self._num_classes, 2), dtype=torch.int64), torch.zeros(
-                0, dtype=torch.bool
-            )
+            return torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
         return torch.cat(self._asked), torch.cat(self._answered)
 
     def data_dependent_report(self, delta: float) -> DataDependentReport:
@@ -283,7 +270,7 @@ class PATE(VotingLabeler):
     def __getstate__(self) -> dict[str, Any]:
         """Settings alone, no teachers and no votes."""
         kept = dict(self.__dict__)
-        for name in ("_trained", "_asked", "_answered"):
+        for name in ("_records", "_trained", "_asked", "_answered"):
             kept.pop(name, None)
         return kept
 
@@ -293,7 +280,6 @@ class PATE(VotingLabeler):
 
     def _forget(self) -> None:
         self._trained = None
-        self._num_classes = 0
         self.forget_queries()
 
 

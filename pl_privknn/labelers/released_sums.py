@@ -26,9 +26,11 @@ from pl_privknn._checks import (
 )
 from pl_privknn.features.public import PublicWhitening
 from pl_privknn.labelers.base import (
+    Capabilities,
     ChargesLedger,
     JoinsRuns,
     MakesModel,
+    PayingRun,
     PrivateRecords,
     Release,
     SpendsBudget,
@@ -47,9 +49,8 @@ from pl_privknn.labelers.linear_models import (
     whole_steps,
     within,
 )
-from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import merged
+from pl_privknn.privacy.mechanisms.base import ADJACENCIES, merged
 from pl_privknn.privacy.mechanisms.steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
@@ -332,24 +333,21 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     # ------------------------------------------------------------------ a run
 
-    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
+    def join_run(self, folder: Path, run: PayingRun) -> None:
         """Read the releases of the run so far; see :meth:`JoinsRuns.join_run`.
 
         Raises:
             ReleaseLostError: if all releases are paid for and none is there.
         """
-        if self.processes.rank:  # what is released is kept once
+        if run.ledger is None:  # another process keeps what is released
             return
         if self._kept is None or self._kept.path != (folder / FILE_NAME).resolve():
             self.leave_run()
             self._kept = PrivateStore(folder / FILE_NAME, _SCHEMA, one_place=False)
-        if self._paid_by is ledger:
+        if self._paid_by is run.ledger:
             return
-        self._forget(ledger)
-        if isinstance(ledger, LedgerRun):
-            self._charged = sum(
-                ledger.charged(kind) for kind in {part.mechanism for part in self.plan(1, 1, 2)}
-            )
+        self._forget(run.ledger)
+        self._charged = sum(map(run.ledger.charged, {part.mechanism for part in self.plan(1, 1, 2)}))
         self.noisy_sums, self._sketch = read_noisy_sums(self._kept)
         if len(self.noisy_sums) > self._charged:
             raise ReleaseLostError(
@@ -365,9 +363,9 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         self._kept = None
 
     @property
-    def protects_persons(self) -> bool:
-        """Always true: a person's records are drawn, and their part of a sum is clipped."""
-        return True
+    def capabilities(self) -> Capabilities:
+        """Persons, whose part of a sum is clipped, and shards: sums of whole numbers are the same in any number."""
+        return Capabilities(persons=True, shards=ADJACENCIES)
 
     def _learn_public(self, features: Tensor | None) -> None:
         """Learn curvature, directions, or centres from the features of all public examples, float32 ``(m, d)``."""
@@ -390,40 +388,34 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
             self._public, self._public_mean = public, public.mean(dim=0)
             self._weights = self.centre = None
 
-    def fit(self, records: PrivateRecords) -> None:
-        """Take the private records; see :meth:`Labeler.fit`. No sum is computed before the first query.
+    def learn(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.learn`. No sum is computed before the first query.
 
         Raises:
             ValueError: also without public features, or where a released centre would be no more than noise.
         """
-        super().fit(records)
         self._learn_public(records.public)
         features, labels, owners = records.table(), records.labels, records.owners
         self._persons = None
         if owners is not None:
-            rows = self.drawn_records(records, self.records_per_person)
+            rows = self.drawn_records(self.records_per_person)
             if self.records_per_person > 1:
                 rows = rows[owners[rows].argsort(stable=True)]
                 self._persons = owners[rows].unique_consecutive(return_inverse=True)[1]
             features, labels = features[rows], labels[rows]
         self._table = (features, labels, records.num_classes)
 
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Answer the first ``max_answers`` queries; the first call charges and releases. See :meth:`Labeler.label`.
+    def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
+        """Answer the first ``max_answers`` queries; the first call charges and releases. See :meth:`Labeler.answer`.
 
         Raises:
-            RuntimeError: before :meth:`fit`.
             ReleaseLostError: where the features of the public examples are no more those of the releases.
         """
-        if self._table is None or self._public is None:
-            raise RuntimeError(
-                f"{type(self).__name__}.label needs the private table: call fit(records) first"
-            )
-        num_classes = self._table[2]
+        num_classes = self.records.num_classes
         released, soft = self.targets.unknown(len(queries), num_classes)
         asked = queries[:max_answers]
         if len(asked):
-            probabilities = self.predict(asked, self._released(ledger))
+            probabilities = self.predict(asked, self._released(run))
             released[: len(asked)] = self.targets.answers(probabilities)
             soft[: len(asked)] = probabilities.float()
         return Release(released, soft)
@@ -442,7 +434,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Model of a state, independent of this labeler and its private table; see :meth:`MakesModel.head`."""
         model, learned = copy.copy(self), dict(state)
-        model._table = model._paid_by = model._kept = None
+        model._table = model._records = model._paid_by = model._kept = None
         weights = learned.pop("weights")
         model.relearn(learned)
         return functools.partial(model.predict, weights=weights, private=True)
@@ -474,11 +466,6 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         if features.ndim != 2:
             raise InputError(f"features: shape {shape_text(features.shape)}; expected (n, d)")
         return self.probabilities(self.inputs(features, private) @ weights.T)
-
-    @property
-    def takes_shards(self) -> bool:
-        """Always true: sums of whole numbers are the same in any number of shards."""
-        return True
 
     def private_parts(
         self, vectors: Callable[[Tensor], Tensor] | None = None
@@ -528,20 +515,20 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
             ).long().sum(dim=0).view(parts.shape[1:])
         return total
 
-    def _released(self, ledger: ChargesLedger) -> Tensor:
+    def _released(self, run: PayingRun) -> Tensor:
         """Weights of the model, after the releases that are still due."""
-        first = self.processes.from_first
-        weights, charged, learned, self._public_mean = first(lambda: self._so_far(ledger))
-        if self.processes.rank:
+        first = run.processes.from_first
+        weights, charged, learned, self._public_mean = first(lambda: self._so_far(run.ledger))
+        if run.processes.rank:
             self.relearn(learned)
         for number in self.numbers[charged:]:
-            exact = self.processes.sum(self.whole_sum(number, weights))
-            noise = self.charge_and_draw(ledger, self.mechanism(number), 1, "statistics")
+            exact = run.processes.sum(self.whole_sum(number, weights))
+            noise = run.pay(self.mechanism(number), 1, "statistics")
             weights, self.centre = first(functools.partial(self._take, number, exact, noise, weights))
         self._weights = weights
         return weights
 
-    def _so_far(self, ledger: ChargesLedger) -> tuple[Tensor, int, dict[str, Tensor], Tensor]:
+    def _so_far(self, ledger: ChargesLedger | None) -> tuple[Tensor, int, dict[str, Tensor], Tensor]:
         """Model of the releases so far, number of paid releases, learned state, and the public mean."""
         assert self._public_mean is not None
         if self._paid_by is not ledger:  # a table asked directly, outside of a run
@@ -589,7 +576,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
                 "again. Start a new run in another folder, with this run's ledger as ledger_path"
             )
 
-    def _forget(self, ledger: ChargesLedger) -> None:
+    def _forget(self, ledger: ChargesLedger | None) -> None:
         self._paid_by, self._charged = ledger, 0
         self.noisy_sums, self.centre, self._sketch, self._weights = {}, None, None, None
 

@@ -20,7 +20,8 @@ from pl_privknn.labelers.attributes import (
     sum_noise,
 )
 from pl_privknn.labelers.base import (
-    ChargesLedger,
+    Capabilities,
+    PayingRun,
     PrivateRecords,
     Release,
     SpendsBudget,
@@ -29,6 +30,7 @@ from pl_privknn.labelers.base import (
 from pl_privknn.labelers.voting import vote_noise
 from pl_privknn.neighbors import assign
 from pl_privknn.privacy.mechanisms import AdditiveNoise, Charge, Gaussian, Laplace, Mechanism
+from pl_privknn.privacy.mechanisms.base import ADJACENCIES
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.settings import Budget
 
@@ -116,8 +118,8 @@ class RecordVotes(SpendsBudget):
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
     """
 
-    asks_in_batches = False
     attributes: Attributes | None = None
+    _drawn: Tensor | None = None
 
     def __init__(
         self,
@@ -132,22 +134,18 @@ class RecordVotes(SpendsBudget):
         self.k = check_int("k", k)
         self.soft = check_switch("soft", soft)
         self.abstain = check_non_negative("abstain", abstain)
-        self._records: PrivateRecords | None = None
-        self._drawn: Tensor | None = None
-        self._num_classes = 0
 
     @property
-    def protects_persons(self) -> bool:
-        """Always true: of a person one record, drawn by a private coin, votes."""
-        return True
+    def capabilities(self) -> Capabilities:
+        """One release a round; persons, of each of whom one record, drawn by a private coin, votes."""
+        return Capabilities(in_batches=False, persons=True)
 
-    def fit(self, records: PrivateRecords) -> None:
-        """Take the private records, which are read block by block, once a round; see :meth:`Labeler.fit`."""
-        super().fit(records)
-        self._records, self._num_classes, self._drawn = records, records.num_classes, None
+    def learn(self, records: PrivateRecords) -> None:
+        """Draw a record of each person; records are read block by block, once a round."""
+        self._drawn = None
         if records.owners is not None:
             self._drawn = torch.zeros(len(records), dtype=torch.bool)
-            self._drawn[self.drawn_records(records)] = True
+            self._drawn[self.drawn_records()] = True
 
     def counts(self, queries: Tensor) -> Tensor:
         """**Private.** Exact counts, for the data owner and for tests only.
@@ -158,11 +156,11 @@ class RecordVotes(SpendsBudget):
         Returns:
             int64, shape ``(s, num_classes)``.
         """
-        table = CountTable(len(queries), self._num_classes, self.k)
+        table = CountTable(len(queries), self.records.num_classes, self.k)
         counts = torch.zeros(table.cells, dtype=torch.int64)
         for nearest, labels in self._choices(queries.cpu()):
             counts += true_counts(table, nearest, labels)
-        return self.processes.sum(counts.view(table.queries, table.classes))
+        return self.records.processes.sum(counts.view(table.queries, table.classes))
 
     def votes(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Each record's queries, int64 ``(n, k)``, and its label ``(n, 1)``: **private**, for the data owner."""
@@ -171,18 +169,16 @@ class RecordVotes(SpendsBudget):
 
     def _choices(self, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Block by block: each record's queries, int64 ``(b, k)``, and its label ``(b, 1)``."""
-        if self._records is None:
-            raise RuntimeError(f"{type(self).__name__} needs the private table: call fit(records) first")
         if len(queries) < self.k:
             raise InputError(
                 f"queries: there are {len(queries)}, fewer than k={self.k}; ask about more or lower k"
             )
         done = 0
-        for features, labels in self._records.blocks():
+        for features, labels in self.records.blocks():
             if self._drawn is not None:
                 rows, done = self._drawn[done : done + len(labels)], done + len(labels)
                 features, labels = features[rows], labels[rows]
-            yield assign(features, queries, self.k, device=self.device), labels[:, None]
+            yield assign(features, queries, self.k, device=self.records.device), labels[:, None]
 
 
 class ReverseKNN(RecordVotes):
@@ -312,16 +308,15 @@ class ReverseKNN(RecordVotes):
         """One release a round; see :meth:`Labeler.plan`."""
         return [Charge(self.mechanism(num_classes), rounds)]
 
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Count votes, add noise and decide for all queries of a round; see :meth:`Labeler.label`.
+    def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
+        """Count votes, add noise and decide for all queries of a round; see :meth:`Labeler.answer`.
 
         Raises:
-            RuntimeError: before :meth:`fit`.
             ValueError: for fewer queries than ``k``.
         """
-        return self.release(self.counts(queries), ledger, max_answers)
+        return self.release(self.counts(queries), run, max_answers)
 
-    def release(self, counts: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
+    def release(self, counts: Tensor, run: PayingRun, max_answers: int | None = None) -> Release:
         """Charge one round, add noise to its counts and decide: the server's part.
 
         Counts add up, so records may be held by many clients: each computes its :meth:`counts`, and the server
@@ -329,25 +324,25 @@ class ReverseKNN(RecordVotes):
 
         Args:
             counts: int64, shape ``(s, c)``; sum over clients in which each record takes part once. **Private**.
-            ledger: pays; see :class:`~pl_privknn.labelers.base.ChargesLedger`.
+            run: see :meth:`~pl_privknn.labelers.base.Labeler.paying`.
             max_answers: as for :meth:`label`.
 
         Raises:
             ValueError: for something that is no table of counts.
         """
         if self.attributes is not None:
-            return self._release_sums(self.attributes, counts, ledger, max_answers)
+            return self._release_sums(self.attributes, counts, run, max_answers)
         check_counts(counts)
         mechanism = self.mechanism(counts.shape[1])
-        noise = self.charge_and_draw(ledger, mechanism, 1, "counts")
-        noisy = self.processes.from_first(lambda: mechanism.add_noise(counts, noise).double())
+        noise = run.pay(mechanism, 1, "counts")
+        noisy = run.processes.from_first(lambda: mechanism.add_noise(counts, noise).double())
         return decide(noisy, mechanism.deviation, self.abstain, self.soft, max_answers)
 
     def _release_sums(
-        self, attributes: Attributes, sums: Tensor, ledger: ChargesLedger, max_answers: int | None
+        self, attributes: Attributes, sums: Tensor, run: PayingRun, max_answers: int | None
     ) -> Release:
         mechanism = self._sum_noise(sums.shape[1] - 1)
-        noise = self.charge_and_draw(ledger, mechanism, 1, "sums")
+        noise = run.pay(mechanism, 1, "sums")
         noisy, deviation = mechanism.add_noise(sums, noise), mechanism.deviation
         refused = noisy[:, -1] < self.abstain * deviation
         rule = FixedThresholds(denoise=True) if attributes.rule is None else attributes.rule
@@ -369,12 +364,12 @@ class ReverseKNN(RecordVotes):
         return super().counts(queries)
 
     @property
-    def takes_shards(self) -> bool:
-        """Whether classes are voted for: whole counts add up over shards."""
-        return self.attributes is None
+    def capabilities(self) -> Capabilities:
+        """Shards too, of records with classes: whole counts add up."""
+        return dataclasses.replace(super().capabilities, shards=() if self.attributes else ADJACENCIES)
 
     def _own_sums(self, queries: Tensor, attributes: Attributes) -> Tensor:
-        sums = torch.zeros(len(queries), self._num_classes + 1, dtype=torch.float64)
+        sums = torch.zeros(len(queries), self.records.num_classes + 1, dtype=torch.float64)
         for nearest, labels in self._choices(queries):
             votes = clip_attributes(labels[:, 0], attributes.tau)
             given = torch.cat([votes, torch.ones(len(votes), 1, dtype=torch.float64)], dim=1)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_finite, check_int, check_rate, check_switch
-from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes, sum_noise
-from pl_privknn.labelers.base import ChargesLedger, Labeler, PrivateRecords, Release
+from pl_privknn.labelers.base import Capabilities, Labeler, PayingRun, PrivateRecords, Release
 from pl_privknn.neighbors import Coins, PoissonNeighbors, PoissonSums, ShardedNeighbors
 from pl_privknn.privacy.mechanisms import (
     AdditiveNoise,
     Charge,
+    Conditional,
     Gaussian,
     Mechanism,
     NoisyScreening,
@@ -27,8 +27,6 @@ from pl_privknn.privacy.mechanisms import (
 )
 from pl_privknn.privacy.noise import NoiseSource
 
-#: Charges so many releases of a mechanism and returns the noise for the purpose named last.
-Pay = Callable[[Mechanism, int, str], NoiseSource]
 #: Private votes, shape ``(a, c)``, of the queries at these positions, int64 ``(a,)``; samples toss their coins with
 #: the noise of the release.
 Votes = Callable[[Tensor, NoiseSource], Tensor]
@@ -76,14 +74,14 @@ class Aggregation:
         screening: decides which queries are answered; None answers every one.
         counts: release the noisy counts and not the winner alone; for :class:`AdditiveNoise`.
         key: identifies the release; a seeded source gives each key a separate stream.
-        processes: each asks; global rank 0, which gets the votes of all, draws.
+        condition: under which a record changes no more than one vote; empty where it always does.
     """
 
     noise: VoteNoise
     screening: NoisyScreening | None = None
     counts: bool = False
     key: str = "aggregation"
-    processes: ProcessGroup = dataclasses.field(default=ALONE, repr=False, compare=False)
+    condition: str = ""
 
     @property
     def additive(self) -> AdditiveNoise:
@@ -93,19 +91,21 @@ class Aggregation:
 
     def plan(self, num_queries: int, max_answers: int) -> list[Charge]:
         """Worst-case charges of so many queries with so many answers."""
-        charges = [] if self.screening is None or not num_queries else [Charge(self.screening, num_queries)]
-        answers = min(num_queries, max_answers)
-        return [*charges, Charge(self.noise, answers)] if answers else charges
+        planned = [(self.screening, num_queries), (self.noise, min(num_queries, max_answers))]
+        return [Charge(self._billed(part), count) for part, count in planned if part is not None and count]
+
+    def _billed(self, mechanism: Mechanism) -> Mechanism:
+        return Conditional(mechanism, self.condition) if self.condition else mechanism
 
     def ask(
-        self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None
+        self, num_queries: int, votes: Votes, run: PayingRun, max_answers: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Screen and answer queries, charging before each draw.
 
         Args:
             num_queries: m.
             votes: see :data:`Votes`; called after each payment, so that every release has fresh coins.
-            pay: see :data:`Pay`.
+            run: pays; global rank 0, which gets the votes of all processes, draws.
             max_answers: answer the first so many that pass; all if None.
 
         Returns:
@@ -117,20 +117,22 @@ class Aggregation:
         """
         asked = torch.arange(num_queries)
         if self.screening is not None and num_queries:
-            noise = pay(self.screening, num_queries, "screening")
+            noise = run.pay(self._billed(self.screening), num_queries, "screening")
             largest = votes(asked, noise).max(dim=1).values
-            asked = asked[self.processes.from_first(functools.partial(self.screening.passes, largest, noise))]
+            asked = asked[run.processes.from_first(functools.partial(self.screening.passes, largest, noise))]
         asked = asked[:max_answers]
         if not len(asked):
             return asked, None
-        noise = pay(self.noise, len(asked), self.key)
+        noise = run.pay(self._billed(self.noise), len(asked), self.key)
         private = votes(asked, noise)
         draw = self.additive.add_noise if self.counts else self.noise.argmax
-        return asked, self.processes.from_first(functools.partial(draw, private, noise))
+        return asked, run.processes.from_first(functools.partial(draw, private, noise))
 
-    def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
+    def release(
+        self, num_queries: int, votes: Votes, run: PayingRun, max_answers: int | None = None
+    ) -> Release:
         """Labels of :meth:`ask`, -1 where refused, with all noisy counts where those are released."""
-        answered, released = self.ask(num_queries, votes, pay, max_answers)
+        answered, released = self.ask(num_queries, votes, run, max_answers)
         labels = torch.full((num_queries,), -1, dtype=torch.int64)
         if released is None:
             return Release(labels)
@@ -159,11 +161,13 @@ class AttributeSums(Aggregation):
     counts: bool = True
     key: str = "attributes"
 
-    def release(self, num_queries: int, votes: Votes, pay: Pay, max_answers: int | None = None) -> Release:
+    def release(
+        self, num_queries: int, votes: Votes, run: PayingRun, max_answers: int | None = None
+    ) -> Release:
         """Attributes of the first queries, rows of -1 where refused, and their probabilities."""
         labels = torch.full((num_queries, self.num_attributes), -1, dtype=torch.int64)
         probabilities = torch.full(labels.shape, 0.5)
-        answered, noisy = self.ask(num_queries, votes, pay, max_answers)
+        answered, noisy = self.ask(num_queries, votes, run, max_answers)
         if noisy is not None:
             decided = self.attributes.decide(noisy, self.total, self.additive.deviation)
             labels[answered] = (decided > 0.5).long()
@@ -230,8 +234,6 @@ class VotingLabeler(Labeler):
             )
         else:
             self.tasks = ("multilabel",)
-            # A rule that learns wants a whole round in one release.
-            self.asks_in_batches = not attributes.decision.learns
             if screening is not None or release_counts:
                 raise ValueError(
                     f"attributes with screening={screening!r}, release_counts={release_counts!r}: "
@@ -241,9 +243,10 @@ class VotingLabeler(Labeler):
             self.noise = noise
 
     @property
-    def protects_persons(self) -> bool:
-        """Whether persons can be protected with these settings."""
-        return True
+    def capabilities(self) -> Capabilities:
+        """Persons; all queries of a round together where a rule learns from their answers."""
+        attributes = self.attributes
+        return Capabilities(in_batches=attributes is None or not attributes.decision.learns, persons=True)
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """Plan of one screening per query and one aggregation per answer; see :meth:`Labeler.plan`."""
@@ -266,7 +269,7 @@ class VotingLabeler(Labeler):
                 num_classes=num_classes,
                 sampling_rate=self.sampling_rate,
             )
-        return Aggregation(self.noise, screening, self.release_counts, processes=self.processes)
+        return Aggregation(self.noise, screening, self.release_counts)
 
 
 class NeighborVoting(VotingLabeler):
@@ -276,16 +279,14 @@ class NeighborVoting(VotingLabeler):
     has one coin, and moves votes as one record does. See :class:`VotingLabeler` for the arguments.
     """
 
-    _neighbors: Neighbors | None = None
-    _aggregation: Aggregation | None = None
+    _neighbors: Neighbors
+    _aggregation: Aggregation
 
-    def fit(self, records: PrivateRecords) -> None:
-        """Take the private records; see :meth:`Labeler.fit`."""
-        super().fit(records)
+    def learn(self, records: PrivateRecords) -> None:
+        """Index the private records; see :meth:`Labeler.learn`."""
         aggregation = self.aggregation(records.num_classes)
         self._check_size(self._units(records), aggregation)
-        self._aggregation = aggregation
-        self._neighbors = self._find(records)
+        self._aggregation, self._neighbors = aggregation, self._find(records)
 
     def _units(self, records: PrivateRecords) -> int:
         """Number of records, or of persons, of all processes."""
@@ -299,26 +300,18 @@ class NeighborVoting(VotingLabeler):
     def _find(self, records: PrivateRecords) -> Neighbors:
         """Return the neighbours among private records."""
 
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Screen and answer; see :meth:`Labeler.label`.
+    def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
+        """Screen and answer; see :meth:`Labeler.answer`.
 
         Without screening the first ``max_answers`` queries are answered, with it the first that pass.
-
-        Raises:
-            RuntimeError: before :meth:`fit`.
         """
-        neighbors, aggregation = self._neighbors, self._aggregation
-        if neighbors is None or aggregation is None:
-            raise RuntimeError(
-                f"{type(self).__name__}.label needs the private table: call fit(records) first"
-            )
+        neighbors = self._neighbors
         ranked = neighbors.rank(queries)
-        pay = functools.partial(self.charge_and_draw, ledger)
 
         def votes(asked: Tensor, noise: NoiseSource) -> Tensor:
             return neighbors.votes(ranked[asked], noise.bernoulli)
 
-        return aggregation.release(len(queries), votes, pay, max_answers)
+        return self._aggregation.release(len(queries), votes, run, max_answers)
 
     def votes(self, queries: Tensor, coins: Coins) -> Tensor:
         """**Private.** Votes about each query by one fresh sample of the records, ``(m, c)``; for audits.
@@ -326,10 +319,8 @@ class NeighborVoting(VotingLabeler):
         Raises:
             RuntimeError: without the whole private table.
         """
-        if self._neighbors is None or self.shard is not None:
-            raise RuntimeError(
-                f"{type(self).__name__} needs the whole private table: call fit(records) first"
-            )
+        if self.records.shard is not None:
+            raise RuntimeError(f"{type(self).__name__} needs the whole private table, and this is a shard")
         return self._neighbors.votes(self._neighbors.rank(queries), coins)
 
 
@@ -425,9 +416,10 @@ class PrivateKNN(NeighborVoting):
         )
 
     @property
-    def takes_shards(self) -> bool:
-        """Whether classes are voted for: each process searches its own records."""
-        return self.attributes is None
+    def capabilities(self) -> Capabilities:
+        """Shards too, of records with classes: each process searches its own."""
+        shards = self.adjacencies if self.attributes is None else ()
+        return dataclasses.replace(super().capabilities, shards=shards)
 
     def _units(self, records: PrivateRecords) -> int:
         return int(records.processes.sum(torch.tensor([super()._units(records)]))[0])
@@ -446,9 +438,9 @@ class PrivateKNN(NeighborVoting):
         if self.attributes is not None:
             values = clip_attributes(labels, self.attributes.tau)
             return PoissonSums(
-                features, values, self.k, self.sampling_rate, owners=owners, device=self.device
+                features, values, self.k, self.sampling_rate, owners=owners, device=records.device
             )
         table = (features, labels, records.num_classes, self.k, self.sampling_rate)
         if records.shard is not None:
-            return ShardedNeighbors(*table, records.shard, owners=owners, device=self.device)
-        return PoissonNeighbors(*table, owners=owners, device=self.device)
+            return ShardedNeighbors(*table, records.shard, owners=owners, device=records.device)
+        return PoissonNeighbors(*table, owners=owners, device=records.device)

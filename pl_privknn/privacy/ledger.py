@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -249,6 +250,26 @@ class ChargesLedger(Protocol):
     ) -> int:
         """Record ``count`` releases durably, or raise ``BudgetExceeded``; returns the row's position."""
         ...
+
+    def charged(self, mechanism: Mechanism) -> int:
+        """Number of releases by this mechanism that the run has charged."""
+        ...
+
+    def note(self, topic: str, text: str) -> None:
+        """Note a public fact as durably as a charge."""
+        ...
+
+    def noted(self, topic: str) -> str | None:
+        """The last note on a topic in the whole ledger, or None."""
+        ...
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+
+    @property
+    def origin(self) -> str:
+        """Hash of the ledger's first row, which identifies it."""
 
 
 class LedgerRun:
@@ -632,7 +653,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 class FreeLedger:
-    """Ledger in memory without a budget, for tests and for benchmarks on public data.
+    """Run in memory without a budget, for tests and for benchmarks on public data.
 
     Never for a release: what it notes is gone with the process, and no budget stops it.
 
@@ -658,6 +679,19 @@ class FreeLedger:
         self.limit = None if limit is None else check_int("limit", limit, minimum=0)
         self.start = check_int("start", start, minimum=0)
         self.rows: list[Charge] = []
+        self.run_id, self.origin, self._notes = "free", secrets.token_hex(16), dict[str, str]()
+
+    def charged(self, mechanism: Mechanism) -> int:
+        """Number of charged releases by this mechanism."""
+        return sum(row.count for row in self.rows if row.mechanism == mechanism)
+
+    def note(self, topic: str, text: str) -> None:
+        """Note a public fact."""
+        self._notes[topic] = text
+
+    def noted(self, topic: str) -> str | None:
+        """The last note on a topic, or None."""
+        return self._notes.get(topic)
 
     def charge(
         self,

@@ -20,7 +20,7 @@ from pl_privknn._checks import InputError, check_choice, check_open_unit, check_
 from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.pld import bisect
 from pl_privknn.privacy.files import read_numbers
-from pl_privknn.privacy.ledger import ChargesLedger, LedgerRun
+from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
@@ -273,7 +273,6 @@ class BudgetTable(PrivateStore):
         super().__init__(path, _SCHEMA + schema)
         self.begun_elsewhere, self.quantum = False, quantum
         self.unit: Unit = "record"
-        self._paid_here: list[ChargesLedger] = []
         new = {"budget": budget, "quantum": quantum, "key": secrets.token_hex(32), **facts}
         try:
             with self.writing():
@@ -439,14 +438,13 @@ class BudgetTable(PrivateStore):
             ValueError: if earlier answers were drawn from a source of another kind.
         """
         self.check(total, ledger)
-        if isinstance(ledger, LedgerRun):
+        is_paid = True
+        if ledger is not None:
             paid = ledger.charged(total)
             if self._charged_before(ledger) is None:
                 with self.writing() as db:
                     db.execute("INSERT INTO runs VALUES (?, ?)", (_run(ledger), paid))
             is_paid = paid > self._charged_before(ledger)
-        else:
-            is_paid = ledger is None or any(ledger is other for other in self._paid_here)
         kind = "the operating system's generator" if source.cryptographic else "a seed"
         held = self.fact("noise", kind)
         if held != kind and (is_paid or self.begun):
@@ -458,7 +456,6 @@ class BudgetTable(PrivateStore):
         if ledger is not None and not is_paid:
             stated: Any = {"noise": source, "adjacencies": ("add_remove",), "unit": self.unit}
             self.note("row", ledger.charge(total, 1, **stated))
-            self._paid_here.append(ledger)
         return source.stream("ind_knn", self.fact("row", -1), self.calls)
 
     def check(self, total: Mechanism, ledger: ChargesLedger | None) -> None:
@@ -471,7 +468,7 @@ class BudgetTable(PrivateStore):
         Raises:
             PrivateStoreError: if not.
         """
-        if not isinstance(ledger, LedgerRun):
+        if ledger is None:
             return
         self.check_mark(self.noted(ledger), f"run {ledger.run_id!r}")
         if self.path is not None and self._charged_before(ledger) is None:
@@ -490,11 +487,11 @@ class BudgetTable(PrivateStore):
 
     def noted(self, ledger: ChargesLedger | None) -> str | None:
         """The mark of the last batch of answers that a ledger knows of."""
-        return ledger.noted(self.topic) if isinstance(ledger, LedgerRun) else None
+        return None if ledger is None else ledger.noted(self.topic)
 
     def vouch(self, ledger: ChargesLedger | None, mark: str) -> None:
         """Note the stream's last mark in the ledger before its last answers are returned."""
-        if isinstance(ledger, LedgerRun) and self.path is not None:
+        if ledger is not None and self.path is not None:
             ledger.note(self.topic, mark)
 
     @property
@@ -506,12 +503,12 @@ class BudgetTable(PrivateStore):
     def _folder(self) -> str:
         return "the labeler's memory" if self.path is None else str(self.path.parent)
 
-    def _charged_before(self, ledger: LedgerRun) -> Any:
+    def _charged_before(self, ledger: ChargesLedger) -> Any:
         found = self.read("SELECT charged FROM runs WHERE run = ?", (_run(ledger),)).fetchone()
         return None if found is None else found[0]
 
 
-def check_unpaid(folder: Path, total: Mechanism, ledger: ChargesLedger) -> None:
+def check_unpaid(folder: Path, total: Mechanism, ledger: ChargesLedger | None) -> None:
     """Check that a run has charged no stream before a folder without its state is used.
 
     Args:
@@ -522,14 +519,14 @@ def check_unpaid(folder: Path, total: Mechanism, ledger: ChargesLedger) -> None:
     Raises:
         PrivateStoreError: if it has, and so has answered from other budgets.
     """
-    if isinstance(ledger, LedgerRun) and ledger.charged(total):
+    if ledger is not None and ledger.charged(total):
         raise PrivateStoreError(
             f"{folder} does not hold the budgets from which run {ledger.run_id!r} has answered; put that folder "
             "back, or start a new run in a new folder, which charges a new stream"
         )
 
 
-def _run(ledger: LedgerRun) -> str:
+def _run(ledger: ChargesLedger) -> str:
     return f"{ledger.origin} {ledger.run_id}"  # ledgers may have runs of the same name
 
 

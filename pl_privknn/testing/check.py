@@ -174,13 +174,11 @@ _REFUSALS = 4
 
 
 def check_source(new: New, labeler: Labeler) -> None:
-    """The noise source is the operating system's generator, and the labeler's own."""
-    source = getattr(labeler, "noise_source", None)
-    if source is None:
-        raise LabelerCheckError("has no noise_source; call super().__init__(noise_source) in __init__")
-    if not source.cryptographic:
+    """The noise source is the operating system's generator."""
+    if not labeler.noise_source.cryptographic:
         raise LabelerCheckError(
-            f"noise_source={source!r} is seeded, so its noise can be subtracted; make the labeler without it"
+            f"noise_source={labeler.noise_source!r} is seeded, so its noise can be subtracted; make the labeler "
+            "without it"
         )
 
 
@@ -222,7 +220,7 @@ def check_within_plan(run: ObservedRun, queries: int, answers: int, rounds: int 
 def check_rounds(new: New, table: Table) -> None:
     """Charges of one round, of its batches, of two rounds, and of rounds with few answers, within the plan."""
     asked, run = len(table.queries), new().fit(table)
-    batches = table.queries.split(-(-asked // 2)) if run.labeler.asks_in_batches else (table.queries,)
+    batches = table.queries.split(-(-asked // 2)) if run.labeler.capabilities.in_batches else (table.queries,)
     for batch in batches:
         run.label(batch)
     if not run.ledger.rows:
@@ -259,7 +257,7 @@ def check_refusals(new: New, table: Table) -> str:
 def check_fresh_noise(new: New, table: Table) -> None:
     """Neither a second call nor a resumed run, with the same seed and later rows, draws the same noise again."""
     first = new().fit(table).label(table.queries)
-    if first.labeler.asks_in_batches:
+    if first.labeler.capabilities.in_batches:
         first.label(table.queries)
     resumed = new(start=len(first.ledger.rows)).fit(table).label(table.queries)
     if again := first.streams.keys() & resumed.streams.keys():
@@ -411,8 +409,8 @@ def check_labeler(
     labeler on them with watched noise and a ledger that takes notes, and raises at the first promise that is broken:
 
     * *payment*: nothing is drawn before its charge, nor more than was charged, nor with another mechanism than the
-      charged one, nor after a charge was refused; charges stay within the plan and state the noise source and the
-      adjacencies; the default noise is cryptographic; a resumed run draws no noise again.
+      charged one, nor after a charge was refused; charges stay within the plan; the default noise is cryptographic; a
+      resumed run draws no noise again.
     * *answers*: at most ``max_answers``; no error of ``label`` on a table that ``fit`` took, which would reveal it.
     * *sensitivity*: on pairs of neighbouring tables (random, tied distances, duplicates, one query asked many times,
       queries that are records, one record that decides, few records and 1,500, classes with 1, 9, 10 and 11 records,
@@ -485,8 +483,6 @@ def check_labeler(
                 do(f"sensitivity under {adjacency}", check_neighbors, made, adjacency, seen)
             if any(sampling_rate(charge) < 1 for charge in make().plan(queries, queries, classes)):
                 do("samples", check_samples, examples.tied())
-    if isinstance(labeler, Labeler):
-        labeler.checked = True  # which runs of it note
     return CheckReport(type(owner).__name__, tuple(checks), largest)
 
 

@@ -284,7 +284,7 @@ def neighbors_of(table: Table, adjacency: Adjacency) -> Iterator[tuple[str, Tabl
 #: What is said of noise that is drawn again.
 REPEATS = (
     "repeats the noise of stream {}: it can be subtracted by anyone who sees both answers. Get the noise of each "
-    "release from self.charge_and_draw, whose stream belongs to the row that was charged"
+    "release from run.pay(mechanism, count, key), whose stream belongs to the row that was charged"
 )
 
 
@@ -331,7 +331,7 @@ class _WatchedLedger(FreeLedger):
         except BudgetExceeded:
             self._run.refused = True
             raise
-        self._run.paid(mechanism, count, stated)
+        self._run.paid(mechanism, count)
         return row
 
 
@@ -418,15 +418,8 @@ class ObservedRun:
         if self.refused:
             raise LabelerCheckError("continues to draw or charge after a charge was refused")
 
-    def paid(self, mechanism: Mechanism, count: int, stated: dict[str, Any]) -> None:
-        """Note a charge that states the labeler's noise source and adjacencies."""
-        source, adjacencies = stated.get("noise"), tuple(stated.get("adjacencies") or ())
-        if adjacencies != tuple(self.labeler.adjacencies) or getattr(source, "run", None) is not self:
-            raise LabelerCheckError(
-                f"the charge of {mechanism.kind} states adjacencies={adjacencies} and noise={source!r}, and not the "
-                f"labeler's {tuple(self.labeler.adjacencies)} and noise_source; charge by "
-                "self.charge_and_draw(ledger, mechanism, count, key)"
-            )
+    def paid(self, mechanism: Mechanism, count: int) -> None:
+        """Note a charge."""
         pool = self.pools.setdefault(mechanism.bare, Pool(mechanism.bare))
         pool.charged += count
         pool.condition = mechanism.condition if isinstance(mechanism, Conditional) else pool.condition
@@ -464,7 +457,7 @@ class ObservedRun:
         if not isinstance(noise, WatchedNoise) or noise.run is not self:
             raise LabelerCheckError(
                 f"{mechanism.kind} draws from {noise!r} and not from the labeler's noise_source; get the noise from "
-                "self.charge_and_draw(ledger, mechanism, count, key)"
+                "run.pay(mechanism, count, key)"
             )
         self._pool_of(mechanism).take(mechanism, values.detach().clone())
         self.through = True
@@ -490,7 +483,7 @@ class ObservedRun:
         charged = ", ".join(repr(known) for known in self.pools) or "nothing"
         raise LabelerCheckError(
             f"draws with {mechanism!r}, which was not charged before (charged: {charged}). Get the noise from "
-            "self.charge_and_draw(ledger, mechanism, count, key), and draw with the very object that is charged"
+            "run.pay(mechanism, count, key), and draw with the very object that is charged"
         )
 
 

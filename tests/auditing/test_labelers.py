@@ -93,8 +93,8 @@ def test_coins_of_a_higher_rate_are_found():
 
 
 class LessThanCharged(PrivateKNN):
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        return LessNoise(8.0, super().charge_and_draw(ledger, mechanism, count, key))
+    def answer(self, queries, run, max_answers):
+        return super().answer(queries, dataclasses.replace(run, noise=LessNoise(8.0, run.noise)), max_answers)
 
 
 class PlansMoreNoise(ReverseKNN):
@@ -105,9 +105,9 @@ class PlansMoreNoise(ReverseKNN):
 class Unclipped(ReverseKNN):
     """Each record votes twice."""
 
-    def label(self, queries, ledger, max_answers=None):
-        noise = self.charge_and_draw(ledger, self.noise, 1, "counts")
-        released = super().label(queries, FreeLedger(), max_answers)
+    def answer(self, queries, run, max_answers):
+        noise = run.pay(self.noise, 1, "counts")
+        released = super().answer(queries, self.paying(FreeLedger()), max_answers)
         return dataclasses.replace(released, scores=self.noise.add_noise(2 * self.counts(queries), noise))
 
 
@@ -188,8 +188,8 @@ def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
 class EachRecordCounts(ReverseKNN):
     """It protects records, and persons have several."""
 
-    def drawn_records(self, records, most=1):
-        return torch.arange(len(records))
+    def drawn_records(self, most=1):
+        return torch.arange(len(self.records))
 
 
 class EachRecordVotes(PrivateKNN):

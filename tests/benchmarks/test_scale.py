@@ -18,8 +18,8 @@ def test_bytes_of_a_round_are_those_that_a_process_sends(name, monkeypatch):
 
     def in_shard(group):
         teacher = scale.TEACHERS[name].make()
-        teacher.shard = Shard(group, group.rank, 2, len(features))
-        scale._round(teacher, features[group.rank :: 2], queries)
+        shard = Shard(group, group.rank, 2, len(features))
+        scale._round(teacher, features[group.rank :: 2], queries, shard)
 
     threads.run([functools.partial(in_shard, group) for group in threads.groups])
     assert max(group.sent for group in threads.groups) == scale.TEACHERS[name].sent(30, 8)

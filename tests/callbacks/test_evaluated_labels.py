@@ -26,9 +26,9 @@ class Watched(PrivateKNN):
 
     seen = 0
 
-    def fit(self, records):
+    def learn(self, records):
         self.seen = len(records)
-        super().fit(records)
+        super().learn(records)
 
 
 def fit(folder, noise=None, student=None, **given):

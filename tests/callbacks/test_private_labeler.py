@@ -27,15 +27,14 @@ class OracleLabeler(Labeler):
         super().__init__()
         self.mechanism, self.refuse_every, self.asked = Gaussian(sigma), refuse_every, []
 
-    def fit(self, records):
-        super().fit(records)
+    def learn(self, records):
         self.features, self.labels = records.table(), records.labels
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         return [Charge(self.mechanism, num_queries)]
 
-    def label(self, queries, ledger, max_answers=None):
-        self.charge_and_draw(ledger, self.mechanism, len(queries), "answers")
+    def answer(self, queries, run, max_answers):
+        run.pay(self.mechanism, len(queries), "answers")
         self.asked.append(len(queries))
         labels = self.labels[torch.cdist(queries, self.features).argmin(1)]
         if self.refuse_every:

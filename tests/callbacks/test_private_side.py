@@ -52,17 +52,16 @@ class Careless(Labeler):
         if place == self.place and self.calls[place] == 2:
             quote()
 
-    def fit(self, records):
-        super().fit(records)
+    def learn(self, records):
         records.table()
         self.call("fit")
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         return [Charge(self.release, num_queries)]
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         self.call("label")
-        self.charge_and_draw(ledger, self.release, len(queries), "answers")
+        run.pay(self.release, len(queries), "answers")
         return Release(torch.arange(len(queries)) % 2)
 
 

@@ -70,12 +70,9 @@ def test_a_process_that_makes_other_features_of_a_public_example_is_refused(tmp_
     data = nine_records()
 
     def task(rank, group):
-        teacher = PrivateKNN(2)
-        teacher.shard = Shard(group, rank, 2, 9)
-
         def refused(scale):
-            extractor = Scaled(scale if rank else 1.0)
-            labeling = labeling_round.LabelingRound(teacher, extractor, None, 1, 1, 1, 0)
+            extractor, shard = Scaled(scale if rank else 1.0), Shard(group, rank, 2, 9)
+            labeling = labeling_round.LabelingRound(PrivateKNN(2), extractor, None, 1, 1, 1, 0, shard=shard)
             try:
                 labeling._check_alike(data)
             except RuntimeError as error:
@@ -191,7 +188,7 @@ def test_numbers_of_records_come_with_the_records_of_the_shard(tmp_path):
         (Shard(Pretended(), 1, 2, 9), [1, 3, 5, 7]),
         (Shard(Pretended(), 0, 1, 9, torch.tensor([2, 7])), [2, 7]),
     ):
-        teacher.shard = shard
+        labeling.shard = shard
         records = labeling._records(data, tmp_path)
         assert records.ids.tolist() == [10 * row for row in rows]
         assert records.owners.tolist() == [100 * row for row in rows]
@@ -224,9 +221,10 @@ def test_seeded_coins_of_shards_differ():
     tossed, ledger = [], FreeLedger()
     for rank in range(2):
         teacher = PrivateKNN(2, 0.5, noise_source=SeededNoise(4))
-        teacher.shard = Shard(types.SimpleNamespace(rank=rank, from_first=lambda work: work()), rank, 2, 9)
+        shard = Shard(types.SimpleNamespace(rank=rank, from_first=lambda work: work()), rank, 2, 9)
+        run = teacher.paying(ledger, "record", shard)
         for _ in range(2):
-            coins = teacher.charge_and_draw(ledger, Gaussian(1.0), 1, "aggregation")
+            coins = run.pay(Gaussian(1.0), 1, "aggregation")
             tossed.append(coins.bernoulli((64,), 0.5).tolist())
         ledger = FreeLedger()  # the same rows
     assert len({tuple(coins) for coins in tossed}) == 4

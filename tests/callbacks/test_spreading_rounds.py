@@ -19,10 +19,10 @@ from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 class _CountingKNN(ReverseKNN):
     """Releases its noisy counts and remembers what it was asked."""
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         self.asked = [*getattr(self, "asked", []), queries]
         noise = self.mechanism(3)
-        self.charge_and_draw(ledger, noise, 1, "counts")
+        run.pay(noise, 1, "counts")
         noisy = noise.add_noise(self.counts(queries), self.noise_source.stream(len(self.asked)))
         return Release(noisy.argmax(dim=1), None, noisy, noise.deviation)
 

@@ -134,8 +134,7 @@ def test_noise_of_any_labeler_is_found_from_its_own_plan_unless_the_method_state
         "    def __init__(self, noise: float):\n"
         "        super().__init__()\n"
         "        self.noise = noise\n"
-        "    def fit(self, features, labels, num_classes): ...\n"
-        "    def label(self, queries, ledger, max_answers=None): ...\n"
+        "    def answer(self, queries, run, max_answers): ...\n"
         "    def plan(self, num_queries, max_answers, num_classes, rounds=1):\n"
         "        return [Charge(Gaussian(self.noise, 3.0), max_answers * rounds)]\n"
     )

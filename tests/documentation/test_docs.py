@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 from benchmarks import render
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.datamodules.at import data_at
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Mechanism
 from pl_privknn.testing import LabelerCheckError, distance
 
@@ -21,18 +24,35 @@ def _blocks(path, language):
 
 
 def test_own_labeler_of_the_documentation_is_checked_as_it_shows(capsys):
-    first, second, third = _blocks("docs/guides/own_labeler.md", "python")
+    first, _, check, registered = _blocks("docs/guides/own_labeler.md", "python")
     report, error = _blocks("docs/guides/own_labeler.md", "text")
     scope: dict = {}
     exec(first, scope)
-    exec(second, scope)
+    exec(check, scope)
     assert capsys.readouterr().out.strip() == report.strip()
     exec(first.replace("l2_sensitivity=1.0", "l2_sensitivity=0.5"), scope)
     with pytest.raises(LabelerCheckError) as caught:
-        exec(second, scope)
+        exec(check, scope)
     assert str(caught.value) == error.strip()
-    exec(third, {"Staircase": (own := type("Staircase", (Mechanism,), {}))})
+    exec(registered, {"Staircase": (own := type("Staircase", (Mechanism,), {}))})
     assert distance.dispatch(own) is not distance.dispatch(Mechanism)
+
+
+def test_own_labeler_runs_from_a_file_beside_the_script_and_by_the_command(tmp_path):
+    teacher, use, _, _ = _blocks("docs/guides/own_labeler.md", "python")
+    (report, _) = _blocks("docs/guides/own_labeler.md", "text")
+    (tmp_path / "nearest_centroid.py").write_text(teacher, encoding="utf-8")
+    (tmp_path / "use.py").write_text(f"import torch\nfrom nearest_centroid import NearestCentroid\n{use}")
+    for command, told in (
+        (["use.py"], "tensor(["),
+        (["-m", "pl_privknn.cli", "check", "nearest_centroid.NearestCentroid"], report.strip()),
+    ):
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(told)
+    ledger = Ledger.open_readonly(tmp_path / "ledger.sqlite")
+    assert ledger.report().spent.guarantee == "unconditional"
+    ledger.close()
 
 
 def test_readme_use_inside_trainer_fit(tmp_path, monkeypatch, capsys):

@@ -109,12 +109,13 @@ LABELERS = {
 def test_labelers_search_where_they_are_told_to(table, queries, name):
     def answers(device):
         labeler = LABELERS[name]()
-        labeler.device = device
         labels = torch.arange(len(table)) % 3
         if "multilabel" in name:
-            labeler.fit(PrivateRecords.of(table, torch.stack([labels % 2, labels // 2], dim=1), 2))
+            labeler.fit(
+                PrivateRecords.of(table, torch.stack([labels % 2, labels // 2], dim=1), 2, device=device)
+            )
         else:
-            labeler.fit(PrivateRecords.of(table, labels, 3))
+            labeler.fit(PrivateRecords.of(table, labels, 3, device=device))
         return labeler.label(queries, FreeLedger()).labels
 
     with PretendedDevice() as device:

@@ -14,7 +14,7 @@ from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger
 from tests.labelers.statistics.statistics_setup import MADE, fitted, labels_for, table
-from tests.neighbors.shard_setup import Members, in_order, parts_of, paying
+from tests.neighbors.shard_setup import Members, in_order, parts_of
 from tests.setup.nearest_teachers import NearestTeachers
 from tests.setup.refusals import refusals
 
@@ -69,12 +69,14 @@ def test_released_statistics_are_those_of_one_process(name, parts, given):
     for member in members:
         if given:
             torch.testing.assert_close(member.centre.offset, alone.centre.offset)
-        assert member.shard.group.sent == sum(8 * taken.noisy.numel() for taken in alone.noisy_sums.values())
+        assert member.records.processes.sent == sum(
+            8 * taken.noisy.numel() for taken in alone.noisy_sums.values()
+        )
 
 
 def break_at(shards, number):
     """Let the sum with this number fail in the first process, as when another process ends."""
-    group = shards.members[0].shard.group
+    group = shards.shards[0].group
     working, left = group.sum, iter(range(number))
 
     def sum_(part):
@@ -92,7 +94,7 @@ def test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_rel
     teacher = shards.members[0]
     ledger = Ledger(tmp_path / "ledger.sqlite")
     run = ledger.run("a", plan=teacher.plan(30, 30, 3))
-    shards.each(lambda member: member.join_run(tmp_path / "kept", paying(member, run)))
+    shards.each(lambda member: member.join_run(tmp_path / "kept", shards.paying(member, run)))
     with pytest.raises(RuntimeError, match="another process"):
         shards.label(queries, run)
     # What was summed up was paid for and kept; for the sum that did not come nothing was.
@@ -100,7 +102,7 @@ def test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_rel
     teacher.leave_run()
     run = ledger.run("a")
     resumed = led("curvature", "three")
-    resumed.each(lambda member: member.join_run(tmp_path / "kept", paying(member, run)))
+    resumed.each(lambda member: member.join_run(tmp_path / "kept", resumed.paying(member, run)))
     found = resumed.label(queries, run)[0]
     assert run.num_charges == 4
     assert sorted(resumed.members[0].noisy_sums) == [0, 1, 2, 3]
@@ -109,7 +111,7 @@ def test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_rel
     torch.testing.assert_close(found.soft, alone.label(queries, whole).soft)
 
 
-class Spent:
+class Spent(FreeLedger):
     """A ledger without budget."""
 
     def charge(self, mechanism, count=1, **stated):
@@ -136,7 +138,7 @@ def test_a_refused_charge_ends_every_process_with_the_same_error(name):
 
     def refused(member):
         with pytest.raises(BudgetExceeded, match="the budget is spent") as caught:
-            member.label(table(30, seed=5)[0], paying(member, Spent()))
+            member.label(table(30, seed=5)[0], shards.paying(member, Spent()))
         return caught.value.epsilon, caught.value.budget.epsilon
 
     assert shards.each(refused) == [(2.0, 1.0)] * 3
@@ -149,8 +151,8 @@ def test_noise_is_drawn_by_the_first_process_alone(monkeypatch, name):
     monkeypatch.setattr(NoiseSource, "_rounded", noted(drawn, NoiseSource._rounded))
 
     def label(member):
-        threads[threading.get_ident()] = member.processes.rank
-        member.label(table(30, seed=5)[0], paying(member, ledger))
+        threads[threading.get_ident()] = member.records.processes.rank
+        member.label(table(30, seed=5)[0], shards.paying(member, ledger))
 
     threads, ledger = {}, FreeLedger()
     shards.each(label)
@@ -214,7 +216,7 @@ def test_noisy_sgd_takes_the_steps_of_one_process_where_coins_belong_to_records(
     assert torch.equal(found.labels, expected.labels)
     assert ledgers[0].rows == ledgers[1].rows
     # Six steps of 3 classes and 4 directions and a bias, in float64.
-    assert {member.shard.group.sent for member in shards.members} == {6 * 8 * 3 * 5}
+    assert {member.records.processes.sent for member in shards.members} == {6 * 8 * 3 * 5}
 
 
 def test_a_step_whose_sum_does_not_come_is_not_released():
@@ -280,7 +282,7 @@ def test_teachers_of_all_shards_vote_as_if_they_had_been_trained_in_one_process(
     found, expected = together.label(queries, ledgers[0])[0], whole.label(queries, ledgers[1])
     assert torch.equal(found.labels, expected.labels)
     assert ledgers[0].rows == ledgers[1].rows
-    assert {member.shard.group.sent for member in together.members} == {2 * 8 * 3 * len(queries)}
+    assert {member.records.processes.sent for member in together.members} == {2 * 8 * 3 * len(queries)}
 
 
 def test_in_shards_a_replaced_record_is_two_changed_teachers_which_is_not_charged_for(tmp_path):

@@ -4,7 +4,6 @@ import functools
 
 from pl_privknn._processes import Shard
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.labelers.base import FollowerLedger
 from tests.setup.threads import Threads
 
 
@@ -46,19 +45,22 @@ class Members:
 
     Attributes:
         members: the teachers; the first one charges and draws.
+        shards: theirs.
     """
 
     def __init__(self, make, shards, features, labels, num_classes, public=None):
         self.threads, self.members = Threads(len(shards)), [make() for _ in shards]
-        held = []
+        self.shards, held = [], []
         for number, (group, (first, stride, rows)) in enumerate(
             zip(self.threads.groups, shards, strict=True)
         ):
+            shard = Shard(group, first, stride, len(labels))
+            self.shards.append(shard)
             records = PrivateRecords.of(
                 features[rows],
                 labels[rows],
                 num_classes,
-                shard=Shard(group, first, stride, len(labels)),
+                shard=shard,
                 public=None if public is None else public[number],
             )
             held.append(functools.partial(self.members[number].fit, records))
@@ -70,9 +72,13 @@ class Members:
 
     def label(self, queries, ledger):
         """Releases of all, the first of which pays."""
-        return self.each(lambda member: member.label(queries, paying(member, ledger)))
+        return self.each(lambda member: member.label(queries, self.paying(member, ledger)))
+
+    def paying(self, member, run):
+        """What a process gets to pay by: the run on the first one."""
+        return paying(member, run, self.shards[self.members.index(member)])
 
 
-def paying(member, ledger):
-    """The ledger that a process gets."""
-    return FollowerLedger() if member.processes.rank else ledger
+def paying(member, run, shard):
+    """Handle by which a process pays, with the run on the first one."""
+    return member.paying(None if shard.group.rank else run, "record", shard)

@@ -26,8 +26,7 @@ class Honest(Labeler):
         super().__init__(noise_source)
         self.mechanism = Gaussian(2.0, self.sensitivity, self.rate)
 
-    def fit(self, records):
-        super().fit(records)
+    def learn(self, records):
         self._table, self._labels, self.num_classes = records.table(), records.labels, records.num_classes
 
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
@@ -47,11 +46,11 @@ class Honest(Labeler):
         votes = torch.zeros(len(queries), self.num_classes, dtype=torch.int64)
         return votes.scatter_add_(1, self._labels[near], counted.long())
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         labels = torch.full((len(queries),), -1)
         asked = queries[:max_answers]
         if len(asked):
-            noise = self.charge_and_draw(ledger, self.mechanism, len(asked), "votes")
+            noise = run.pay(self.mechanism, len(asked), "votes")
             labels[: len(asked)] = self.decide(asked, noise)
         return Release(labels)
 
@@ -74,18 +73,18 @@ class Counts(ReverseKNN):
 
 
 class DrawsFirst(Honest):
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         queries = queries[:max_answers]
         labels = self.decide(queries, self.noise_source.stream("votes"))
-        self.charge_and_draw(ledger, self.mechanism, len(queries), "votes")
+        run.pay(self.mechanism, len(queries), "votes")
         return Release(labels)
 
 
 class ChargesOneForAll(Honest):
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         labels = torch.full((len(queries),), -1)
         asked = queries[:max_answers]
-        noise = self.charge_and_draw(ledger, self.mechanism, 1, "votes")
+        noise = run.pay(self.mechanism, 1, "votes")
         labels[: len(asked)] = self.decide(asked, noise)
         return Release(labels)
 
@@ -96,9 +95,9 @@ class ChargesOneForAll(Honest):
 class DrawsOneByOne(Honest):
     """A release a query, and one is paid for."""
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         labels = torch.full((len(queries),), -1)
-        noise = self.charge_and_draw(ledger, self.mechanism, 1, "votes")
+        noise = run.pay(self.mechanism, 1, "votes")
         for place, query in enumerate(queries[:max_answers]):
             labels[place] = self.decide(query[None], noise)[0]
         return Release(labels)
@@ -110,24 +109,8 @@ class PlansTooLittle(Honest):
 
 
 class ChargesNothing(Honest):
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         return Release(torch.zeros(len(queries), dtype=torch.int64))
-
-
-class StatesNoAdjacency(Honest):
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        return self.noise_source.stream(key, ledger.charge(mechanism, count, noise=self.noise_source))
-
-
-class StatesAnotherAdjacency(Honest):
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        row = ledger.charge(mechanism, count, noise=self.noise_source, adjacencies=("replace_one",))
-        return self.noise_source.stream(key, row)
-
-
-class StatesNoSource(Honest):
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        return self.noise_source.stream(key, ledger.charge(mechanism, count, adjacencies=self.adjacencies))
 
 
 class HoldsUnderNoAdjacency(Sampled):
@@ -135,17 +118,17 @@ class HoldsUnderNoAdjacency(Sampled):
 
 
 class AnswersAfterRefusal(Honest):
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         try:
-            return super().label(queries, ledger, max_answers)
+            return super().answer(queries, run, max_answers)
         except BudgetExceeded:
             return Release(torch.full((len(queries),), -1))
 
 
 class DrawsAfterRefusal(Honest):
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         try:
-            return super().label(queries, ledger, max_answers)
+            return super().answer(queries, run, max_answers)
         except BudgetExceeded:
             self.decide(queries, self.noise_source.stream("votes", 0))
             raise
@@ -156,11 +139,11 @@ class ThinksItPaid(Honest):
 
     began = False
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         if self.began:
             return Release(self.decide(queries, self.noise_source.stream("free", self.calls)))
         self.began, self.calls = True, 7
-        release = super().label(queries, ledger, max_answers)
+        release = super().answer(queries, run, max_answers)
         self.began = False
         return release
 
@@ -169,9 +152,8 @@ class ThinksItPaid(Honest):
 
 
 class ReusesNoise(Honest):
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        super().charge_and_draw(ledger, mechanism, count, key)
-        return self.noise_source.stream(key)
+    def decide(self, asked, noise):
+        return super().decide(asked, self.noise_source.stream("votes"))
 
 
 class NoiseByHand(Honest):
@@ -218,8 +200,8 @@ class HalvesTheNoise(Honest):
 
 
 class PlansByTheTable(Honest):
-    def fit(self, records):
-        super().fit(records)
+    def learn(self, records):
+        super().learn(records)
         self.mechanism = Gaussian(max(1.0, len(records) / 10), self.sensitivity)
 
 
@@ -227,13 +209,13 @@ class PlansByTheTable(Honest):
 
 
 class IgnoresMaxAnswers(Honest):
-    def label(self, queries, ledger, max_answers=None):
-        return super().label(queries, ledger)
+    def answer(self, queries, run, max_answers):
+        return super().answer(queries, run, None)
 
 
 class TakesNoneForAll(Honest):
-    def label(self, queries, ledger, max_answers=None):
-        return super().label(queries, ledger, max_answers or None)
+    def answer(self, queries, run, max_answers):
+        return super().answer(queries, run, max_answers or None)
 
 
 class RemembersTheFirstTable(Honest):
@@ -266,8 +248,8 @@ class UnclippedVotes(PrivateKNN):
             k=5, sampling_rate=1.0, noise=Gaussian(2.0), task="multilabel", attributes=Attributes(2.0)
         )
 
-    def fit(self, records):
-        super().fit(records)
+    def learn(self, records):
+        super().learn(records)
         self._neighbors = PoissonSums(records.table(), records.labels.double(), self.k, 1.0)
 
 
@@ -281,14 +263,14 @@ class ScreensTheSum(Honest):
     def screening(self, num_classes):
         return NoisyScreening(2 * self.k, 3.0, 1.0, num_classes)
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         mechanism = self.screening(self.num_classes)
-        noise = self.charge_and_draw(ledger, mechanism, len(queries), "screening")
+        noise = run.pay(mechanism, len(queries), "screening")
         passed = mechanism.passes(2 * self.votes(queries, noise).max(dim=1).values, noise)
         labels = torch.full((len(queries),), -1)
         chosen = passed.nonzero().flatten()[:max_answers]
         if len(chosen):
-            noise = self.charge_and_draw(ledger, self.mechanism, len(chosen), "votes")
+            noise = run.pay(self.mechanism, len(chosen), "votes")
             labels[chosen] = self.decide(queries[chosen], noise)
         return Release(labels)
 
@@ -297,25 +279,25 @@ class ScreensTheSum(Honest):
 
 
 class RawProbabilities(Honest):
-    def label(self, queries, ledger, max_answers=None):
-        labels = super().label(queries, ledger, max_answers).labels
+    def answer(self, queries, run, max_answers):
+        labels = super().answer(queries, run, max_answers).labels
         votes = self.votes(queries, None).float()
         return Release(labels, soft=votes / votes.sum(dim=1, keepdim=True))
 
 
 class AsksWhatIsSure(Honest):
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         labels = torch.full((len(queries),), -1)
         sure = (self.votes(queries, None).max(dim=1).values >= 4).nonzero().flatten()[:max_answers]
         if len(sure):
-            noise = self.charge_and_draw(ledger, self.mechanism, len(sure), "votes")
+            noise = run.pay(self.mechanism, len(sure), "votes")
             labels[sure] = self.decide(queries[sure], noise)
         return Release(labels)
 
 
 class TellsTheSize(Honest):
-    def label(self, queries, ledger, max_answers=None):
-        release = super().label(queries, ledger, max_answers)
+    def answer(self, queries, run, max_answers):
+        release = super().answer(queries, run, max_answers)
         return Release(release.labels, score_deviation=1.0 / len(self._table))
 
 
@@ -422,8 +404,8 @@ class ScaledByTheTable(Counts):
 class ClassesOfTheTable(Counts):
     """It counts the classes that occur, and no others."""
 
-    def fit(self, records):
-        super().fit(records)
+    def learn(self, records):
+        super().learn(records)
         self._there = records.labels.unique()
 
     def counts(self, queries):
@@ -431,8 +413,8 @@ class ClassesOfTheTable(Counts):
 
 
 class WeightsByNorm(Honest):
-    def fit(self, records):
-        super().fit(records)
+    def learn(self, records):
+        super().learn(records)
         self._weights = records.table().norm(dim=1)
 
     def votes(self, queries, noise):
@@ -442,15 +424,15 @@ class WeightsByNorm(Honest):
 class RaisesOnRareClasses(Honest):
     """It refuses, after it was fitted, a table in which a class has one record."""
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         if bool((torch.bincount(self._labels) == 1).any()):
             raise ValueError("a class has one record")
-        return super().label(queries, ledger, max_answers)
+        return super().answer(queries, run, max_answers)
 
 
 class Memorises(Honest):
-    def label(self, queries, ledger, max_answers=None):
-        release = super().label(queries, ledger, max_answers)
+    def answer(self, queries, run, max_answers):
+        release = super().answer(queries, run, max_answers)
         same = (queries[:, None] == self._table).all(dim=2)
         known = same.any(dim=1) & (release.labels >= 0)
         release.labels[known] = self._labels[same.int().argmax(dim=1)][known]
@@ -458,8 +440,8 @@ class Memorises(Honest):
 
 
 class MajorityOfManyRecords(Honest):
-    def label(self, queries, ledger, max_answers=None):
-        release = super().label(queries, ledger, max_answers)
+    def answer(self, queries, run, max_answers):
+        release = super().answer(queries, run, max_answers)
         if len(self._labels) > 500:
             release.labels[:] = torch.bincount(self._labels).argmax()
         return release

@@ -26,6 +26,7 @@ from pl_privknn.labelers import (
     ShuffledReverseKNN,
     SufficientStatistics,
 )
+from pl_privknn.labelers.base import Release
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget
@@ -356,8 +357,13 @@ class Assumes(broken_labelers.SensitivityOne):
         plan = super().plan(num_queries, max_answers, num_classes, rounds)
         return [Charge(Conditional(part.mechanism, "neighbours agree"), part.count) for part in plan]
 
-    def charge_and_draw(self, ledger, mechanism, count, key):
-        return super().charge_and_draw(ledger, Conditional(mechanism, "neighbours agree"), count, key)
+    def answer(self, queries, run, max_answers):
+        labels = torch.full((len(queries),), -1)
+        asked = queries[:max_answers]
+        if len(asked):
+            noise = run.pay(Conditional(self.mechanism, "neighbours agree"), len(asked), "votes")
+            labels[: len(asked)] = self.decide(asked, noise)
+        return Release(labels)
 
 
 def test_a_condition_is_reported_and_not_taken_for_a_fault():

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Write your own teacher in 20 lines
 #
-# A teacher is one class that stores the private table, plans the maximum cost of a run, charges the ledger and
-# answers. It never computes ε itself: it names the mechanism, and draws noise with the mechanism that was charged.
+# A teacher is one class that plans the maximum cost of a run and answers queries. It never computes ε itself: it
+# names the mechanism, pays for it through the run, and draws noise with the mechanism that was charged.
 
 # %%
 import tempfile
@@ -20,29 +20,22 @@ from pl_privknn.testing import check_labeler
 class NoisyPrototypes(Labeler):
     """One noisy mean image feature for each class; a query gets the class of the most similar one."""
 
-    def __init__(self, sigma: float, noise_source=None):
-        super().__init__(noise_source)
+    def __init__(self, sigma: float):
         self.mechanism = Gaussian(sigma, l2_sensitivity=1.0)  # a unit vector enters one class's sum
         self.prototypes = None
 
-    def fit(self, records):
-        """Take the private records."""
-        super().fit(records)
-        units = torch.nn.functional.normalize(records.table())  # each record separately: no private mean
-        sums = torch.zeros(records.num_classes, units.shape[1], dtype=torch.float64)  # float32 would round
-        self._sums = sums.index_add_(0, records.labels, units.double())
-
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
-        """Plan the maximum cost of a run."""
-        return [Charge(self.mechanism, rounds)]  # one release per round, for any number of queries
+        """Plan the maximum cost of a run: one release per round, for any number of queries."""
+        return [Charge(self.mechanism, rounds)]
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         """Charge the ledger, draw noise, answer."""
         if self.prototypes is None:  # answers after the first are post-processing of one release
-            noise = self.charge_and_draw(
-                ledger, self.mechanism, 1, "sums"
-            )  # charges first, then returns the noise
-            self.prototypes = self.mechanism.add_noise(self._sums, noise)
+            units = torch.nn.functional.normalize(self.records.table()).double()  # float32 would round
+            sums = torch.zeros(self.records.num_classes, units.shape[1], dtype=torch.float64)
+            sums.index_add_(0, self.records.labels, units)
+            noise = run.pay(self.mechanism, 1, "sums")
+            self.prototypes = self.mechanism.add_noise(sums, noise)
         similarity = queries.double() @ torch.nn.functional.normalize(self.prototypes).T
         answers = similarity.argmax(dim=1)
         if max_answers is not None:

@@ -22,9 +22,9 @@ from pl_privknn._checks import (
     compiled,
 )
 from pl_privknn._processes import ALONE, ProcessGroup
+from pl_privknn.labelers.base import PayingRun
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
 from pl_privknn.neighbors.search import reaching
-from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms import Gaussian, GaussianDPStream
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.record_budgets import BudgetTable, Conversion, Ids, budget_for_epsilon
@@ -461,17 +461,14 @@ class IndKNNEngine:
     def answer(
         self,
         queries: Tensor,
-        source: NoiseSource,
-        ledger: ChargesLedger | None,
-        processes: ProcessGroup = ALONE,
+        run: PayingRun,
     ) -> Answers:
         """Answer queries one after another, by Algorithm 3; their cost is on disk when this returns.
 
         Args:
             queries: float features, shape ``(m, dimension)``.
-            source: of protective randomness, from which each query draws in turn.
-            ledger: receives the charge of the whole stream, unless it has it; None for a call without a ledger.
-            processes: each calls this for the same queries, with the engine of its shard.
+            run: receives the charge of the whole stream, unless its ledger has it; from its noise each query draws in
+                turn. Each of its processes calls this for the same queries, with the engine of its shard.
 
         Raises:
             BudgetExceeded: as the ledger says; nothing was drawn.
@@ -479,11 +476,12 @@ class IndKNNEngine:
                 out.
         """
         vectors, size, known = unit_rows(queries), (len(queries), self.num_classes), self.answered
-        noise = source  # of the batch on global rank 0; on others, which draw nothing, it is not used
+        processes, ledger = run.processes, run.ledger
+        noise = run.noise  # of the batch on global rank 0; on others, which draw nothing, it is not used
 
         def pay() -> Floats:
             nonlocal noise
-            noise = self.budgets.pay_for(self.parameters.total, ledger, source)
+            noise = self.budgets.pay_for(self.parameters.total, ledger, run.noise)
             return self._thresholds(vectors)
 
         thresholds = processes.from_first(pay)

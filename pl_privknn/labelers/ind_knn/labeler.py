@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_switch
+from pl_privknn._processes import ProcessGroup
 from pl_privknn.config import as_group
 from pl_privknn.labelers.base import (
-    ChargesLedger,
+    Capabilities,
     JoinsRuns,
+    PayingRun,
     PrivateRecords,
     Release,
     SpendsBudget,
@@ -200,6 +202,11 @@ class IndKNN(JoinsRuns, SpendsBudget):
         self._begin()
 
     @property
+    def capabilities(self) -> Capabilities:
+        """Persons, who have one budget each, and shards, since a query needs sums over records alone."""
+        return Capabilities(persons=True, shards=("add_remove",))
+
+    @property
     def parameters(self) -> IndKNNParameters:
         """Public constants of the stream.
 
@@ -214,8 +221,8 @@ class IndKNN(JoinsRuns, SpendsBudget):
 
     # ------------------------------------------------------------------ the labeler's contract
 
-    def fit(self, records: PrivateRecords) -> None:
-        """Take the private records; see :meth:`Labeler.fit`.
+    def learn(self, records: PrivateRecords) -> None:
+        """Take the private records; see :meth:`Labeler.learn`.
 
         Budgets belong to records, not to features: they go on when other features of the same records come, where
         ``ids`` or the data module identify records.
@@ -224,8 +231,10 @@ class IndKNN(JoinsRuns, SpendsBudget):
             ValueError: also where it is not certain that every record keeps its own budget.
             PrivateStoreError: if the budgets' folder is damaged, incomplete, an older or second copy, or in use.
         """
-        super().fit(records)
-        budgets, shard, labels = self._open_budgets(), records.shard, records.labels
+        shard, labels = records.shard, records.labels
+        if shard is not None and self.state_dir is not None and self._run_folder is None:
+            raise RuntimeError("state_dir: budgets of shards are opened together; call join_run first")
+        budgets = self._open_budgets(records.processes)
         digests = records.digests(budgets.key.digests)
         features = records.table(fresh=True)
         rows, total = np.arange(len(labels)), len(labels)
@@ -245,7 +254,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
             persons, here = np.unique(owned_by), shard is not None
             budgets.recognise(persons, None, (features, labels), is_shard=here, unit="person")
         engine = IndKNNEngine(self.parameters, self.switches, records.num_classes, features.shape[1], budgets)
-        engine.device = self.device
+        engine.device = records.device
         engine.add(ids, unit_rows(features, overwrite=True), labels.cpu().numpy(), owned_by)
         if (then := self._engine) is not None and len(ids) and torch.equal(then.vectors, engine.vectors):
             engine.answered, engine.reference = then.answered, then.reference
@@ -260,17 +269,16 @@ class IndKNN(JoinsRuns, SpendsBudget):
         """Plan of one charge for the whole stream, whatever the numbers; see :meth:`Labeler.plan`."""
         return [Charge(self.parameters.total, 1)]
 
-    def label(self, queries: Tensor, ledger: ChargesLedger, max_answers: int | None = None) -> Release:
-        """Answer the first ``max_answers`` queries one after another; see :meth:`Labeler.label`.
+    def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
+        """Answer the first ``max_answers`` queries one after another; see :meth:`Labeler.answer`.
 
         Raises:
-            RuntimeError: before :meth:`fit`.
             ValueError: for queries of another dimension, or not finite, or noise from a source of another kind than
                 that of earlier answers.
             PrivateStoreError: if the budgets could not be written, or are not those from which this run has answered;
                 nothing is returned.
         """
-        engine = self._fitted("label")
+        engine = self._fitted()
         check_queries(queries, engine.vectors.shape[1])
         labels = torch.full((len(queries),), -1, dtype=torch.int64)
         soft = torch.full((len(queries), engine.num_classes), 1 / engine.num_classes) if self.soft else None
@@ -279,7 +287,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
         if len(asked):
             if self.switches.density is not None and self._asked_refer:
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
-            answers = engine.answer(asked, self.noise_source, ledger, self.processes)
+            answers = engine.answer(asked, run)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
             # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
@@ -291,11 +299,11 @@ class IndKNN(JoinsRuns, SpendsBudget):
 
     def remaining(self) -> NDArray[np.float64]:
         """Remaining budget of each private record of this process. **Private**: for the owner of the data alone."""
-        return self._fitted("remaining").remaining()
+        return self._fitted().remaining()
 
     # ------------------------------------------------------------------ runs and shards
 
-    def join_run(self, folder: Path, ledger: ChargesLedger) -> None:
+    def join_run(self, folder: Path, run: PayingRun) -> None:
         """Keep the budgets in ``folder``, unless there is a ``state_dir``; see :meth:`JoinsRuns.join_run`.
 
         In shards every process keeps those of its records, in a separate folder.
@@ -305,19 +313,20 @@ class IndKNN(JoinsRuns, SpendsBudget):
                 the one from which the run has answered.
         """
         place = (self.state_dir or folder).resolve()
-        joined = self.processes.from_first(lambda: self._join_first(place, ledger))
-        if self.processes.rank:
-            self._join(place, *joined)
-        self.processes.sum(torch.zeros(1))  # nothing is paid before all have joined
+        processes = run.processes
+        joined = processes.from_first(lambda: self._join_first(place, run))
+        if processes.rank:
+            self._join(place, processes, *joined)
+        processes.sum(torch.zeros(1))  # nothing is paid before all have joined
 
-    def _join_first(self, place: Path, ledger: ChargesLedger) -> tuple[str, bool, str | None]:
+    def _join_first(self, place: Path, run: PayingRun) -> tuple[str, bool, str | None]:
         """Open the budgets of the first shard; their stream, whether it has begun, and its last noted mark."""
         self._move_to(place)
         if not (place / FILE_NAME).exists():
-            check_unpaid(place, self.parameters.total, ledger)
-        budgets = self._open_budgets()
-        budgets.check(self.parameters.total, ledger)
-        return budgets.name, budgets.begun, budgets.noted(ledger)
+            check_unpaid(place, self.parameters.total, run.ledger)
+        budgets = self._open_budgets(run.processes)
+        budgets.check(self.parameters.total, run.ledger)
+        return budgets.name, budgets.begun, budgets.noted(run.ledger)
 
     def leave_run(self) -> None:
         """Close the budgets; see :meth:`JoinsRuns.leave_run`."""
@@ -330,26 +339,18 @@ class IndKNN(JoinsRuns, SpendsBudget):
         self.leave_run()
         self._engine = None
 
-    @property
-    def takes_shards(self) -> bool:
-        """Always true: a query needs sums over records alone."""
-        return True
-
-    @property
-    def protects_persons(self) -> bool:
-        """Always true: a budget is a person's then."""
-        return True
-
-    def _join(self, folder: Path, stream: str, begun: bool, noted: str | None) -> None:
+    def _join(
+        self, folder: Path, processes: ProcessGroup, stream: str, begun: bool, noted: str | None
+    ) -> None:
         """Open the budgets of this shard next to those of the first one, after checking that they match."""
-        own = folder / f"shard-{self.processes.rank:05d}"
+        own = folder / f"shard-{processes.rank:05d}"
         self._move_to(own)
         if begun and not (own / FILE_NAME).exists():
             raise PrivateStoreError(
                 f"{own}: the budgets of this shard are missing; put them back, or start a new run or state_dir, "
                 "which charges a new stream"
             )
-        budgets = self._open_budgets(stream)
+        budgets = self._open_budgets(processes, stream)
         budgets.check_mark(noted, "this run")
         budgets.begun_elsewhere = begun
 
@@ -359,11 +360,9 @@ class IndKNN(JoinsRuns, SpendsBudget):
             self.close()
             self._run_folder = place
 
-    def _open_budgets(self, stream: str | None = None) -> BudgetTable:
+    def _open_budgets(self, processes: ProcessGroup, stream: str | None = None) -> BudgetTable:
         if self._budgets is None:
-            folder, processes = self._run_folder or self.state_dir, self.processes
-            if self.shard is not None and folder is not None and self._run_folder is None:
-                raise RuntimeError("state_dir: budgets of shards are opened together; call join_run first")
+            folder = self._run_folder or self.state_dir
             facts = {"shard": f"{processes.rank} of {processes.size}"}
             if stream is not None:
                 facts["stream"] = stream
@@ -371,7 +370,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
             self._budgets = BudgetTable(path, self.parameters.rho, self.parameters.quantum, **facts)
         return self._budgets
 
-    def _fitted(self, method: str) -> IndKNNEngine:
+    def _fitted(self) -> IndKNNEngine:
         if self._engine is None:
-            raise RuntimeError(f"IndKNN.{method} needs the private table: call fit(records) first")
+            raise RuntimeError("IndKNN needs the private table: call fit(records) first")
         return self._engine

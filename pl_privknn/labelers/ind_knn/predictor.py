@@ -17,7 +17,7 @@ from pl_privknn._checks import check_int, shape_text
 from pl_privknn.features.alone import Extract, kept_apart
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import check_table, made_up
-from pl_privknn.labelers.base import ChargesLedger, nonnegative_shares
+from pl_privknn.labelers.base import ChargesLedger, PayingRun, nonnegative_shares
 from pl_privknn.labelers.ind_knn.algorithm import (
     IndKNNEngine,
     IndKNNParameters,
@@ -150,7 +150,8 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         with self._turn:
             engine = self._ready(queries)
             known = len(engine.answered[1])
-            answers = engine.answer(queries, self.noise_source, self._ledger)
+            run = PayingRun(self._ledger, self.noise_source, ("add_remove",), self.unit)
+            answers = engine.answer(queries, run)
             vectors, said = engine.answered
             self._keep("answers", vectors[known:], said[known:])
         labels, counts = torch.from_numpy(answers.labels), torch.from_numpy(answers.counts)

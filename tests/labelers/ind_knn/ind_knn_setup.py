@@ -167,26 +167,31 @@ class Together:
     def __init__(self, make, shards, rows, labels, run=None, folder=None):
         self.threads = Threads(len(shards))
         self.members = [make() for _ in shards]
-        for member, group, (first, stride, _) in zip(self.members, self.threads.groups, shards, strict=True):
-            member.shard = Shard(group, first, stride, len(labels))
+        self.held = [
+            Shard(group, first, stride, len(labels))
+            for group, (first, stride, _) in zip(self.threads.groups, shards, strict=True)
+        ]
         self.shards, self.rows, self.labels, self.run = shards, rows, labels, run
         if folder is not None:
             if folder in _OPEN:
                 _OPEN[folder].close()
             _OPEN[folder] = self
-            self.each(lambda member: member.join_run(folder, paying(member, run)))
+            self.each(lambda member: member.join_run(folder, self.paying(member, run)))
 
     def each(self, work):
         return self.threads.run([functools.partial(work, member) for member in self.members])
 
+    def paying(self, member, run):
+        return paying(member, run, self.held[self.members.index(member)])
+
     def fit(self, numbers=None):
-        for member, (_, _, places) in zip(self.members, self.shards, strict=True):
+        for member, shard, (_, _, places) in zip(self.members, self.held, self.shards, strict=True):
             records = PrivateRecords.of(
                 self.rows[places],
                 self.labels[places],
                 C,
                 ids=None if numbers is None else torch.as_tensor(numbers[places]),
-                shard=member.shard,
+                shard=shard,
                 examples=self.rows[places],
             )
             member.fit(records)
@@ -194,7 +199,7 @@ class Together:
 
     def ask(self, queries=QUERIES):
         ledger = self.run if self.run is not None else FreeLedger()
-        return self.each(lambda member: member.label(queries, paying(member, ledger)))[0]
+        return self.each(lambda member: member.label(queries, self.paying(member, ledger)))[0]
 
     def left(self):
         """What every record has left, in the table's order."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pl_privknn.labelers.base import PayingRun
 from pl_privknn.labelers.ind_knn import IndKNNParameters, algorithm
 from pl_privknn.labelers.ind_knn.algorithm import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
@@ -39,7 +40,8 @@ def engine(parameters, dimension, *table, **switches):
 
 
 def answer(made, queries, seed):
-    return made.answer(torch.as_tensor(queries, dtype=torch.float32), Draws(seed), FreeLedger())
+    run = PayingRun(FreeLedger(), Draws(seed), ("add_remove",))
+    return made.answer(torch.as_tensor(queries, dtype=torch.float32), run)
 
 
 def compare(parameters, rows, queries, *, batches, rtol, reuse=False, literal_candidates=None, hashing=None):

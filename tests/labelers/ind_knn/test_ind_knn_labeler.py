@@ -10,7 +10,7 @@ from scipy import stats
 from pl_privknn.config import as_section
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN
-from pl_privknn.labelers.base import stated_plan
+from pl_privknn.labelers.base import PayingRun, stated_plan
 from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, Records
 from pl_privknn.labelers.ind_knn.algorithm import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
@@ -111,7 +111,8 @@ def test_soft_answers_caps_and_held_back_answers():
     assert everything.answered.all()
     # A margin of m deviations is passed by noise alone with about the normal probability.
     engine = engine_of(IndKNNParameters(0.5, 5.0, 1.0, 1.0), 3, num_classes=2, abstain=2.0)
-    held = (engine.answer(torch.ones(5000, 3), SeededNoise(0), FreeLedger()).labels == -1).mean()
+    run = PayingRun(FreeLedger(), SeededNoise(0), ("add_remove",))
+    held = (engine.answer(torch.ones(5000, 3), run).labels == -1).mean()
     assert held == pytest.approx(1 - 2 * stats.norm.sf(2.0), abs=0.012)  # four standard errors
 
 

@@ -116,7 +116,7 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     labeler = any_teacher(0.2, 1.5, rho=0.3, sigma1=4.0, min_count=2.0, noise_source=Draws(0))
     ledger = FreeLedger()
     labeler.fit(PrivateRecords.of(features, labels, C, owners=torch.from_numpy(PERSONS)))
-    assert labeler.unit == "person"
+    assert labeler.records.unit == "person"
     assert labeler.label(queries, ledger).labels.tolist() == answers
     np.testing.assert_allclose(labeler.remaining(), predictor.remaining()[1], atol=1e-9)
 

@@ -130,7 +130,8 @@ def again(folder):
     """Join a finished run in its folder, as one does that has queries left."""
     ledger = Ledger(folder / "run" / "ledger.sqlite", BUDGET)
     (run,) = ledger.runs
-    teacher().join_run(folder / "run.private" / run, ledger.run(run))
+    joining = teacher()
+    joining.join_run(folder / "run.private" / run, joining.paying(ledger.run(run)))
 
 
 def test_the_private_folder_is_beside_the_run_and_nothing_of_it_inside(tmp_path):

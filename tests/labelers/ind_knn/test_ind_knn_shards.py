@@ -77,7 +77,7 @@ def test_answers_and_payments_are_those_of_one_process(parts, settings):
     assert ledgers[0].rows == ledgers[1].rows
     # A count, votes, and that the budgets are written.
     for member in shards.members:
-        assert member.shard.group.sent == 8 * len(queries) * (1 + C) + 4
+        assert member.records.processes.sent == 8 * len(queries) * (1 + C) + 4
     again = Together(lambda: teacher(**OTHERS[settings]), PARTS[parts], features, labels).fit().ask(queries)
     assert torch.equal(again.scores, found.scores)
 
@@ -151,8 +151,9 @@ def test_other_numbers_of_shards_and_budgets_that_are_not_there_are_refused_by_n
     for counts in ((5, 7), (5, 4, 2, 1), (12,)):
         words = rf"run holds the budgets of shard 0 of 3, and this is shard 0 of {len(counts)}"
         refused(words, tmp_path, parts=in_order(*counts))
+    whole = teacher(noise_source=Silent(0))
     with pytest.raises(PrivateStoreError, match=words):
-        teacher(noise_source=Silent(0)).join_run(place, Ledger(tmp_path / "ledger.sqlite").run("run"))
+        whole.join_run(place, whole.paying(Ledger(tmp_path / "ledger.sqlite").run("run")))
     with pytest.raises(PrivateStoreError, match=r"shard-00001 holds the budgets of shard 1 of 3"):
         teacher(state_dir=place / "shard-00001").fit(PrivateRecords.of(ROWS, LABELS, C))
 

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.labelers.base import check_protects, stated_plan
+from pl_privknn.labelers.base import PayingRun, check_protects, stated_plan
 from pl_privknn.labelers.partitions import ClassBalancedPartition, GuidedPartition
 from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.teachers import LinearTeachers
@@ -31,6 +31,10 @@ class FixedVotes(PATE):
     def __init__(self, histograms, **arguments):
         self.histograms = torch.as_tensor(histograms)
         super().__init__(num_teachers=int(self.histograms.sum(dim=1).max()), **arguments)
+        self.fit(PrivateRecords.of(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 3))
+
+    def learn(self, records):
+        pass
 
     def votes(self, queries):
         return self.histograms[: len(queries)]
@@ -152,9 +156,9 @@ def test_conditional_partitions_mark_every_charge_with_the_reason(partitioner):
 
 def test_persons_are_dealt_out_where_a_partition_can():
     pate = fitted()
-    assert pate.unit == "record"
+    assert pate.records.unit == "record"
     pate.fit(PrivateRecords.of(*table(), 3, owners=torch.arange(300) // 6))
-    assert pate.unit == "person"
+    assert pate.records.unit == "person"
     with pytest.raises(ValueError, match="unit='person': PATE"):
         check_protects(PATE(5, noise=Gaussian(1.0), partitioner=GuidedPartition()), "person")
     with pytest.raises(ValueError, match=r"private_groups: must be int64 of shape \(n,\)"):
@@ -187,7 +191,8 @@ def test_the_screening_stays_in_its_range():
     few = torch.tensor([[1, 0, 0]])
     for threshold, label in ((4, 0), (4.01, -1)):
         bound = PATE(12, noise=Gaussian(1.0), screening=Screening(threshold, Gaussian(1.0))).aggregation(3)
-        assert bound.release(1, lambda *_: few, lambda *_: Quiet()).labels.tolist() == [label]
+        run = PayingRun(FreeLedger(), Quiet(), ("add_remove",))
+        assert bound.release(1, lambda *_: few, run).labels.tolist() == [label]
     assert len(fitted().label(torch.zeros(0, 6), FreeLedger()).labels) == 0
 
 

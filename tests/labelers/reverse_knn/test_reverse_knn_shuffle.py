@@ -167,7 +167,10 @@ def test_how_records_are_spread_over_clients_changes_nothing():
         (FreeLedger(), FreeLedger()),
     )
     whole.noise_source = SeededNoise(5)
-    from_clients, from_table = server.release(total, ledgers[0]), whole.label(queries, ledgers[1])
+    from_clients, from_table = (
+        server.release(total, server.paying(ledgers[0])),
+        whole.label(queries, ledgers[1]),
+    )
     assert ledgers[0].rows == ledgers[1].rows
     assert [(row.mechanism, row.count) for row in ledgers[0].rows] == [(whole.mechanism(3), 1)]
     assert torch.equal(from_clients.scores, from_table.scores)

@@ -158,7 +158,7 @@ def test_a_killed_run_draws_nothing_twice(tmp_path, monkeypatch, lost):
     ledger, queries = Ledger(tmp_path / "ledger.sqlite"), table(30, seed=5)[0]
     teacher, resumed = (gradients(noise_multiplier=0.5) for _ in range(2))
     handle = ledger.run("a", plan=teacher.plan(30, 30, 3))
-    teacher.join_run(tmp_path / "kept", handle)
+    teacher.join_run(tmp_path / "kept", teacher.paying(handle))
 
     def keep(*kept):
         if lost is not None and teacher._charged > lost:
@@ -170,7 +170,7 @@ def test_a_killed_run_draws_nothing_twice(tmp_path, monkeypatch, lost):
         fitted(teacher, *shifted()).label(queries, handle)
     teacher.leave_run()
     handle = ledger.run("a")
-    resumed.join_run(tmp_path / "kept", handle)
+    resumed.join_run(tmp_path / "kept", resumed.paying(handle))
     fitted(resumed, *shifted()).label(queries, handle)
     assert handle.num_charges == 4
     numbers = [CENTRE, 0, 1, 2]
@@ -184,14 +184,13 @@ def test_a_centre_without_any_sum_is_no_model(tmp_path):
     teacher = SufficientStatistics(noise_multiplier=0.5, private_records=60, centre=0.3)
     handle = Ledger(tmp_path / "ledger.sqlite").run("a", plan=teacher.plan(30, 30, 3))
     fitted(teacher)
-    teacher.join_run(tmp_path / "kept", handle)
+    teacher.join_run(tmp_path / "kept", teacher.paying(handle))
     handle.charge(teacher.mechanism(CENTRE))
     handle.charge(teacher.mechanism(0))
     teacher.leave_run()
+    again = SufficientStatistics(noise_multiplier=0.5, private_records=60, centre=0.3)
     with pytest.raises(ReleaseLostError, match="not drawn again"):
-        SufficientStatistics(noise_multiplier=0.5, private_records=60, centre=0.3).join_run(
-            tmp_path / "kept", handle
-        )
+        again.join_run(tmp_path / "kept", again.paying(handle))
 
 
 # ---------------------------------------------------------------------------- arguments

@@ -94,17 +94,17 @@ def test_later_queries_are_free_and_a_resumed_run_draws_nothing(tmp_path, name):
     make, queries = MADE[name], table(30, seed=5)[0]
     teacher = fitted(make(noise_multiplier=2.0))
     run = ledger.run("a", plan=teacher.plan(30, 30, 3))
-    teacher.join_run(tmp_path / "kept", run)
+    teacher.join_run(tmp_path / "kept", teacher.paying(run))
     first = teacher.label(queries[:10], run)
     assert run.num_charges == teacher.releases
-    teacher.join_run(tmp_path / "kept", run)
+    teacher.join_run(tmp_path / "kept", teacher.paying(run))
     again = fitted(teacher).label(queries, run)
     torch.testing.assert_close(again.soft[:10], first.soft)
     teacher.leave_run()
     # Another process.
     handle = ledger.run("a")
     resumed = make(noise_multiplier=2.0)
-    resumed.join_run(tmp_path / "kept", handle)
+    resumed.join_run(tmp_path / "kept", resumed.paying(handle))
     torch.testing.assert_close(fitted(resumed).label(queries, handle).soft, again.soft, atol=1e-4, rtol=0)
     assert handle.num_charges == teacher.releases
     for path in (tmp_path / "kept", *(tmp_path / "kept").iterdir()):
@@ -130,7 +130,7 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
     ledger, queries = Ledger(tmp_path / "ledger.sqlite"), table(30, seed=5)[0]
     teacher, resumed = (MADE["curvature"](noise_multiplier=2.0, releases=releases) for _ in range(2))
     handle = ledger.run("a", plan=teacher.plan(30, 30, 3))
-    teacher.join_run(tmp_path / "kept", handle)
+    teacher.join_run(tmp_path / "kept", teacher.paying(handle))
 
     def keep(*kept):
         if teacher._charged > lost:
@@ -145,9 +145,9 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
     assert handle.num_charges == lost + 1
     if releases == 1:  # the only one was lost
         with pytest.raises(ReleaseLostError, match=r"not drawn again. Start a new run"):
-            resumed.join_run(tmp_path / "kept", handle)
+            resumed.join_run(tmp_path / "kept", resumed.paying(handle))
     else:
-        resumed.join_run(tmp_path / "kept", handle)
+        resumed.join_run(tmp_path / "kept", resumed.paying(handle))
         fitted(resumed).label(queries, handle)
         assert handle.num_charges == 3
         assert sorted(resumed.noisy_sums) == [0, 2]
@@ -156,13 +156,11 @@ def test_a_release_that_was_paid_for_and_lost_is_not_drawn_again(tmp_path, monke
 def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
     teacher = fitted(SufficientStatistics(noise_multiplier=2.0))
     handle = Ledger(tmp_path / "one.sqlite").run("a")
-    teacher.join_run(tmp_path / "kept", handle)
+    teacher.join_run(tmp_path / "kept", teacher.paying(handle))
     teacher.label(table()[0], handle)
     teacher.leave_run()
     with pytest.raises(ReleaseLostError, match=r"did not pay for"):
-        SufficientStatistics(noise_multiplier=2.0).join_run(
-            tmp_path / "kept", Ledger(tmp_path / "two.sqlite").run("a")
-        )
+        teacher.join_run(tmp_path / "kept", teacher.paying(Ledger(tmp_path / "two.sqlite").run("a")))
 
 
 def test_another_ledger_pays_anew():

@@ -105,7 +105,7 @@ def test_a_run_states_its_unit(tmp_path, unit):
     teacher, owners = PATE(5, noise=Gaussian(2.0), progress=False), torch.arange(300) // 6
     callback, _ = fit_student(tmp_path, teacher, 0.1, owners=owners, queries_per_round=20, unit=unit)
     assert callback.privacy_summary()["unit"] == callback.ledger.budget.unit == unit
-    assert teacher.unit == unit
+    assert teacher.records.unit == unit
 
 
 def test_persons_need_owners_and_a_teacher_that_protects_them(tmp_path):
@@ -125,13 +125,10 @@ def test_persons_need_owners_and_a_teacher_that_protects_them(tmp_path):
 class RecordsAlone(Labeler):
     """A teacher that knows nothing of persons."""
 
-    def fit(self, records):
-        raise AssertionError
-
     def plan(self, num_queries, max_answers, num_classes, rounds=1):
         return []
 
-    def label(self, queries, ledger, max_answers=None):
+    def answer(self, queries, run, max_answers):
         raise AssertionError
 
 
