@@ -506,7 +506,7 @@ def _compared(
         "beside_peak_mb": round(peaks[1] / 1e6, 1),
         "difference": difference,
         "load": round(os.getloadavg()[0], 1),
-        "way": made.way,
+        "way": made.way.name,
     }
 
 

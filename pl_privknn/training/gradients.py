@@ -24,12 +24,117 @@ from pl_privknn.privacy.redaction import shows_private_errors
 from pl_privknn.training.records import PrivateData, tensors_of
 from pl_privknn.training.requirements import check_layers, trained_parameters
 from pl_privknn.training.traced_step import PrivateRandomness, RecordStep, TracedStep
+from pl_privknn.training.training_run import TrainingOptions
 
 # Bytes that the gradients of one chunk may take, and those of the few records that make a chunk worth its while.
 _BYTES, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 1 << 28
 # Relative differences of gradients that should be the same.
 _NO_GRADIENT = 1e-10
 _CLOSE = 1e-3
+
+
+class LayerWay:
+    """Way of records that share a forward pass, through a network whose layers keep them apart.
+
+    Args:
+        network: a :func:`~pl_privknn.networks.layer_gradients.separable` one.
+        inputs: makes its inputs of what the data set gives.
+        parameters: the trained ones.
+    """
+
+    name = "layers"
+
+    def __init__(
+        self, network: nn.Module, inputs: Callable[[Tensor], Tensor], parameters: list[nn.Parameter]
+    ) -> None:
+        self._inputs, self._layers = inputs, LayerGradients(network, parameters)
+
+    def add(self, total: ClippedSum, batch: Any, stack: list[Tensor]) -> None:
+        """Clip and add the gradients of records, given as tensors ``(b, 1, …)`` of inputs and classes."""
+        given, targets = (part.squeeze(1).contiguous() for part in stack)
+        self._layers.add(total, self._inputs(given), targets)
+
+
+class GraphWay:
+    """Way of records through the graph of the step for their shapes: by ``vmap``, or one after another.
+
+    Args:
+        step: is traced for each new key of a batch.
+        device: of the module.
+
+    Attributes:
+        by_vmap: whether a chunk goes through ``vmap``.
+        number: of the present step.
+    """
+
+    def __init__(self, step: RecordStep, device: torch.device) -> None:
+        self._step, self._device = step, device
+        self._graphs: dict[Any, TracedStep | None] = {}
+        self.by_vmap, self.number = False, 0
+
+    @property
+    def name(self) -> str:
+        """``"vmap"`` or ``"loop"``."""
+        return "vmap" if self.by_vmap else "loop"
+
+    def forget(self) -> None:
+        """Forget all graphs, since what they hold has changed."""
+        self._graphs.clear()
+
+    def trace(self, batch: Any) -> TracedStep:
+        """Trace the step for batches of this key."""
+        graph = self._graphs[tensors_of(batch, self._device)[1]] = self._step.trace(batch, self.number)
+        return graph
+
+    def gradient(self, batch: Any) -> list[Tensor]:
+        """Gradient of a batch of one."""
+        return self._graph(batch).gradient(tensors_of(batch, self._device)[0])
+
+    def add(self, total: ClippedSum, batch: Any, stack: list[Tensor]) -> None:
+        """Clip and add the gradients of records of one key, given as tensors ``(b, 1, …)``."""
+        graph = rows = None
+        with _silently():
+            graph = self._graph(batch)
+        if graph is None:
+            return
+        if self.by_vmap and not graph.outside:
+            with contextlib.suppress(Exception):
+                rows = graph.rows(stack)
+        if rows is not None:
+            total.add(rows)
+            return
+        for place in range(len(stack[0])):
+            _add_one(total, functools.partial(graph.gradient, [part[place] for part in stack]))
+
+    def _graph(self, batch: Any) -> TracedStep:
+        """The graph for batches of a key; a shape that can't be traced fails, and its records count as zero."""
+        key = tensors_of(batch, self._device)[1]
+        if key not in self._graphs:
+            self._graphs[key] = None
+            with contextlib.suppress(Exception):
+                self.trace(batch)
+        graph = self._graphs[key]
+        if graph is None:
+            raise UntraceableError("this shape")
+        return graph
+
+
+class CopyWay:
+    """Way of records one by one through a fresh copy of the module each, where the step can't be traced.
+
+    Args:
+        step: of the module.
+    """
+
+    name = "copies"
+
+    def __init__(self, step: RecordStep) -> None:
+        self._step = step
+        self.number = 0
+
+    def gradient(self, batch: Any) -> list[Tensor]:
+        """Gradient of a batch of one."""
+        return self._step.run(batch, self.number)
 
 
 class RecordGradients:
@@ -43,20 +148,16 @@ class RecordGradients:
         module: a LightningModule.
         data: its private records.
         max_grad_norm: L2 bound of each record's gradient.
-        step: ``"auto"``, or ``"traced"``, which refuses a step that can't be traced.
+        options: settings of the training.
         layers: a network whose records share a forward pass, and what makes its inputs; see
             :func:`~pl_privknn.networks.layer_gradients.separable`.
-        physical_batch_size: records at once; by what memory and ``expected_batch_size`` allow if None.
         expected_batch_size: public; chunks are small compared with it.
-        augment: see :class:`~pl_privknn.training.private_training.PrivateTraining`.
-        views: likewise.
         trainer: of the fit, or None.
         datamodule: whose batch hooks run, or None.
         seed: gives the seeds of what is drawn in steps; the operating system's generator by default.
 
     Attributes:
         parameters: what is trained.
-        way: ``"layers"``, ``"vmap"``, ``"loop"`` (both of a graph) or ``"copies"`` (not traced).
         condition: what keeps records apart only if it is true; None where they are by construction.
         traced: the graph of a made-up record; None where there is none.
         seconds: time that it took to trace it.
@@ -68,28 +169,25 @@ class RecordGradients:
         data: PrivateData,
         max_grad_norm: float,
         *,
-        step: str = "auto",
+        options: TrainingOptions = TrainingOptions(),
         layers: tuple[nn.Module, Callable[[Tensor], Tensor]] | None = None,
-        physical_batch_size: int | None = None,
         expected_batch_size: int = 512,
-        augment: Callable[[Tensor], Tensor] | None = None,
-        views: int = 1,
         trainer: Any = None,
         datamodule: Any = None,
         seed: Callable[[], int] | None = None,
     ) -> None:
         self.module, self.data, self.max_grad_norm = module, data, max_grad_norm
-        self._mode, self._layers = step, layers
-        self._physical, self._expected = physical_batch_size, expected_batch_size
-        self._step = RecordStep(module, datamodule, trainer, data.dataset, augment, views)
+        self._options, self._layers, self._expected = options, layers, expected_batch_size
+        self._step = RecordStep(module, datamodule, trainer, data.dataset, options.augment, options.views)
         self._randomness = PrivateRandomness(seed)
         self.condition: str | None = None
         self.traced: TracedStep | None = None
-        self.way = ""
         self.seconds = 0.0
-        self._graphs: dict[Any, TracedStep | None] = {}
-        self._number, self._predicts_by_copies = 0, False
+        self._predicts_by_copies = False
         self._take_parameters()
+        self._graphs, self._copies = GraphWay(self._step, self.device), CopyWay(self._step)
+        #: How records go through the step.
+        self.way: LayerWay | GraphWay | CopyWay = self._graphs
 
     def _take_parameters(self) -> None:
         self.parameters = trained_parameters(self.module)
@@ -97,7 +195,7 @@ class RecordGradients:
         self._sizes = [parameter.numel() for parameter in self.parameters]
         bytes_of_one = 4 * sum(self._sizes)
         held = max(_BYTES // bytes_of_one, min(_FEW, _BYTES_OF_FEW // bytes_of_one), 1)
-        self._chunk = self._physical or min(max(16, min(128, self._expected // 8)), held)
+        self._chunk = self._options.physical_batch_size or min(max(16, min(128, self._expected // 8)), held)
 
     def sum(self, places: Sequence[int], batch_idx: int = 0, persons: Sequence[int] | None = None) -> Tensor:
         """The sum of the clipped gradients of some records, float64 ``(size,)``; private.
@@ -107,21 +205,20 @@ class RecordGradients:
             batch_idx: number of the step.
             persons: the person of each, person by person: the mean of a person's gradients is clipped then.
         """
-        if self._number != batch_idx and self.traced is not None and self.traced.changing:
-            self._graphs.clear()
-        self._number = batch_idx
+        if batch_idx != self._graphs.number:
+            self._graphs.number = self._copies.number = batch_idx
+            if self.traced is not None and self.traced.changing:
+                self._graphs.forget()
         total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
         with self._randomness():
-            if persons is not None:
-                pairs = zip(places, persons, strict=True)
-                for _, own in itertools.groupby(pairs, key=operator.itemgetter(1)):
-                    self._add_one(total, functools.partial(self._mean_gradient, [place for place, _ in own]))
-            elif self.way == "copies":
-                for place in places:
-                    self._add_one(total, functools.partial(self._mean_gradient, [place]))
-            else:
+            if persons is None and not isinstance(self.way, CopyWay):
                 for batch, stack in self._chunks(places):
-                    self._add(total, batch, stack)
+                    self.way.add(total, batch, stack)
+            else:
+                owners = range(len(places)) if persons is None else persons
+                pairs = zip(places, owners, strict=True)
+                for _, own in itertools.groupby(pairs, key=operator.itemgetter(1)):
+                    _add_one(total, functools.partial(self._mean_gradient, [place for place, _ in own]))
             return total.finish()
 
     @property
@@ -267,11 +364,9 @@ class RecordGradients:
         self._randomness.drew = False
         with self._randomness():
             batches = self.data.made_up()
-            if not batches:
-                self.way = "loop"
-            elif self._layers is not None and not self._step.has_hooks:
-                self.way = "layers"
-            else:
+            if batches and self._layers is not None and not self._step.has_hooks:
+                self.way = self._layer_way()
+            elif batches:
                 self._try(batches, timed)
                 self._check_moves(batches)
         self._randomness.drew = None
@@ -282,28 +377,33 @@ class RecordGradients:
         Raises:
             ValueError: where the step can't be traced any more.
         """
-        self._graphs.clear()
+        self._graphs.forget()
         self._take_parameters()
+        if isinstance(self.way, LayerWay):
+            self.way = self._layer_way()
         if self.traced is None or not (batches := self.data.made_up()):
             return
         with self._randomness():
-            self.traced = self._step.trace(batches[0], self._number)
-        self._graphs[tensors_of(batches[0], self.device)[1]] = self.traced
+            self.traced = self._graphs.trace(batches[0])
+
+    def _layer_way(self) -> LayerWay:
+        assert self._layers is not None
+        network, inputs = self._layers
+        return LayerWay(network, nn.Identity() if self.data.has_vectors else inputs, self.parameters)
 
     def _try(self, batches: list[Any], timed: bool) -> None:
         reason = None
         for batch in batches:
             try:
                 start = time.perf_counter()
-                traced = self._step.trace(batch)
+                traced = self._graphs.trace(batch)
                 self.seconds = time.perf_counter() - start
                 differs = self._differs(traced, batch)
             except UntraceableError as error:
                 reason = reason or str(error)
                 continue
             if not differs:
-                self.traced, self.way = traced, "loop"
-                self._graphs[tensors_of(batch, self.device)[1]] = traced
+                self.traced = traced
                 stack = [torch.stack([part] * self._chunk) for part in tensors_of(batch, self.device)[0]]
                 self._randomness.begin()
                 with contextlib.suppress(Exception):
@@ -312,16 +412,16 @@ class RecordGradients:
                     same = self._randomness.drawn() or _close([row[0] for row in rows], alone)
                     del rows
                     if same and not traced.outside and (not timed or self._is_faster(traced, stack)):
-                        self.way = "vmap"
+                        self._graphs.by_vmap = True
                 return
             reason = "its graph has another gradient than the step"
         batch = self._first_working(batches)
-        if self._mode == "traced":
+        if self._options.step == "traced":
             raise InputError(
                 f"training_step: can't be traced ({reason}); change it so, or use step='auto', whose guarantee is "
                 "conditional"
             )
-        self.way = "copies"
+        self.way = self._copies
         self.condition = (
             f"training_step can't be traced ({reason}), and keeps nothing of a record outside of its module"
         )
@@ -419,22 +519,7 @@ class RecordGradients:
 
     def _gradient(self, batch: Any) -> list[Tensor]:
         """Gradient of a batch of one, one tensor per trained parameter."""
-        if self.way == "copies":
-            return self._step.run(batch, self._number)
-        tensors, key = tensors_of(batch, self.device)
-        return self._graph(batch, key).gradient(tensors)
-
-    def _graph(self, batch: Any, key: Any) -> TracedStep:
-        """The graph for batches of a key; a shape that can't be traced fails, and its records count as zero."""
-        if key not in self._graphs:
-            try:
-                self._graphs[key] = self._step.trace(batch, self._number)
-            except Exception:
-                self._graphs[key] = None
-        graph = self._graphs[key]
-        if graph is None:
-            raise UntraceableError("this shape")
-        return graph
+        return (self._copies if self.way is self._copies else self._graphs).gradient(batch)
 
     def _chunks(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Tensor]]]:
         """Batch of one, and the tensors of a chunk of such batches ``(b, 1, …)``."""
@@ -458,40 +543,6 @@ class RecordGradients:
         for some in waiting.values():
             yield _stacked(some)
 
-    def _add(self, total: ClippedSum, batch: Any, stack: list[Tensor]) -> None:
-        """Clip and add the gradients of a chunk of records."""
-        count = len(stack[0])
-        if self.way == "layers":
-            assert self._layers is not None
-            network, inputs = self._layers
-            layers = LayerGradients(network, self.parameters)
-            made, targets = (part.squeeze(1).contiguous() for part in stack)
-            made = made if self.data.has_vectors else inputs(made)
-            layers.add(total, made, targets)
-            return
-        graph = None
-        with _silently():
-            graph = self._graph(batch, tensors_of(batch, self.device)[1])
-        if graph is None:
-            return
-        rows = None
-        if self.way == "vmap" and not graph.outside:
-            with contextlib.suppress(Exception):
-                rows = graph.rows(stack)
-        if rows is not None:
-            total.add(rows)
-            return
-        for place in range(count):
-            self._add_one(total, functools.partial(graph.gradient, [part[place] for part in stack]))
-
-    def _add_one(self, total: ClippedSum, gradient: Callable[[], list[Tensor]]) -> None:
-        """Clip and add a gradient, zero where it fails; errors of the addition, which others share, are raised."""
-        found = None
-        with _silently():
-            found = gradient()
-        if found is not None:
-            total.add_one(found)
-
     def _mean_gradient(self, places: Sequence[int]) -> list[Tensor]:
         """Mean gradient of some records, which fails with any of them."""
         found = [self._gradient(self._read(place)) for place in places]
@@ -502,6 +553,15 @@ class RecordGradients:
 
 def _stacked(some: list[tuple[Any, list[Tensor]]]) -> tuple[Any, list[Tensor]]:
     return some[0][0], [torch.stack(parts) for parts in zip(*(tensors for _, tensors in some), strict=True)]
+
+
+def _add_one(total: ClippedSum, gradient: Callable[[], list[Tensor]]) -> None:
+    """Clip and add a gradient, zero where it fails; errors of the addition, which others share, are raised."""
+    found = None
+    with _silently():
+        found = gradient()
+    if found is not None:
+        total.add_one(found)
 
 
 def _close(found: Sequence[Tensor], wanted: Sequence[Tensor], close: float = _CLOSE) -> bool:

@@ -360,18 +360,15 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         check_layers(pl_module, _REMEDY)
         data = self.private if self.private is not None else self._made_up
         assert data is not None
-        conditions, options = self._before_gradients(trainer, pl_module, data), self.options
+        conditions = self._before_gradients(trainer, pl_module, data)
         gradients = redacted(
             lambda: RecordGradients(
                 pl_module,
                 data,
                 self.max_grad_norm,
-                step=options.step,
+                options=self.options,
                 layers=self.layers_of(pl_module),
-                physical_batch_size=options.physical_batch_size,
                 expected_batch_size=self.expected_batch_size,
-                augment=options.augment,
-                views=options.views,
                 trainer=trainer,
                 datamodule=trainer.datamodule,
             )
@@ -387,7 +384,8 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         self.conditions = tuple(
             filter(None, (*conditions, *of_data, gradients.condition, reading, structure))
         )
-        self.way = "traced" if gradients.way in ("vmap", "loop") else gradients.way
+        way = gradients.way.name
+        self.way = "traced" if way in ("vmap", "loop") else way
         self._check_first_run(trainer, pl_module)
         resumed = self._loaded if trainer.ckpt_path is not None else None
         self._loaded = None

@@ -39,8 +39,12 @@ def gradients(way, label=None):
     layers = (module.net, lambda x: x) if way == "layers" else None
     made = RecordGradients(module, PrivateData(TensorDataset(IMAGES, labels)), NORM, layers=layers)
     made.choose(timed=False)
-    assert made.way == ("layers" if way == "layers" else "vmap")
-    made.way = way
+    assert made.way.name == ("layers" if way == "layers" else "vmap")
+    if way == "loop":
+        made.way.by_vmap = False
+    elif way == "copies":
+        made.way = made._copies
+    assert made.way.name == way
     return made
 
 

@@ -427,7 +427,7 @@ def test_operators_that_are_not_in_the_list_run_record_by_record():
     data = TensorDataset(*(part[:, 0] for part in PLAIN))
     gradients = RecordGradients(Uses(CASES["lstm"], *WAYS[0]), PrivateData(data), 1.0)
     gradients.choose(timed=False)
-    assert (gradients.way, gradients.condition) == ("loop", None)
+    assert (gradients.way.name, gradients.condition) == ("loop", None)
     assert "record by record because of mkldnn_rnn_layer" in gradients.in_words()
 
 
