@@ -35,7 +35,7 @@ class LabelingOptions:
     """Rarely used settings of a labelling: the ledger's file, retraining, memory, seed, device, shards.
 
     Args:
-        ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
+        ledger_path: a ledger that several runs over the same private data share; by default the run's own, in the
             run's folder.
         retrain: start the student afresh at each later round, as in the paper; False continues it.
         class_prior: shares of the classes where the model is used, one per class, a public constant: probabilities of

@@ -22,8 +22,8 @@ from pl_privknn._checks import InputError, check_path, check_positive
 from pl_privknn._lightning import rank_zero_warn
 from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn._progress import ProgressHook
-from pl_privknn.callbacks.label_store import LabelStore
-from pl_privknn.callbacks.selection import PublicPool, Selector
+from pl_privknn.callbacks.label_run import LabelRun
+from pl_privknn.callbacks.selection import PublicPool, Selection, Selector
 from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor, PublicTables, alike, extract_on, learn_publicly
@@ -32,11 +32,11 @@ from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
     MakesModel,
+    Release,
 )
 from pl_privknn.privacy.audit import HEAD
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import private_folder
-from pl_privknn.privacy.ledger import LedgerRun
 from pl_privknn.privacy.mechanisms import Adjacency
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.persons import check_owners
@@ -176,17 +176,15 @@ class LabelingRound:
     conditions: Sequence[str] = ()
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
-    _means: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
 
     def run_round(
         self,
         index: int,
         data: PrivatePublicDataModule,
-        store: LabelStore | None,
-        ledger: LedgerRun | None,
+        run: LabelRun,
         progress: ProgressHook,
     ) -> None:
-        """Ask the remaining queries of round ``index`` and commit each batch of answers to ``store``.
+        """Ask the remaining queries of round ``index`` and write each batch of answers to the run's file.
 
         Every process calls this. Global rank 0 chooses queries, pays and commits; other processes do what the teacher
         does with their shards, and nothing where global rank 0 reads all records.
@@ -194,95 +192,74 @@ class LabelingRound:
         Args:
             index: of the round.
             data: has the private and public examples.
-            store: of labels; None on other processes than global rank 0.
-            ledger: pays; likewise.
+            run: pays, and keeps queries and answers.
             progress: see :data:`~pl_privknn._progress.ProgressHook`.
 
         Raises:
-            BudgetExceeded: if a charge would pass the budget; earlier batches stay in ``store``.
+            BudgetExceeded: if a charge would pass the budget; earlier batches stay in the run's file.
             RedactedError: in the place of an exception that the teacher, the extractor or the data module
                 raised on private records; see :func:`~pl_privknn.privacy.redaction.redacted`.
         """
-        if (store is None or ledger is None) and self.shard is None:
+        if not run.leads and self.shard is None:
             return  # global rank 0 reads all private records
-        labeler, run = self.labeler, self.labeler.paying(ledger, self.unit, self.shard)
-        first = run.processes.from_first
-        examples, open_positions, folder, run_id = first(lambda: self._open(index, data, store, ledger))
-        if not open_positions:
+        labeler = self.labeler
+        paying = labeler.paying(run.ledger_run if run.leads else None, self.unit, self.shard)
+        run.processes = paying.processes
+        examples, positions = run.open_round(index, functools.partial(self._choose, index, data, run))
+        if not positions or run.answers_left(self.max_answers) <= 0:
             return
+        asked = run.stored.selections(index + 1)[index] if run.leads else None
+        means = None
+        if asked is not None and asked.ask_means:
+            means = asked.query_features(self._public_features(data))
         if isinstance(labeler, JoinsRuns):
-            redacted(labeler.join_run, folder / run_id, run)
+            redacted(labeler.join_run, private_folder(run.folder) / run.run_id, paying)
         self._check_alike(data)
         progress("fitting the private teacher", 0, None)
-        redacted(labeler.fit, redacted(self._records, data, folder))
+        redacted(labeler.fit, redacted(self._records, data, private_folder(run.folder)))
         progress("fitting the private teacher", 1, None)
-        done = len(examples) - len(open_positions)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
-        batch_size = self.query_batch_size if labeler.capabilities.in_batches else len(open_positions)
-        for start in range(0, len(open_positions), batch_size):
-            positions = open_positions[start : start + batch_size]
-            chosen = [examples[position] for position in positions]
-            batch = first(functools.partial(self._begin_batch, index, data, store, ledger, positions, chosen))
-            if batch is None:
+        size = self.query_batch_size if labeler.capabilities.in_batches else len(positions)
+        for batch in torch.tensor(positions).split(size):
+            if (left := run.answers_left(self.max_answers)) <= 0:
                 break
-            features, answers_left = batch
-            release = redacted(labeler.label, features, run, max_answers=answers_left)
-            if store is None:
-                continue
-            if start == 0:
-                soft = release.soft
-                shift = None if soft is None else prior_shift(soft[: len(positions)], self.class_prior)
-                save_head(store.path.parent, labeler, self.extractor, shift)
-            store.put(index, positions, release)
-            if release.scores is None and store.has_spread(index):
-                rank_zero_warn(
-                    f"{type(labeler).__name__} releases no noisy counts to smooth: every public example takes "
-                    "its own cluster's answer. Use ClusterSelection(), or a teacher such as ReverseKNN"
-                )
-            done += len(positions)
+            places = batch.tolist()
+            chosen = [examples[place] for place in places]
+            known = None if means is None else means[places]
+            features = run.processes.from_first(functools.partial(self._query_features, data, chosen, known))
+            if self.check is not None:
+                self.check()
+            run.mark_asked(index, places)
+            release = redacted(labeler.label, features, paying, max_answers=left)
+            if run.leads:
+                self._keep(index, run, places, release, is_first=places[0] == positions[0])
+            done = len(examples) - len(positions) + positions.index(places[-1]) + 1
             progress("querying the private teacher", done, len(examples))
 
-    def _open(
-        self, index: int, data: PrivatePublicDataModule, store: LabelStore | None, ledger: LedgerRun | None
-    ) -> tuple[list[int], list[int], Path, str]:
-        """The round's examples, positions of those to ask about, the run's private folder and its name."""
-        assert store is not None
-        assert ledger is not None
-        examples = self._examples(index, data, store)  # none where a round only smooths again
-        open_positions = store.open_positions(index, ledger.num_charges)
-        if open_positions and self._answers_left(store) <= 0:
-            open_positions = []
-        asked = store.selections(index + 1)[index] if open_positions else None
-        self._means = None
-        if asked is not None and asked.ask_means:
-            self._means = asked.query_features(self._public_features(data))
-        return examples, open_positions, private_folder(store.path.parent), ledger.run_id
+    def _keep(
+        self, index: int, run: LabelRun, positions: list[int], release: Release, is_first: bool
+    ) -> None:
+        """Write the answers of a batch, and with a round's first one the model that the releases give."""
+        if is_first:
+            soft = release.soft
+            shift = None if soft is None else prior_shift(soft[: len(positions)], self.class_prior)
+            save_head(run.folder, self.labeler, self.extractor, shift)
+        run.put(index, positions, release)
+        if release.scores is None and run.stored.has_spread(index):
+            rank_zero_warn(
+                f"{type(self.labeler).__name__} releases no noisy counts to smooth: every public example takes "
+                "its own cluster's answer. Use ClusterSelection(), or a teacher such as ReverseKNN"
+            )
 
-    def _begin_batch(
-        self,
-        index: int,
-        data: PrivatePublicDataModule,
-        store: LabelStore | None,
-        ledger: LedgerRun | None,
-        positions: list[int],
-        examples: list[int],
-    ) -> tuple[Tensor, int] | None:
-        """Features of the queries at these positions, marked as asked, and the answers left; None without any."""
-        assert store is not None
-        assert ledger is not None
-        answers_left = self._answers_left(store)
-        if answers_left <= 0:
-            return None
-        if self._means is not None:
-            features = self._means[positions]
-        elif self._public is not None:
-            features = self._public[examples]
-        else:
-            features = self._ready(data)(data.public.images(torch.tensor(examples)))
-        if self.check is not None:
-            self.check()
-        store.mark_asked(index, positions, ledger.num_charges)
-        return features, answers_left
+    def _query_features(
+        self, data: PrivatePublicDataModule, examples: list[int], known: Tensor | None
+    ) -> Tensor:
+        """Features of queries: those that are known, or those of the public examples."""
+        if known is not None:
+            return known
+        if self._public is not None:
+            return self._public[examples]
+        return self._ready(data)(data.public.images(torch.tensor(examples)))
 
     def _check_alike(self, data: PrivatePublicDataModule) -> None:
         """Raise ``RuntimeError`` where processes extract different features of the first public example."""
@@ -297,39 +274,35 @@ class LabelingRound:
                 "processes with the same configuration, data and library versions"
             )
 
-    def _examples(self, index: int, data: PrivatePublicDataModule, store: LabelStore) -> list[int]:
-        examples = store.selected(index)
-        if examples is None:
-            asked = torch.zeros(len(data.public), dtype=torch.bool)
-            asked[list(store.asked_examples())] = True
-            labels = torch.full((len(data.public),), -1, dtype=torch.int64)
-            answered, values, _ = store.answers(index)
-            labels[answered] = values if values.ndim == 1 else 0  # answered is all that matters of attributes
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
-            tables = PublicTables(data.public)
-            pool = PublicPool(
-                labels,
-                asked,
-                lambda: self._public_features(data),
-                store.selections(index),
-                None
-                if index == 0 or self.predict is None
-                else functools.partial(tables.extracted, self.predict),
+    def _choose(self, index: int, data: PrivatePublicDataModule, run: LabelRun) -> Selection:
+        """Choose the queries of a round."""
+        asked = torch.zeros(len(data.public), dtype=torch.bool)
+        asked[list(run.stored.asked_examples())] = True
+        labels = torch.full((len(data.public),), -1, dtype=torch.int64)
+        answered, values, _ = run.stored.answers(index)
+        labels[answered] = values if values.ndim == 1 else 0  # answered is all that matters of attributes
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        tables = PublicTables(data.public)
+        pool = PublicPool(
+            labels,
+            asked,
+            lambda: self._public_features(data),
+            run.stored.selections(index),
+            None if index == 0 or self.predict is None else functools.partial(tables.extracted, self.predict),
+        )
+        selection = self.select(pool, self.num_queries, generator)
+        examples = selection.examples.tolist()
+        if len(examples) > self.num_queries or len(set(examples)) < len(examples):
+            raise ValueError(
+                f"selection: it chose {len(examples)} queries, {len(set(examples))} of them different, where "
+                f"{self.num_queries} are planned; a selector returns at most `count` different examples"
             )
-            selection = self.select(pool, self.num_queries, generator)
-            examples = selection.examples.tolist()
-            if len(examples) > self.num_queries or len(set(examples)) < len(examples):
-                raise ValueError(
-                    f"selection: it chose {len(examples)} queries, {len(set(examples))} of them different, where "
-                    f"{self.num_queries} are planned; a selector returns at most `count` different examples"
-                )
-            if selection.spread is not None and data.task != "multiclass":
-                raise ValueError(
-                    f"selection: counts are smoothed into one class an example, the data is {data.task}; use "
-                    "spread='nearest'"
-                )
-            store.select(index, examples, selection.assignment, selection.spread, selection.ask_means)
-        return examples
+        if selection.spread is not None and data.task != "multiclass":
+            raise ValueError(
+                f"selection: counts are smoothed into one class an example, the data is {data.task}; use "
+                "spread='nearest'"
+            )
+        return selection
 
     def _ready(self, data: PrivatePublicDataModule) -> Callable[[Tensor], Tensor]:
         """Extractor, fitted to all public images."""
@@ -351,11 +324,6 @@ class LabelingRound:
             else:
                 self._public = PublicTables(data.public).extracted(ready)
         return self._public
-
-    def _answers_left(self, store: LabelStore) -> int:
-        counts = store.counts()
-        # A lost query may have been answered, and paid for, before the crash: it counts as an answer.
-        return self.max_answers - counts["answered"] - counts["lost"]
 
     def _records(self, data: PrivatePublicDataModule, folder: Path) -> PrivateRecords:
         """Private records of this process, as this round's extractor shows them."""

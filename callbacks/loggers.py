@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import zipfile
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_privknn import _lightning as pl
-from pl_privknn.callbacks.label_store import StoredLabels
+from pl_privknn.callbacks.label_run import stored_answers
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.audit import LABELS
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms import Charge
 
@@ -133,15 +131,13 @@ def pictured_queries(folder: Path) -> list[Pictured]:
         ValueError: if a file can't be read as what it is.
     """
     pictures = PublicPictures.read(folder)
-    if pictures is None or not (folder / LABELS).is_file():
+    answers = None if pictures is None else stored_answers(folder)
+    if pictures is None or answers is None:
         return []
-    with contextlib.closing(StoredLabels(folder / LABELS)) as store:
-        queries = store.queries()
-        examples, labels, _ = store.answers(store.rounds())
-    label_of = dict(zip(examples.tolist(), labels.tolist(), strict=True))
+    label_of = dict(zip(answers.examples.tolist(), answers.labels.tolist(), strict=True))
     places = {example: place for place, example in enumerate(pictures.examples.tolist())}
     found: list[Pictured] = []
-    for query in queries:
+    for query in answers.queries:
         place = places.get(query.example)
         if place is None or query.state == "not asked":
             continue

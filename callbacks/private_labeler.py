@@ -17,7 +17,7 @@ from pl_privknn._checks import check_choice, check_int, check_path
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
 from pl_privknn._processes import ProcessGroup
 from pl_privknn._progress import progress_bars
-from pl_privknn.callbacks.label_store import LabelRun, stored_run_id
+from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.callbacks.labeling_arguments import (
     LabelingOptions,
     RoundFeatures,
@@ -69,6 +69,7 @@ from pl_privknn.privacy.mechanisms.base import (
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader, foreign_reader
 from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.run import run_id_in
 from pl_privknn.privacy.same_table import table_digest
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS, Outputs
@@ -212,14 +213,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint: the run's folder and progress; the labels are in the folder."""
-        if self._run is None:
+        if self._led is None:
             return {}
-        return {
-            "run_id": self._run.run_id,
-            "run_dir": str(self._run.store.path.parent),
-            "rounds_applied": self._rounds_applied,
-            "restart_due": self._restart_due,
-        }
+        progress = {"rounds_applied": self._rounds_applied, "restart_due": self._restart_due}
+        return {**self._led.state(), **progress}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember the folder of the checkpoint's run; ``on_fit_start`` continues it."""
@@ -251,7 +248,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._place = self._folder(trainer)
         if self.budget.unit == "person":
             check_owners(data.private_groups, len(data.private))
-        self._group.shared(functools.partial(self._open, trainer, pl_module, data))
+        place, run_id = self._group.shared(functools.partial(self._open, trainer, pl_module, data))
+        if self._group.rank:
+            self._run = LabelRun.followed(place, run_id)
         self._hold_out(data)
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
@@ -297,13 +296,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
                 "evaluate: the accuracy is that of one process, on one table; use devices=1 and such data, or "
                 "evaluate=None"
             )
-        if self._run is None or self._group.size > 1:
+        if (run := self._led) is None or self._group.size > 1:
             return
         owners = data.private_groups if self.budget.unit == "person" else None
         numbers = torch.arange(len(data.private)) if owners is None else owners
-        begun = self._run.ledger_run.num_charges > 0
+        begun = run.num_charges > 0
         held = redacted(
-            held_out, self.evaluate, self._place, self._run.run_id, numbers, begun, data.private_batches
+            held_out, self.evaluate, self._place, run.run_id, numbers, begun, data.private_batches
         )
         self.accuracy = {}
         if held is not None:
@@ -322,14 +321,14 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Release the accuracy on the hold-out, once all rounds are done."""
-        if self._held is None or self._run is None or self._rounds_applied < self.rounds:
+        if self._held is None or (run := self._led) is None or self._rounds_applied < self.rounds:
             return
         assert self.labeler is not None
         hits, conditions = redacted(self._hits, pl_module, self._held[0], TASKS[data_module(trainer).task])
         self.accuracy = redacted(
             release_accuracy,
             self._place,
-            self._run.run_id,
+            run.run_id,
             hits,
             self._held[1],
             budget=dataclasses.replace(self.budget, epsilon=self.report().epsilon),
@@ -378,8 +377,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if isinstance(self.labeler, JoinsRuns):
             self.labeler.leave_run()
         self._group.close()
-        if self._run is not None:
-            self._run.close()
+        if self._led is not None:
+            self._led.close()
 
     # ------------------------------------------------------------------ work
 
@@ -397,16 +396,17 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             name = type(trainer.lightning_module).__name__
             found = None if self._group.rank else trainers_folder(trainer, place, name)
             return self._group.broadcast(found) if self._group.size > 1 else found or Path(place)
-        return resumed_folder(self._loaded, trainer.ckpt_path, stored_run_id)
+        return resumed_folder(self._loaded, trainer.ckpt_path, run_id_in)
 
     def _open(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule
-    ) -> None:
+    ) -> tuple[Path, str]:
+        """State the plan, or continue its run; the run's folder and id."""
         assert self.labeler is not None
         queries = self._queries(len(data.public))
         self._conditions = self._conditions_of(trainer, pl_module, data, queries)
         if self._group.rank:
-            return
+            return self._place, ""
         for condition in self._conditions:
             rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
         reader = None if data.reads_alone else foreign_reader(data.private) or foreign_loader(data)
@@ -438,13 +438,14 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
                 "public_digest": table_digest(map(data.public.images, rows.split(1024))),
                 "num_classes": data.num_classes,
             },
-            None if self._loaded is None else self._loaded["run_id"],
+            self._loaded,
             budget=self.budget,
             ledger_path=self.options.ledger_path,
         )
         if self._conditions:  # a resumed run keeps the plan that it has
             check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)
         rank_zero_info(f"run: {self._place}")
+        return self._place, self._run.run_id
 
     def _conditions_of(
         self,
@@ -504,18 +505,17 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             device=device_of(options.device, trainer.strategy.root_device),
             conditions=self._conditions,
         )
-        store, ledger = (None, None) if self._run is None else (self._run.store, self._run.ledger_run)
-        shown = options.progress and self._run is not None
-        with progress_bars(shown, f"round {index + 1}/{self.rounds}: ") as progress:
-            labeling.run_round(index, data, store, ledger, progress)
-        if self._run is None:
+        assert self._run is not None
+        run = self._run
+        with progress_bars(options.progress and run.leads, f"round {index + 1}/{self.rounds}: ") as progress:
+            labeling.run_round(index, data, run, progress)
+        if not run.leads:
             return None
-        examples, labels, soft = self._run.store.answers(index + 1)
+        examples, labels, soft = run.stored.answers(index + 1)
         labels, soft = self._in_use(labels, soft, is_first=index == 0)
-        self._run.note_counts()
-        self._run.warn_lost(len(examples))
-        earlier = self._run.store.answers(index)[0]
-        return examples, labels, soft, self._run.metrics(data.public.truth, examples, labels, earlier)
+        run.warn_lost(len(examples))
+        earlier = run.stored.answers(index)[0]
+        return examples, labels, soft, run.metrics(data.public.truth, examples, labels, earlier)
 
     def _in_use(
         self, labels: torch.Tensor, soft: torch.Tensor | None, is_first: bool
@@ -542,6 +542,11 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     # ------------------------------------------------------------------ what the run says
 
     @property
+    def _led(self) -> LabelRun | None:
+        """The run, in the process that has its file, once the fit has started."""
+        return self._run if self._run is not None and self._run.leads else None
+
+    @property
     def epsilon(self) -> float:
         """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
         return self._metrics.get("privacy/epsilon", 0.0)
@@ -554,7 +559,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     @property
     def guarantee(self) -> Level:
         """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; :meth:`report` has the reasons."""
-        return "unconditional" if self._run is None else self.report(exact=False).guarantee
+        return "unconditional" if self._led is None else self.report(exact=False).guarantee
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -569,7 +574,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     @property
     def ledger(self) -> Ledger | None:
         """The ledger, once the fit has started, on the process that asks (global rank 0)."""
-        return None if self._run is None else self._run.ledger
+        return None if self._led is None else self._led.ledger
 
     def report(self, exact: bool = True) -> PrivacyReport:
         """The guarantee of the run, with the ε of each way of accounting.
@@ -580,15 +585,15 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         Raises:
             RuntimeError: before the fit, and on other processes than global rank 0.
         """
-        if self._run is None:
+        if self._led is None:
             raise RuntimeError("report: there is none before trainer.fit")
-        return self._run.reports(exact)[0]
+        return self._led.reports(exact)[0]
 
     def privacy_summary(self) -> dict[str, Any] | None:
         """Privacy figures of the run for a summary, in plain types; None before the fit."""
-        if self._run is None:
+        if (run := self._led) is None:
             return None
-        report = self._run.ledger.report(self._run.delta, exact=True)
+        report = run.ledger.report(run.delta, exact=True)
         return {
             **report.guarantee.to_dict(),
             **report.trade_off().to_dict(),
@@ -607,7 +612,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     @property
     def run_dir(self) -> Path | None:
         """The run's folder, once the fit has started, on global rank 0; before, the one asked for, or None."""
-        return self._run_dir if self._run is None else self._run.store.path.parent
+        return self._run_dir if self._led is None else self._led.folder
 
     @run_dir.setter
     def run_dir(self, folder: str | Path | None) -> None:
@@ -623,18 +628,18 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     @property
     def run_id(self) -> str | None:
         """Id of the run in its ledger, once the fit has started, on global rank 0."""
-        return None if self._run is None else self._run.run_id
+        return None if self._led is None else self._led.run_id
 
     def label_counts(self) -> dict[str, int]:
         """Numbers of queries: queried, answered, refused, lost to a crash."""
-        return {} if self._run is None else self._run.store.counts()
+        return {} if self._led is None else self._led.stored.counts()
 
     def asked_examples(self) -> list[int]:
         """Public examples of all rounds so far, in the order in which they were asked."""
-        if self._run is None:
+        if self._led is None:
             return []
-        store = self._run.store
-        return [example for index in range(store.rounds()) for example in store.selected(index) or []]
+        stored = self._led.stored
+        return [example for index in range(stored.rounds()) for example in stored.selected(index) or []]
 
 
 def _no_records() -> None:

@@ -80,7 +80,7 @@ def distribution(release):
 
 def main(run):
     """Print the releases and ε; return the exit status."""
-    delta, releases = read_releases(run / "ledger.sqlite" if run.is_dir() else run)
+    delta, releases = read_releases(run / "run.sqlite" if run.is_dir() else run)
     total = pld.identity(STEP)
     for (_, text), count in releases.items():
         print(f"{count} × {text}")

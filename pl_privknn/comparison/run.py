@@ -34,6 +34,7 @@ from pl_privknn.privacy import Budget
 from pl_privknn.privacy.audit import ledger_of, mapping_of
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import FolderLock
+from pl_privknn.privacy.run import RUN_FILE
 from pl_privknn.privacy.verification import epsilon_of_files
 from pl_privknn.training.configured import private_trainings
 
@@ -280,7 +281,7 @@ class Cell:
             ConfigurationError: if its folder holds a run of another configuration.
         """
         folder = self.folder(output)
-        files = ("labels.sqlite", "ledger.sqlite", "checkpoints", "summary.json")
+        files = (RUN_FILE, "checkpoints", "summary.json")
         if not any((folder / name).exists() for name in files):
             return False
         if changes := differences(mapping_of(folder / CONFIG), read_yaml(write_yaml(self.document))):
@@ -486,7 +487,7 @@ def joint_cost(folder: str | Path) -> str:
     comparison, private = read_comparison(Path(folder) / COMPARISON), {}
     for cell in comparison.cells():
         place = cell.folder(Path(folder))
-        if (ledger := ledger_of(place, mapping_of(place / "config.yaml"))) is not None:
+        if (ledger := ledger_of(place)) is not None:
             private[ledger] = cell.epsilon < math.inf
     ledgers = [ledger for ledger, counted in private.items() if counted]
     if not ledgers:

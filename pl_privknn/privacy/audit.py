@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,16 +12,16 @@ from pl_privknn.config import get, read_document
 from pl_privknn.privacy.accounting.accountant import read_records
 from pl_privknn.privacy.holdout import LEDGER as HOLDOUT
 from pl_privknn.privacy.mechanisms.base import Charge, merged
-from pl_privknn.privacy.sqlite_file import connected
-from pl_privknn.privacy.store import read_rows, refuse_wal
+from pl_privknn.privacy.run import BEGUN, PLAN, RUN_FILE, SHARED, facts_in
+from pl_privknn.privacy.store import LAST_ROW, read_rows
 from pl_privknn.privacy.verification import audit_ledger, check_summary, compared
 
 #: The configuration in a run's folder.
 CONFIG = "config.yaml"
 #: Where ``privknn export`` puts its files, in a run's folder.
 EXPORT = "export"
-#: Released labels, the last checkpoint, and the model that a teacher's releases make, in a run's folder.
-LABELS, CHECKPOINT, HEAD = "labels.sqlite", Path("checkpoints") / "last.ckpt", "head.pt"
+#: The last checkpoint, and the model that a teacher's releases make, in a run's folder.
+CHECKPOINT, HEAD = Path("checkpoints") / "last.ckpt", "head.pt"
 #: What no audit of files can find.
 NOT_CHECKED = (
     "a ledger rewritten with all its hashes, and all other files with it; compare a head that was noted elsewhere "
@@ -75,21 +74,24 @@ def _numbers(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.inf if value == "inf" else value for name, value in content.items()}
 
 
-def ledger_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:
-    """The run's own ledger, or the one that its settings name; None where there is neither.
+def ledger_of(folder: Path) -> Path | None:
+    """The ledger that a run charged: its own file, or the shared one that this names; None where there is no run.
 
     Raises:
         FileNotFoundError: where the named one is missing.
+        RunFileError: where the run's file can't be read.
     """
-    own = folder / "ledger.sqlite"
-    for named in named_values(settings, "ledger_path"):
-        for path in (Path(named), folder / Path(named).name):
-            if path.is_file():
-                return path
-        raise FileNotFoundError(
-            f"the ledger {named} of this run is missing; run from the folder where it began, or restore it"
-        )
-    return own if own.is_file() else None
+    own = folder / RUN_FILE
+    if not own.is_file():
+        return None
+    if (named := facts_in(own).get(SHARED)) is None:
+        return own
+    for path in (Path(named), folder / Path(named).name):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"the ledger {named} of this run is missing; run from the folder where it began, or restore it"
+    )
 
 
 def named_values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
@@ -131,24 +133,24 @@ def audit_run(
         raise FileNotFoundError(f"there is no folder {folder}")
     with reading(folder):
         summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / CONFIG)
-        ledger = ledger_of(folder, settings)
+        ledger = ledger_of(folder)
         if ledger is None:
             raise FileNotFoundError(
                 f"{folder}: there is no ledger, so the privacy cost is unknown; restore it"
             )
         report = audit_ledger(ledger, exact=exact, **expected)
         run = summary.get("run") or (next(iter(report["runs"]), None) if len(report["runs"]) == 1 else None)
-        checks = check_summary(summary, ledger, exact) if summary else []
+        checks = check_summary(summary, ledger, exact, folder / RUN_FILE) if summary else []
         if run not in report["runs"]:
             checks.append(compared("run", run, ", ".join(report["runs"]) or "none"))
         if (holdout := folder / HOLDOUT).is_file():
             paid = audit_ledger(holdout, exact=False)["epsilon"]
             checks.append(compared("holdout_epsilon", summary.get("holdout_epsilon"), paid))
-        checks += _plan(folder, ledger, run, settings, report)
+        checks += _plan(facts_in(folder / RUN_FILE), ledger, run, settings, report)
         for name in _RELEASED if released else ():
             if stated := mapping_of(folder / name):
                 bounds = _numbers(get(stated, "composition.bounds") or {})  # of a card
-                found = check_summary({**stated, **bounds, "run": run}, ledger, exact)
+                found = check_summary({**stated, **bounds, "run": run}, ledger, exact, folder / RUN_FILE)
                 checks += [{**check, "name": f"{name}: {check['name']}"} for check in found]
     return {
         **report,
@@ -161,28 +163,24 @@ def audit_run(
 
 
 def _plan(
-    folder: Path, ledger: Path, run: Any, settings: Mapping[str, Any], report: Mapping[str, Any]
+    facts: Mapping[str, Any], ledger: Path, run: Any, settings: Mapping[str, Any], report: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Checks of the configuration's budget, and of the run, plan and ledger to which the labels belong."""
+    """Checks of the configuration's budget, and of the run, plan and ledger to which the run's file belongs."""
     teaches = get(settings, "labeling.labeler") is not None
     budget = (get(settings, "labeling.budget") or {}) if teaches else {}
     for name in ("epsilon", "delta", "adjacency", "unit"):
         if name in budget:
             kept = report["max_epsilon" if name == "epsilon" else name]
             yield compared(f"{CONFIG}: {name}", budget[name], kept)
-    if not (labels := folder / LABELS).is_file():
-        return
-    refuse_wal(labels)
-    with contextlib.closing(connected(labels, (), "ro")) as db:
-        facts = {name: json.loads(value) for name, value in db.execute("SELECT name, value FROM facts")}
-    rows, begun, head = read_rows(ledger), facts["begun"], facts.get("head")
+    rows, begun, head = read_rows(ledger), facts[BEGUN], facts[LAST_ROW]
     planned = [row["plan"] for row in rows if row["kind"] == "plan" and row["run"] == run]
-    yield compared("labels: run", begun["run_id"], run)
-    yield compared("labels: plan", _bare(begun["terms"]["plan"]), _bare(planned[-1] if planned else []))
-    if head is not None:
+    yield compared(f"{RUN_FILE}: run", begun["run_id"], run)
+    if PLAN in begun["terms"]:
         yield compared(
-            "labels: ledger head", head, head if any(row["hash"] == head for row in rows) else None
+            f"{RUN_FILE}: plan", _bare(begun["terms"][PLAN]), _bare(planned[-1] if planned else [])
         )
+    known = any(row["hash"] == head for row in rows)
+    yield compared(f"{RUN_FILE}: ledger head", head, head if known else None)
 
 
 def _bare(records: Iterable[Any]) -> list[dict[str, Any]]:

@@ -21,7 +21,6 @@ from pl_privknn.privacy.audit import (
     CHECKPOINT,
     CONFIG,
     HEAD,
-    LABELS,
     NotARun,
     audit_run,
     ledger_of,
@@ -31,11 +30,12 @@ from pl_privknn.privacy.audit import (
 )
 from pl_privknn.privacy.files import file_digest, write_durably, write_json
 from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.run import RUN_FILE, is_labelling
 from pl_privknn.privacy.verification import audit_ledger, parameters_text
 
 _CARD = "privacy_card"
 #: Files of which a run's folder has at least one.
-_FILES = ("summary.json", LABELS, "ledger.sqlite")
+_FILES = ("summary.json", RUN_FILE)
 # False-positive rates of the chart.
 _CURVE = np.linspace(0, 1, 201)
 _FIGURES = ("epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld", "epsilon_exact")
@@ -190,7 +190,7 @@ def audited(folder: Path, exact: bool = False) -> dict[str, Any] | None:
         private = (
             summary.get("epsilon") is not None or has_teacher(folder, settings) or _trains_privately(settings)
         )
-        if not private and ledger_of(folder, settings) is None:
+        if not private and ledger_of(folder) is None:
             return None
     found = audit_run(folder, exact=exact, released=False)
     wrong = [check["name"] for check in found["checks"] if check["agrees"] is False]
@@ -205,7 +205,7 @@ def has_teacher(folder: Path, settings: Mapping[str, Any]) -> bool:
     section = settings.get("labeling")
     # Python alone may know the teacher; a command writes null where there is none.
     named = isinstance(section, Mapping) and section.get("labeler", "known to Python") is not None
-    return named or (folder / LABELS).is_file()
+    return named or is_labelling(folder)
 
 
 def _trains_privately(settings: Mapping[str, Any]) -> bool:
@@ -237,7 +237,7 @@ def card_facts(path: str | Path, exact: bool = True) -> tuple[dict[str, Any], di
         raise FileNotFoundError(f"there is nothing at {path}; name a run's folder or a ledger")
     if not any((path / name).is_file() for name in _FILES):
         raise ValueError(
-            f"{path} is no run's folder (summary.json, ledger.sqlite); name a run's folder or a ledger"
+            f"{path} is no run's folder (summary.json, {RUN_FILE}); name a run's folder or a ledger"
         )
     found = audited(path, exact)
     summary, settings = mapping_of(path / "summary.json"), mapping_of(path / CONFIG)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -409,6 +408,7 @@ class Ledger:
     Args:
         path: the file, made if missing. It holds public facts only: parameters, counts, times.
         budget: of all runs together; a ledger has one for life.
+        run_file: the file of the run that charges, see :class:`~pl_privknn.privacy.store.RowStore`; made if missing.
 
     Raises:
         ValueError: for another budget than the ledger's.
@@ -426,12 +426,11 @@ class Ledger:
         promised 0.926, spent 0.561
     """
 
-    def __init__(self, path: str | Path, budget: Budget = Budget()) -> None:
+    def __init__(self, path: str | Path, budget: Budget = Budget(), *, run_file: Path | None = None) -> None:
         order = best_order(budget.epsilon or 1.0, budget.delta)
         self._balance = Balance()
-        self._store = RowStore.create(
-            path, _row("open", {**dataclasses.asdict(budget), "filter_order": order})
-        )
+        opening = _row("open", {**dataclasses.asdict(budget), "filter_order": order})
+        self._store = RowStore.create(path, opening, run_file)
         try:
             self._sync()
             for name, asked in dataclasses.asdict(budget).items():
@@ -506,14 +505,10 @@ class Ledger:
                 self._append("plan", content)
         return LedgerRun(self, run_id)
 
-    def witness(self, note: Callable[[str], None]) -> None:
-        """Pass the head hash to a witness now and after each row written here, before any draw.
-
-        Args:
-            note: takes the hash and keeps it durably.
-        """
-        note(self.head)
-        self._store.witnesses.append(note)
+    @property
+    def file(self) -> RowStore:
+        """The file of the rows and, where a run has opened the ledger, of the run's tables."""
+        return self._store
 
     @property
     def path(self) -> Path:
@@ -636,20 +631,6 @@ def _row(kind: str, content: dict[str, Any]) -> dict[str, Any]:
         {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")} if kind in _STAMPED else {}
     )
     return {"kind": kind, **stamped, "version": __version__, **content}
-
-
-#: What a run notes in its ledger about its queries: this word and its id, then the counts as JSON behind a colon.
-COUNTS = "labels"
-
-
-def counts_topic(run_id: str) -> str:
-    """Topic of the note about a run's queries."""
-    return f"{COUNTS} {run_id}"
-
-
-def counts_text(counts: Mapping[str, int]) -> str:
-    """Text of that note: numbers of queries, which are public."""
-    return f"counts: {json.dumps(dict(counts), sort_keys=True)}"
 
 
 class FreeLedger:

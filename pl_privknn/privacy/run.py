@@ -1,93 +1,59 @@
-"""One run in its folder: lock, id, parameters, ledger, plan and the ledger's head."""
+"""One run in its folder: lock, id, parameters, plan, ledger rows, and the queries and answers of its rounds."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import FolderLock
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerRun
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.settings import Budget
+from pl_privknn.privacy.sqlite_file import SQLiteFile
+from pl_privknn.privacy.store import LAST_ROW, RowStore, refuse_wal
 
-_BEGUN, _HEAD = "begun", "head"
-
-
-class Facts(Protocol):
-    """Protocol of a file that keeps public facts about a run, durably."""
-
-    path: Path
-
-    def fact(self, name: str, otherwise: Any = None) -> Any:
-        """Fact that was noted under a name."""
-        ...
-
-    def note(self, name: str, value: Any) -> None:
-        """Note a JSON value under a name."""
-        ...
+#: The file of a run in its folder.
+RUN_FILE = "run.sqlite"
+#: Names of facts: the run's id and parameters, and the shared ledger that it charges.
+BEGUN, SHARED = "begun", "ledger_path"
+#: Name of the plan among the terms of a labelling; a training has none.
+PLAN = "plan"
 
 
-class FactsFile:
-    """Facts in one JSON file, replaced atomically.
-
-    Args:
-        path: the file, made with the first fact.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def facts(self) -> dict[str, Any]:
-        """All noted facts by name."""
-        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
-
-    def fact(self, name: str, otherwise: Any = None) -> Any:
-        """Fact that was noted under a name."""
-        return self.facts().get(name, otherwise)
-
-    def note(self, name: str, value: Any) -> None:
-        """Note a JSON value under a name, durably."""
-        write_durably(self.path, json.dumps({**self.facts(), name: value}, indent=2) + "\n")
-
-
-def noted_run_id(facts: Facts) -> str | None:
-    """Id of the run that a file of facts belongs to; None before the run has one."""
-    return (facts.fact(_BEGUN) or {}).get("run_id")
-
-
-def noted_head(facts: Facts) -> str | None:
-    """Head of the ledger after the run's last row, or None."""
-    return facts.fact(_HEAD)
+class RunFileError(RuntimeError):
+    """Raised where a run's file is an older copy or can't be read, or where none of its answers is left."""
 
 
 class Run:
     """One run in a folder: opened or continued, with its plan stated in the ledger.
 
-    The folder is the run's until :meth:`close`. The run has its id on disk before it is in the ledger, so that a
-    kill in between states no second plan. After each row the ledger's head is noted before anything may be drawn, so
-    that an older copy of the ledger is found out.
+    The folder is the run's until :meth:`close`. Its id, its parameters and its plan are written in one transaction.
+    Each row that it charges is written with the row's hash in the run's own facts, in one transaction too: so an
+    older copy of a shared ledger, or of the run's file beside one, is found out. An older copy of a file that holds
+    both is found out by the run's checkpoint.
 
     Args:
         folder: the run's folder, made if missing.
-        facts: opens the file of the run's facts, once the folder is locked.
         terms: public facts, as JSON, that are fixed when the run begins.
-        checkpoint: id of the run that a checkpoint belongs to, or None.
+        checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
         budget: see :class:`~pl_privknn.privacy.ledger.Ledger`.
-        ledger_path: a ledger that several runs share; ``ledger.sqlite`` in the folder if None.
+        ledger_path: a ledger that several runs share; None where the run's file holds its own.
 
     Attributes:
-        facts: the file of the run's facts.
-        is_new: whether the run has just got its id.
-        noted: position in the ledger of the row whose head was noted last; None before the first.
+        is_new: whether the run has just begun.
+        file: the run's file, with facts in JSON.
+        ledger: the ledger that the run charges.
+        ledger_run: its handle, to charge.
 
     Raises:
         FolderInUse: if another run has the folder.
         LedgerCorrupt: if the ledger is older than the run's last row, or not this run's.
+        RunFileError: if the run's file is older than the ledger.
         BudgetExceeded: if the plan does not fit the budget; nothing was drawn.
         FileNotFoundError: if the ledger of a run that has begun is missing.
         ValueError: if the folder holds a run with other parameters, or another run than the checkpoint's.
@@ -96,64 +62,87 @@ class Run:
     def __init__(
         self,
         folder: Path,
-        facts: Callable[[], Facts],
         terms: Mapping[str, Any],
-        checkpoint: str | None = None,
+        checkpoint: Mapping[str, Any] | None = None,
         *,
         budget: Budget,
         ledger_path: str | Path | None = None,
     ) -> None:
         self.folder, self.delta = folder, budget.delta
         self._lock = FolderLock(folder)
+        path = folder / RUN_FILE
+        ledger = path if ledger_path is None else Path(ledger_path)
+        self.is_new = True
         try:
-            self.facts = facts()
-            known = self._known(json.loads(json.dumps(terms)), checkpoint)
-            self.run_id: str = known["run_id"]
-            path = Path(ledger_path or folder / "ledger.sqlite")
-            if known["stated"] and not path.exists():
+            known = facts_in(path).get(BEGUN) if path.exists() else None
+            terms = json.loads(json.dumps(terms))
+            self._check_known(known, terms, checkpoint)
+            self.is_new = known is None
+            if known is not None and not ledger.exists():
                 raise FileNotFoundError(
-                    f"the ledger {path} of this run is missing; without it ε would be wrong. Restore it, or pass "
+                    f"the ledger {ledger} of this run is missing; without it ε would be wrong. Restore it, or pass "
                     "ledger_path with its place"
                 )
-            self.ledger = Ledger(path, budget)
-            self._state(known)
+            if self.is_new and ledger == path:
+                path.unlink(missing_ok=True)  # it states no plan: an opening was interrupted
+            self.run_id: str = uuid.uuid4().hex if known is None else known["run_id"]
+            self.ledger = Ledger(ledger, budget, run_file=path)
+            self.file: RowStore = self.ledger.file
+            self.ledger_run = LedgerRun(self.ledger, self.run_id)
+            if not self.is_new:
+                self._check_copies(checkpoint)
+            with self.file.writing():
+                self.ledger.run(self.run_id, *self.plan())
+                self.file.note(SHARED, None if ledger_path is None else str(ledger_path))
+                if self.is_new:
+                    self.file.note(BEGUN, {"run_id": self.run_id, "terms": terms})
         except BaseException:
+            if self.is_new and hasattr(self, "ledger"):
+                self.ledger.close()
+                path.unlink(missing_ok=True)  # nothing is stated: other parameters may come
             self.close()
             raise
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
         """Plan of the run (the most it may release) and public facts for the reader of the ledger.
 
-        Called once the ledger is open, before anything is stated; raises where the run can't go on.
+        Called once the ledger is open, in the transaction that states the plan; raises where the run can't go on.
         """
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Release the folder; the ledger stays readable for reports."""
-        self._lock.release()
+    @property
+    def num_charges(self) -> int:
+        """Number of rows that the run has paid."""
+        return self.ledger_run.num_charges
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint: the run, its folder, and the last row that it paid."""
+        return {"run_id": self.run_id, "run_dir": str(self.folder), LAST_ROW: self.file.fact(LAST_ROW)}
 
     def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
         """Guarantee and spent budget of the whole ledger at this run's δ."""
         report = self.ledger.report(delta=self.delta, exact=exact)
         return report.guarantee, report.spent
 
-    def note_head(self, head: str) -> None:
-        """Note the head of the ledger after a row of this run."""
-        self.facts.note(_HEAD, head)
+    def close(self) -> None:
+        """Release the folder; the ledger stays readable for reports."""
+        self._lock.release()
 
-    def _known(self, terms: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
-        """Facts of the folder's run, once it has an id."""
-        known = self.facts.fact(_BEGUN)
-        if checkpoint is not None and (known is None or known["run_id"] != checkpoint):
-            raise ValueError(
-                f"run_dir={str(self.folder)!r} holds run {known and known['run_id']}, the checkpoint belongs to run "
-                f"{checkpoint}; pass the folder of the checkpoint's run"
+    def _check_known(
+        self, known: dict[str, Any] | None, terms: Mapping[str, Any], checkpoint: Mapping[str, Any] | None
+    ) -> None:
+        """Raise ``ValueError`` for another run than the checkpoint's, or other parameters."""
+        if checkpoint is not None and known is None:
+            raise FileNotFoundError(
+                f"{self.folder / RUN_FILE}, the file of the checkpoint's run with its ledger, is missing; without it "
+                "ε would be wrong. Restore it, or pass run_dir with its place"
             )
-        self.is_new = known is None
-        if known is None:
-            known = {"run_id": uuid.uuid4().hex, "terms": terms, "stated": False}
-            self.facts.note(_BEGUN, known)
-        before = known["terms"]
+        if checkpoint is not None and known is not None and known["run_id"] != checkpoint["run_id"]:
+            raise ValueError(
+                f"run_dir={str(self.folder)!r} holds run {known['run_id']}, the checkpoint belongs to run "
+                f"{checkpoint['run_id']}; pass the folder of the checkpoint's run"
+            )
+        before = terms if known is None else known["terms"]
         if changes := [
             f"{name}={before.get(name)!r} then, {terms.get(name)!r} now"
             for name in sorted({*before, *terms})
@@ -163,23 +152,78 @@ class Run:
                 f"{self.folder} holds a run with other parameters ({'; '.join(changes)}), and ε was stated for "
                 "those. Repeat it with its own parameters to continue it, or choose another folder"
             )
-        return dict(known)
 
-    def _state(self, known: dict[str, Any]) -> None:
+    def _check_copies(self, checkpoint: Mapping[str, Any] | None) -> None:
+        """Refuse an older copy of the ledger, or of the run's file."""
         ledger = self.ledger
-        if known["stated"] and self.run_id not in ledger.runs:
+        if self.run_id not in ledger.runs:
             raise LedgerCorrupt(
                 f"the ledger {ledger.path} holds nothing of this run, which has begun: it is an older copy, a new "
                 "one, or another's. Restore the run's ledger, or pass ledger_path with its place"
             )
-        head = noted_head(self.facts)
-        self.noted = None if head is None else ledger.check_head(head, str(self.facts.path))
-        self.ledger_run = LedgerRun(ledger, self.run_id)
-        try:
-            ledger.run(self.run_id, *self.plan())
-        except BaseException:
-            if self.run_id not in ledger.runs:
-                self.facts.note(_BEGUN, None)  # nothing is stated: other parameters may come
-            raise
-        ledger.witness(self.note_head)
-        self.facts.note(_BEGUN, {**known, "stated": True})
+        if checkpoint is not None:
+            ledger.check_head(checkpoint[LAST_ROW], "the checkpoint")
+        noted = ledger.check_head(self.file.fact(LAST_ROW), str(self.folder / RUN_FILE))
+        if unknown := ledger.charges_after(self.run_id, noted):
+            raise RunFileError(
+                f"{self.folder / RUN_FILE} is an older copy: the ledger {ledger.path} holds {unknown} later charges "
+                "of this run, whose answers are not here. Restore the newest copy of the run's folder, or start a "
+                "new run with the same ledger_path; asked again from here, the same queries would cost twice"
+            )
+
+
+@contextlib.contextmanager
+def reading_run(path: Path) -> Any:
+    """A run's file, open for reading alone.
+
+    Args:
+        path: the file.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        RunFileError: if it is no run's file.
+        LedgerCorrupt: if it is written ahead, so that a part of it may lie elsewhere.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    refuse_wal(path)
+    with contextlib.closing(_ReadRun(path, readonly=True)) as file:
+        yield file
+
+
+class _ReadRun(SQLiteFile):
+    def failure(self, error: Exception) -> Exception:
+        return RunFileError(f"{self.path} can't be read as the file of a run ({error}); restore it")
+
+
+def facts_in(path: Path) -> dict[str, Any]:
+    """Facts in a run's file; see :func:`reading_run`."""
+    with reading_run(path) as file:
+        return file.facts()
+
+
+def run_id_in(folder: Path) -> str | None:
+    """Id of the run that a folder holds; None where there is none that can be read."""
+    with contextlib.suppress(FileNotFoundError, RunFileError):
+        return (facts_in(folder / RUN_FILE).get(BEGUN) or {}).get("run_id")
+    return None
+
+
+def is_labelling(folder: Path) -> bool:
+    """Whether a folder holds a run that asks queries."""
+    path = folder / RUN_FILE
+    return path.is_file() and PLAN in (facts_in(path).get(BEGUN) or {}).get("terms", {})
+
+
+def query_counts(file: SQLiteFile) -> dict[str, int]:
+    """Numbers of queries in a run's file: ``queried`` (asked), ``answered``, ``refused`` and ``lost`` to a crash."""
+    queried, answered, released = file.read(
+        "SELECT COALESCE(SUM(asked_at IS NOT NULL), 0), COALESCE(SUM(released AND label >= 0), 0), "
+        "COALESCE(SUM(released), 0) FROM queries"
+    ).fetchone()
+    return {
+        "queried": queried,
+        "answered": answered,
+        "refused": released - answered,
+        "lost": queried - released,
+    }

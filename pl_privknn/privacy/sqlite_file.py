@@ -16,7 +16,7 @@ from pl_privknn.privacy.files import sync_folder
 #: How an SQLite file begins.
 SQLITE_MAGIC = b"SQLite format 3\x00"
 #: SQL of the table of facts.
-FACTS = "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
+FACTS = "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
 _BUSY_SECONDS = 600.0
 # A connection must not be used, nor closed, in a process forked from the one that opened it: closing could
 # roll back a transaction of the parent. Forked processes park it here and open their own.
@@ -49,7 +49,15 @@ class SQLiteFile:
         """Run a query."""
         self._check_process()
         with self._turn, self._translated():
-            return self._db.execute(statement, values)
+            try:
+                return self._db.execute(statement, values)
+            except sqlite3.OperationalError:
+                if not self.readonly or not Path(f"{self.path}-journal").exists():
+                    raise
+                # A killed writer left a journal: SQLite undoes the unfinished transaction, which takes write access.
+                self._db.close()
+                self._connect("rw")
+                return self._db.execute(statement, values)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

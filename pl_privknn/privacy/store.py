@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,25 +26,49 @@ from pl_privknn.privacy.mechanisms.base import (
     merged,
 )
 from pl_privknn.privacy.settings import Budget
-from pl_privknn.privacy.sqlite_file import SQLiteFile, replacing
+from pl_privknn.privacy.sqlite_file import FACTS, SQLiteFile, replacing
 
 _FORMAT = 1
-_SCHEMA = f"""
+_VERSION = f"PRAGMA user_version = {_FORMAT};"
+_LEDGER = """
 CREATE TABLE rows (
     position INTEGER PRIMARY KEY,
     body     TEXT NOT NULL,
     hash     TEXT NOT NULL
 );
 CREATE TABLE head (only INTEGER PRIMARY KEY CHECK (only = 1), position INTEGER NOT NULL, hash TEXT NOT NULL);
-PRAGMA user_version = {_FORMAT};
 """
-_PARTS = {("table", "rows"), ("table", "head")}
+_RUN = f"""
+{FACTS}
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY,
+    assignment TEXT,           -- of each public example the position of the query whose answer it takes, a JSON list
+    spread BLOB,
+    ask_means INTEGER NOT NULL,
+    deviation REAL             -- of the noise on the scores
+);
+CREATE TABLE queries (
+    round INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    example INTEGER NOT NULL,
+    asked_at INTEGER,          -- number of the run's charges when the batch was sent, NULL before
+    released INTEGER NOT NULL DEFAULT 0,
+    label INTEGER NOT NULL DEFAULT -1,
+    soft TEXT,
+    score TEXT,                -- the released noisy counts, a JSON list
+    PRIMARY KEY (round, position)
+) WITHOUT ROWID;
+"""
+_LEDGER_PARTS = {("table", "rows"), ("table", "head")}
+_RUN_PARTS = {("table", "facts"), ("table", "rounds"), ("table", "queries")}
 _BUSY_SECONDS = 600.0
 _POLL_SECONDS = 0.002
 _KILLED_WRITER = (
     "If there is a -journal file next to it, a writer was killed: copy both into a folder where you may write, and "
     "read the copy"
 )
+#: Name of the fact that keeps the hash of the last row that a run appended.
+LAST_ROW = "head"
 #: Hash "before" the first row.
 GENESIS = "0" * 64
 _WAL_BYTE = 18  # of an SQLite file's header: 2 where the file is written ahead
@@ -69,7 +93,11 @@ def canonical(body: dict[str, Any]) -> str:
 
 
 class RowStore(SQLiteFile):
-    """One SQLite file of sealed rows.
+    """Sealed rows of a ledger in an SQLite file, and beside them the tables of a run.
+
+    A run's file holds its facts, rounds, queries and answers. It holds the ledger too, or is attached to a ledger
+    that several runs share: one transaction writes to both then, and SQLite commits it in both or in neither. Each
+    row that is appended writes its hash into the facts of the run in its own transaction.
 
     **Durability.** A row is committed and synced when :meth:`writing` ends. The file uses a rollback journal,
     so that between commits everything is in the one file and readers need no write access; the journal's
@@ -82,8 +110,9 @@ class RowStore(SQLiteFile):
     alone: note the head hash elsewhere (:meth:`contains` finds it again in every honest continuation).
 
     Args:
-        path: the file.
+        path: the file of the ledger.
         readonly: open for reading only; the folder may be read-only too.
+        run_file: the file of the run that writes, which may be ``path`` itself; None where a ledger alone is open.
 
     Raises:
         LedgerCorrupt: if the file is not a ledger of this format.
@@ -92,21 +121,19 @@ class RowStore(SQLiteFile):
 
     path: Path
 
-    def __init__(self, path: str | Path, readonly: bool = False) -> None:
+    def __init__(self, path: str | Path, readonly: bool = False, run_file: Path | None = None) -> None:
         path = Path(path)
-        #: Given the hash of the last row after each commit, before anything is drawn.
-        self.witnesses: list[Callable[[str], None]] = []
-        self._appended: str | None = None
+        self.run_file = run_file
         if not path.is_file():
             raise FileNotFoundError(f"there is no ledger at {path}")
         super().__init__(path, readonly)
         self._check_format()
 
     @classmethod
-    def create(cls, path: str | Path, first: dict[str, Any]) -> RowStore:
-        """Open the file for writing; make it, with its first row, where there is none.
+    def create(cls, path: str | Path, first: dict[str, Any], run_file: Path | None = None) -> RowStore:
+        """Open the files for writing; make them, the ledger with its first row, where there are none.
 
-        It is made under another name and then renamed, so a ledger is never seen without its first row, and
+        Each is made under another name and then renamed, so a ledger is never seen without its first row, and
         an empty file at ``path`` is not mistaken for a new ledger.
         """
         path = Path(path)
@@ -120,13 +147,17 @@ class RowStore(SQLiteFile):
             if not path.exists():
                 text = canonical(first)
                 sealed = seal(GENESIS, text)
+                schema = _LEDGER + _RUN if run_file == path else _LEDGER
                 with replacing(path, cls.settings) as db:
-                    db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+                    db.executescript(f"BEGIN IMMEDIATE; {schema} {_VERSION} COMMIT;")
                     db.execute("BEGIN IMMEDIATE")
                     db.execute("INSERT INTO rows VALUES (1, ?, ?)", (text, sealed))
                     db.execute("INSERT INTO head VALUES (1, 1, ?)", (sealed,))
                     db.execute("COMMIT")
-        return cls(path)
+        if run_file is not None and not run_file.exists():
+            with replacing(run_file, cls.settings) as db:
+                db.executescript(f"BEGIN IMMEDIATE; {_RUN} {_VERSION} COMMIT;")
+        return cls(path, run_file=run_file)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -147,15 +178,11 @@ class RowStore(SQLiteFile):
                 )
             refuse_wal(self.path)
             with super().writing() as db:
-                self._appended = None
                 yield db
-            if self._appended is not None:
-                for note in self.witnesses:
-                    note(self._appended)
 
     def append(self, body: dict[str, Any]) -> int:
         """Add a row within :meth:`writing`; it is durable when that block ends. Returns its position."""
-        position, previous = self._query("SELECT position, hash FROM head WHERE only = 1")[0]
+        position, previous = self._rows("SELECT position, hash FROM head WHERE only = 1")[0]
         text = canonical(body)
         sealed = seal(previous, text)
         written = self._db.execute("INSERT INTO rows VALUES (?, ?, ?)", (position + 1, text, sealed)).rowcount
@@ -164,7 +191,8 @@ class RowStore(SQLiteFile):
         ).rowcount
         if (written, moved) != (1, 1):
             raise LedgerCorrupt(f"{self.path} lost rows that were written to it; the file was modified")
-        self._appended = sealed
+        if self.run_file is not None:
+            self.note(LAST_ROW, sealed)
         return int(position) + 1
 
     def reading(self) -> threading.RLock:
@@ -186,7 +214,7 @@ class RowStore(SQLiteFile):
             LedgerCorrupt: at the first row that does not fit, or if the head disagrees with the rows.
         """
         # One statement sees one state of the file, even while another process appends.
-        found = self._query(
+        found = self._rows(
             "SELECT rows.position, body, rows.hash, head.position, head.hash FROM head "
             "LEFT JOIN rows ON rows.position > ? OR rows.position < 1 ORDER BY rows.position",
             (position,),
@@ -216,13 +244,14 @@ class RowStore(SQLiteFile):
 
     def position_of(self, sealed: str) -> int | None:
         """Position of the row that carries this hash; None where no row does."""
-        found = self._query("SELECT position FROM rows WHERE hash = ?", (sealed,))
+        found = self._rows("SELECT position FROM rows WHERE hash = ?", (sealed,))
         return int(found[0][0]) if found else None
 
     def failure(self, error: sqlite3.DatabaseError) -> Exception:
         """Error of a ledger that replaces SQLite's."""
         if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
-            doing, hint = ("read", _KILLED_WRITER) if self.readonly else ("written", "Nothing was charged.")
+            hint = "What is not in it was not charged, and nothing was drawn for it."
+            doing, hint = ("read", _KILLED_WRITER) if self.readonly else ("written", hint)
             return LedgerUnavailableError(f"{self.path} can't be {doing}: {error}. {hint}")
         return LedgerCorrupt(f"{self.path} can't be read as a ledger: {error}")
 
@@ -233,30 +262,31 @@ class RowStore(SQLiteFile):
         self._file = _identity(self.path)
         refuse_wal(self.path)
         super()._connect(mode)
+        if self.run_file not in (None, self.path):
+            refuse_wal(self.run_file)
+            with self._translated():
+                self._db.execute("ATTACH ? AS run", (f"{self.run_file.absolute().as_uri()}?mode=rw",))
+                for setting in self.settings:
+                    self._db.execute(f"PRAGMA run.{setting}")
 
-    def _query(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        self._check_process()
+    def _rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with self._turn, self._translated():
-            try:
-                return self._db.execute(statement, values).fetchall()
-            except sqlite3.OperationalError:
-                if not self.readonly or not Path(f"{self.path}-journal").exists():
-                    raise
-                # A killed writer left a journal: SQLite undoes the unfinished row, which takes write access.
-                self._db.close()
-                self._connect("rw")
-                return self._db.execute(statement, values).fetchall()
+            return self.read(statement, values).fetchall()
 
     def _check_format(self) -> None:
         if self.path.stat().st_size == 0:
             raise LedgerCorrupt(
                 f"{self.path} is empty, so not a ledger; restore it, or delete it if it never was one"
             )
-        version = self._query("PRAGMA user_version")[0][0]
-        parts = set(self._query("SELECT type, name FROM sqlite_master"))
-        if version != _FORMAT or _PARTS - parts:
+        version = self._rows("PRAGMA user_version")[0][0]
+        parts = set(self._rows("SELECT type, name FROM sqlite_master"))
+        if version == _FORMAT and parts == _RUN_PARTS:
+            raise LedgerCorrupt(
+                f"{self.path} is the file of a run that charges a ledger elsewhere; give that ledger (ledger_path)"
+            )
+        if version != _FORMAT or _LEDGER_PARTS - parts:
             raise LedgerCorrupt(f"{self.path} is not a ledger of format {_FORMAT}")
-        if foreign := sorted(parts - _PARTS):  # a trigger could swallow what is charged
+        if foreign := sorted(parts - _LEDGER_PARTS - _RUN_PARTS):  # a trigger could swallow what is charged
             raise LedgerCorrupt(
                 f"{self.path} holds the {foreign[0][0]} {foreign[0][1]!r}, which no ledger has: "
                 "the file was modified"

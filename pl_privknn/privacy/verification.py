@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from pl_privknn._checks import check_open_unit, shown
 from pl_privknn.config import read_document
 from pl_privknn.privacy.accounting.accountant import account, read_records
-from pl_privknn.privacy.ledger import Ledger, LedgerReport, counts_topic, make_report
+from pl_privknn.privacy.ledger import Ledger, LedgerReport, make_report
 from pl_privknn.privacy.mechanisms.base import (
     SEVERAL_FILES,
     Adjacency,
@@ -25,6 +24,7 @@ from pl_privknn.privacy.mechanisms.base import (
 )
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.mechanisms.stated import NoNoise
+from pl_privknn.privacy.run import BEGUN, RunFileError, query_counts, reading_run
 from pl_privknn.privacy.sqlite_file import SQLITE_MAGIC
 from pl_privknn.privacy.store import Balance, read_rows
 
@@ -355,7 +355,6 @@ def _existing(path: str | Path) -> Path:
     return path
 
 
-# The only text allowed in such a note: a forger of a summary could also add a note to the ledger.
 _COUNTED = ("queried", "answered", "refused", "lost")
 _REPORTED = (
     "epsilon", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_pld", "epsilon_exact", "delta", "adjacency",
@@ -367,17 +366,20 @@ _EXACT = ("epsilon", "tpr_at_fpr", "advantage", "gaussian_dp_mu")
 _ROUNDING = 1e-6
 
 
-def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = True) -> list[dict[str, Any]]:
+def check_summary(
+    summary: Mapping[str, Any], ledger: str | Path, exact: bool = True, run_file: Path | None = None
+) -> list[dict[str, Any]]:
     """Compare a summary's figures with its ledger at the row that the summary names.
 
     ε, δ and the rest of the report are computed anew from the rows up to ``ledger_head``. Numbers of queries and
-    answers follow from what the run noted in the ledger; steps and noise of a private training from its plan and its
+    answers are counted in the run's file; steps and noise of a private training from its plan and its
     charges. What only the training knows (accuracies, seconds, versions) is in no ledger.
 
     Args:
         summary: content of ``summary.json``.
         ledger: the ledger's file.
         exact: also compute the exact worst case where the summary has it (seconds).
+        run_file: the run's file, where the ledger is a shared one.
 
     Returns:
         For each figure ``name``, ``stated``, ``found`` and ``agrees``, which is None where nothing is computed to
@@ -414,7 +416,7 @@ def check_summary(summary: Mapping[str, Any], ledger: str | Path, exact: bool = 
         "delta": balance.budget.delta,
         "epsilon_spent": report.spent.epsilon,
         "max_epsilon": balance.budget.epsilon,
-        **_of_run(summary, rows[:last], balance),
+        **_of_run(summary, rows[:last], balance, Path(run_file or ledger)),
     }
     wanted = [*_REPORTED, "epsilon_spent", "max_epsilon", *(name for name in found if name in summary)]
     for name in dict.fromkeys(wanted):
@@ -441,8 +443,10 @@ def _check_head(summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[
     return compared("ledger_head", head, later[-1]["hash"] if later else head)
 
 
-def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Balance) -> dict[str, Any]:
-    """Facts of the run itself from the ledger."""
+def _of_run(
+    summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Balance, run_file: Path
+) -> dict[str, Any]:
+    """Facts of the run itself from the ledger and its file."""
     run = summary.get("run") or (next(iter(balance.runs)) if len(balance.runs) == 1 else None)
     if run is None:
         return {}
@@ -453,9 +457,9 @@ def _of_run(summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Bal
     described = [row["description"] for row in rows if row["kind"] == "plan" and row["run"] == run]
     if described and "labeler" in described[-1]:
         found["labeler"] = described[-1]["labeler"]
-    if (noted := balance.notes.get(counts_topic(run))) is not None:
-        counts = json.loads(noted.partition(":")[2])
-        found |= {name: counts[name] for name in _COUNTED if name in counts}
+    with contextlib.suppress(RunFileError), reading_run(run_file) as file:  # a ledger alone counts no queries
+        if file.fact(BEGUN, {}).get("run_id") == run and "queried" in summary:
+            found |= query_counts(file)
     if "steps_planned" in summary:
         found |= _training(totals.planned.values(), totals.charged.values())
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import itertools
 import json
@@ -15,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pl_privknn.callbacks.label_store import StoredLabels
+from pl_privknn.callbacks.label_run import stored_answers
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.config import write_yaml
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.audit import CONFIG, LABELS, mapping_of
+from pl_privknn.privacy.audit import CONFIG, mapping_of
 from pl_privknn.privacy.card import card_facts, described, holdout_text
 from pl_privknn.privacy.mechanisms.base import Charge, merged
 
@@ -105,22 +104,19 @@ def growth(
 
 def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | None:
     """Queries with their pictures, and accuracy of the labels where the public truth is known."""
-    path = folder / LABELS
-    if not path.is_file():
+    found = stored_answers(folder)
+    if found is None:
         return None
-    with contextlib.closing(StoredLabels(path)) as store:
-        queries, counts = store.queries(), store.counts()
-        examples, labels, _ = store.answers(store.rounds())
     gallery = [
         {**query, "picture": None if image is None else _png(image)}
         for query, image in pictured_queries(folder)
     ]
     return {
-        "counts": {**counts, "labelled": len(examples)},
-        "rounds": dict(Counter(query.round + 1 for query in queries if query.state != "not asked")),
+        "counts": {**found.counts, "labelled": len(found.examples)},
+        "rounds": dict(Counter(query.round + 1 for query in found.queries if query.state != "not asked")),
         "gallery": gallery,
-        "not_pictured": counts["queried"] - len(gallery),
-        **_label_accuracy(examples, labels, pictures),
+        "not_pictured": found.counts["queried"] - len(gallery),
+        **_label_accuracy(found.examples, found.labels, pictures),
     }
 
 

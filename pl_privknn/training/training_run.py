@@ -26,10 +26,9 @@ from pl_privknn.privacy.mechanisms.steps import (
     steps_within,
 )
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.run import FactsFile, Run, noted_run_id
+from pl_privknn.privacy.run import Run, run_id_in
 from pl_privknn.privacy.settings import Budget
 
-_FILE = "private_training.json"
 STEPS = ("auto", "traced")
 
 
@@ -38,8 +37,8 @@ class TrainingOptions:
     """Rarely used settings of a private training.
 
     Args:
-        ledger_path: a ledger that several runs over the same private data share; by default ``ledger.sqlite`` in the
-            run's folder.
+        ledger_path: a ledger that several runs over the same private data share; by default the run's own, in its
+            folder.
         step: ``"auto"``; or ``"traced"``, which refuses a module whose step can't be traced. With ``"auto"`` such a
             step runs on one record after another, each with a fresh copy of the module, and the guarantee is
             conditional: the step must keep nothing of a record outside of the module.
@@ -149,7 +148,7 @@ def run_folder(
     """
     if chosen is not None or resumed is None:
         return Path(default if chosen is None else chosen)
-    return resumed_folder(resumed, checkpoint, lambda folder: noted_run_id(FactsFile(folder / _FILE)))
+    return resumed_folder(resumed, checkpoint, run_id_in)
 
 
 class TrainingRun(Run):
@@ -193,9 +192,8 @@ class TrainingRun(Run):
         self._mark = training_guarantee(asked.conditions, noise)
         super().__init__(
             folder,
-            lambda: FactsFile(folder / _FILE),
             asked.described(),
-            None if checkpoint is None else checkpoint["run_id"],
+            checkpoint,
             budget=Budget(limit, asked.delta, unit=asked.unit),
             ledger_path=ledger_path,
         )
@@ -205,14 +203,14 @@ class TrainingRun(Run):
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
         """Plan of all steps, fixed when the run begins: as many as fit the budget, with their noise."""
-        decided = None if self.is_new else self.facts.fact("decided")
+        decided = None if self.is_new else self.file.fact("decided")
         self.noise_multiplier: float = self._noise() if decided is None else decided["noise_multiplier"]
         self.mechanism = mechanism_of(
             self.noise_multiplier, self.asked.max_grad_norm, self.asked.sampling_rate
         )
         if decided is None:
             decided = {"noise_multiplier": self.noise_multiplier, "planned": self._steps_within()}
-            self.facts.note("decided", decided)
+            self.file.note("decided", decided)
         self.planned: int = decided["planned"]
         self._check_progress()
         charge = Charge(self.mechanism, self.planned)
@@ -225,19 +223,9 @@ class TrainingRun(Run):
         charges = self.ledger_run.report().charged if self.num_charges else ()
         return sum(charge.count for charge in charges if charge.mechanism == self.mechanism)
 
-    @property
-    def num_charges(self) -> int:
-        """Rows that this run has paid."""
-        return self.ledger_run.num_charges
-
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint: the run's folder and progress."""
-        return {
-            "run_id": self.run_id,
-            "run_dir": str(self.folder),
-            "charged": self.charged,
-            "done": self.planned - self.steps.left - self.lost,
-        }
+        """State for a checkpoint: the run, its folder and progress."""
+        return {**super().state(), "done": self.planned - self.steps.left - self.lost}
 
     def followed(self) -> FollowedRun:
         """Facts that other processes of the same training need."""
@@ -285,13 +273,7 @@ class TrainingRun(Run):
             return steps  # the ledger refuses them, with its reason
 
     def _check_progress(self) -> None:
-        checkpoint, charged = self._checkpoint, self.charged
-        if checkpoint is not None and charged < checkpoint["charged"]:
-            raise ValueError(
-                f"the ledger {self.ledger.path} holds {charged} paid steps, the checkpoint was written "
-                f"after {checkpoint['charged']}: it is an older copy. Restore the ledger of this run"
-            )
-        if checkpoint is None and charged >= self.planned:
+        if self._checkpoint is None and self.charged >= self.planned:
             raise ValueError(
                 f"run_dir={str(self.folder)!r}: all {self.planned} steps of this training are paid for, and no "
                 "checkpoint continues it. Resume from its checkpoint, or choose another folder for a new "

@@ -140,7 +140,7 @@ def test_the_command_on_the_digits(capsys):
     assert told["epsilon"] == pytest.approx(1.0, abs=1e-3)
     assert 0 < told["epsilon_lower"] <= 1.0
     assert (told["canaries"], told["confidence"], told["verdict"]) == (300, 0.95, "OK")
-    for wrong in (["audit", "ledger.sqlite", *words], ["audit"]):
+    for wrong in (["audit", "run.sqlite", *words], ["audit"]):
         assert main(wrong) == 2
         assert capsys.readouterr().err.count("\n") == 1
 

@@ -8,6 +8,7 @@ import torch
 
 from pl_privknn import Gaussian, PrivateKNN, Screening
 from pl_privknn.callbacks import PrivateLabeler, RunReport
+from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.privacy.noise import SeededNoise
 from tests.setup.small_fit import quiet_trainer, small_student
 from tests.training.noisy_sgd_setup import make_data
@@ -46,17 +47,13 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
     torch.set_num_threads(1)
     DyingNoise.folder, DyingNoise.die_at = folder, die_at
     if die_on:
-        from pl_privknn.callbacks import label_store
-
-        # "before:put", "after:mark_asked" …: die just before or after that step of the label store, or of the run,
-        # the second time
-        moment, name, number = (*die_on.split(":"), "2")[:3]
-        owner = label_store.LabelStore if hasattr(label_store.LabelStore, name) else label_store.LabelRun
-        original, calls = getattr(owner, name), []
+        # "before:put", "after:mark_asked" …: die just before or after that step of the run, the second time
+        moment, name = die_on.split(":")
+        original, calls = getattr(LabelRun, name), []
 
         def dying(self, *args, **kwargs):
             calls.append(name)
-            last = len(calls) == int(number)
+            last = len(calls) == 2
             if last and moment == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
             result = original(self, *args, **kwargs)
@@ -64,7 +61,7 @@ def main(folder: Path, die_at: int, die_on: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        setattr(owner, name, dying)
+        setattr(LabelRun, name, dying)
     data = make_data(batch_size=8)
     teacher = PrivateKNN(9, 0.5, Screening(4, Gaussian(1.0)), Gaussian(sigma=6.0), DyingNoise(1))
     labeling = PrivateLabeler(

@@ -11,7 +11,6 @@ import sqlite3
 
 import pytest
 
-from pl_privknn.callbacks.label_store import LabelStoreError
 from pl_privknn.labelers import (
     PATE,
     GuidedPartition,
@@ -27,6 +26,7 @@ from pl_privknn.labelers.released_sums import ReleaseLostError
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.run import RunFileError
 from pl_privknn.privacy.verification import audit_ledger
 from tests.setup.small_fit import fit_student
 from tests.setup.traced import Fault, needs_trace, traced
@@ -63,7 +63,7 @@ def fit(folder, name):
     try:
         asked = {"delta": 1e-5, "queries_per_round": 12, "query_batch_size": 4}
         fit_student(folder, TEACHERS[name](), 0.15, private=60, public=24, **asked)
-    except (LabelStoreError, ReleaseLostError):
+    except (RunFileError, ReleaseLostError):
         # A teacher that answers all queries of a round at once may be killed between its only charge and its
         # answers: it says so, and asks nothing again.
         assert released(folder) == {}
@@ -82,7 +82,7 @@ def acknowledged(folder):
 
 
 def charged(folder):
-    path = folder / "run" / "ledger.sqlite"
+    path = folder / "run" / "run.sqlite"
     if not path.exists():
         return counts({})
     report = Ledger.open_readonly(path).report()
@@ -90,7 +90,7 @@ def charged(folder):
 
 
 def released(folder):
-    path = folder / "run" / "labels.sqlite"
+    path = folder / "run" / "run.sqlite"
     if not path.exists():
         return {}
     with sqlite3.connect(path) as store:
@@ -101,7 +101,7 @@ def released(folder):
 
 
 def promise(folder):
-    audit = audit_ledger(folder / "run" / "ledger.sqlite", delta=1e-5)
+    audit = audit_ledger(folder / "run" / "run.sqlite", delta=1e-5)
     assert audit["epsilon_spent"] <= audit["epsilon"] * (1 + 1e-9)
     return audit["epsilon"], audit["guarantee"]
 

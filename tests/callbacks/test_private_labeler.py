@@ -10,7 +10,6 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from pl_privknn.callbacks import FullSelection, PrivateLabeler, RunReport
-from pl_privknn.callbacks.label_store import LabelStore, LabelStoreError
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.privacy.ledger import BudgetExceeded
@@ -146,7 +145,7 @@ def test_nothing_is_queried_in_fast_dev_run_validation_and_test(tmp_path):
     trainer.validate(student, data, verbose=False)
     trainer.test(student, data, verbose=False)
     assert labeler.labeler.asked == []
-    assert not list(tmp_path.rglob("ledger.sqlite"))
+    assert not list(tmp_path.rglob("run.sqlite"))
 
 
 def test_retrain_starts_afresh_and_continue_does_not(tmp_path):
@@ -173,7 +172,7 @@ def test_resume_from_a_checkpoint_pays_nothing_twice(whole, tmp_path):
     assert recorder.labels == [16, 16]
     assert torch.equal(data.public.labels, trained_on.public.labels)
     assert second.epsilon == first.epsilon
-    assert not (tmp_path / "ledger.sqlite").exists()
+    assert not (tmp_path / "run.sqlite").exists()
 
 
 def test_what_began_in_a_folder_goes_on_there_with_the_same_parameters_alone(whole, tmp_path):
@@ -230,15 +229,9 @@ def test_selections(tmp_path, refuse_every, settings, asked):
     assert bool((data.public.labels >= 0).all()) == (refuse_every == 0)
 
 
-def test_a_file_that_is_no_label_store_is_refused(tmp_path):
-    (tmp_path / "broken.sqlite").write_bytes(b"not a database, but long enough to be read as one" * 20)
-    with pytest.raises(LabelStoreError, match="not a label store"):
-        LabelStore(tmp_path / "broken.sqlite")
-
-
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_students_of_another_precision_are_refused_before_any_query(tmp_path, precision):
     labeling = PrivateLabeler(OracleLabeler(), run_dir=tmp_path / "run")
     with pytest.raises(ValueError, match=rf"precision='{precision}'.*bf16-mixed"):
         fit(tmp_path, labeling, precision=precision)
-    assert not (tmp_path / "run" / "ledger.sqlite").exists()
+    assert not (tmp_path / "run" / "run.sqlite").exists()

@@ -184,7 +184,7 @@ def test_errors_of_own_classes_pass_without_their_past(tmp_path):
     with pytest.raises(ValueError, match="k=3 is too large") as caught:
         redacted(inside_the_package(body), CANARY)
     assert CANARY not in everything_of(caught.value)[0]
-    ledger = Ledger(tmp_path / "ledger.sqlite", Budget(epsilon=0.1, delta=1e-5))
+    ledger = Ledger(tmp_path / "run.sqlite", Budget(epsilon=0.1, delta=1e-5))
     with pytest.raises(BudgetExceeded, match="of the budget"):  # the books know nothing private
         redacted(lambda charge: charge(), lambda: ledger.run("run", [Charge(Gaussian(1.0), 1)]))
 
@@ -265,4 +265,4 @@ def test_private_records_are_no_hyper_parameters(tmp_path):
     with pytest.raises(ValueError, match=r"save_hyperparameters: images, a Tensor of Kept"):
         quiet_trainer(tmp_path, 1, callbacks=[training]).fit(Kept(images[3:9], weights), DataLoader(table, 8))
     check_hyperparameters(Kept(None, weights), None, table)
-    assert not list(tmp_path.rglob("ledger.sqlite"))
+    assert not list(tmp_path.rglob("run.sqlite"))

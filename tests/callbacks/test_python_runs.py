@@ -62,7 +62,7 @@ def test_a_labelers_run_leaves_summary_table_and_settings_without_a_report_of_it
     assert tested["epsilon"] == summary["epsilon"]
     assert "test accuracy" in capsys.readouterr().out
     assert sorted(one.name for one in tmp_path.iterdir()) == ["mine"]
-    assert main(["audit", str(folder / "summary.json"), str(folder / "ledger.sqlite")]) == 0
+    assert main(["audit", str(folder / "summary.json"), str(folder / "run.sqlite")]) == 0
     page = write_report(folder)
     assert (page.parent / "privacy_card.md").is_file()
     assert "ReverseKNN" in page.read_text()
@@ -88,7 +88,7 @@ def test_the_summary_of_a_run_without_noise_is_json_and_agrees_with_its_ledger(t
     )
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refused)
     assert (summary["epsilon"], summary["guarantee"]) == ("inf", "none")
-    files = [str(tmp_path / "summary.json"), str(tmp_path / "ledger.sqlite")]
+    files = [str(tmp_path / "summary.json"), str(tmp_path / "run.sqlite")]
     assert main(["audit", *files]) == 0
     assert main(["audit", str(tmp_path)]) == 0
     (tmp_path / "summary.json").write_text(json.dumps({**summary, "epsilon": 1.0}))
@@ -181,7 +181,7 @@ def test_runs_without_a_logger_get_folders_of_their_own_and_say_where(tmp_path, 
         place = f"runs/SupervisedStudent/{number}"
         assert (tmp_path / place / "summary.json").is_file()
         assert f"run: {place}" in caplog.text
-    assert not (tmp_path / "ledger.sqlite").exists()
+    assert not (tmp_path / "run.sqlite").exists()
     mine = PrivateLabeler(ReverseKNN(budget=Budget(epsilon=2.0), k=1), run_dir=tmp_path / "mine")
     assert mine.run_dir == tmp_path / "mine"
     training = PrivateTraining(

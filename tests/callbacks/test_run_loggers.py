@@ -74,7 +74,7 @@ def test_epsilon_and_accuracy_stand_in_one_row(logged, records):
 
 def test_the_table_of_queries_holds_public_pictures_and_released_answers(logged, records):
     folder, _, data, _ = logged
-    with sqlite3.connect(folder / "labels.sqlite") as store:
+    with sqlite3.connect(folder / "run.sqlite") as store:
         asked = store.execute("SELECT example, label FROM queries ORDER BY round, position").fetchall()
     assert any(name.startswith("queries") for row in history(records) for name in row)
     (artifact,) = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]

@@ -28,7 +28,7 @@ def test_a_shard_that_dies_once_its_budgets_are_written_lets_nothing_out(tmp_pat
         fit(folder, "ind knn", 2)
 
     assert in_group(2, member) == [1, -signal.SIGKILL]
-    (run,) = Ledger.open_readonly(folder / "ledger.sqlite").runs
+    (run,) = Ledger.open_readonly(folder / "run.sqlite").runs
     place = tmp_path / "run.private" / run
 
     def spent(rank):
@@ -37,7 +37,7 @@ def test_a_shard_that_dies_once_its_budgets_are_written_lets_nothing_out(tmp_pat
         return len(left), len(left) - sum(left.values())
 
     def answered():
-        with contextlib.closing(sqlite3.connect(folder / "labels.sqlite")) as store:
+        with contextlib.closing(sqlite3.connect(folder / "run.sqlite")) as store:
             return store.execute("SELECT COALESCE(SUM(released), 0) FROM queries").fetchone()[0]
 
     before = [spent(rank) for rank in range(2)]
@@ -47,4 +47,4 @@ def test_a_shard_that_dies_once_its_budgets_are_written_lets_nothing_out(tmp_pat
     assert in_group(2, lambda rank: fit(folder, "ind knn", 2)) == [0, 0]
     assert answered() == 24 - 5
     assert all(spent(rank)[1] >= before[rank][1] for rank in range(2))  # nothing was given back
-    assert Ledger.open_readonly(folder / "ledger.sqlite").report().charged[0].count == 1
+    assert Ledger.open_readonly(folder / "run.sqlite").report().charged[0].count == 1

@@ -48,7 +48,7 @@ def test_two_processes_answer_as_one(tmp_path, name):
     assert any(label >= 0 for label in expected[0])
     assert (expected[1] is None) == (name in ("private_knn", "pate"))
     # Charged and kept once, by global rank 0; nothing else is left.
-    charged = [Ledger.open_readonly(folder / "ledger.sqlite").report().charged for folder in (alone, both)]
+    charged = [Ledger.open_readonly(folder / "run.sqlite").report().charged for folder in (alone, both)]
     assert charged[0] == charged[1]
     assert {path.name for path in alone.iterdir()} == {path.name for path in both.iterdir()}
     kept = ("alone.private", "both.private") if name in ("class sums", "ind knn") else ()

@@ -5,10 +5,11 @@ import math
 import torch
 
 from pl_privknn.callbacks import UncertainSelection
-from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.callbacks.selection import (
     ClusterSelection,
     PublicPool,
+    Selection,
     Spread,
     kernel_spread,
     label_by_spread,
@@ -16,6 +17,7 @@ from pl_privknn.callbacks.selection import (
     spread_scores,
 )
 from pl_privknn.labelers.base import Release
+from pl_privknn.privacy import Budget, Charge, Gaussian
 from tests.setup.refusals import refusals
 
 
@@ -118,18 +120,19 @@ def test_the_uncertain_are_those_that_the_student_is_unsure_of():
     assert len(set(asked.tolist())) == 300
 
 
-def test_store_rebuilds_the_same_labels_after_reopening(tmp_path):
+def test_a_run_rebuilds_the_same_labels_after_reopening(tmp_path):
     examples = _points(30)
     spread = kernel_spread(examples, examples[:6], 0.8)
     scores = torch.randn(6, 3, generator=torch.Generator().manual_seed(2)).double() * 30
     assignment = spread.queries[:, 0]
-    store = LabelStore(tmp_path / "labels.sqlite")
-    store.select(0, list(range(6)), assignment, spread, ask_means=True)
-    store.mark_asked(0, list(range(6)), charges_now=0)
-    store.put(0, list(range(6)), Release(scores.argmax(dim=1), None, scores, 5.0))
-    first = store.answers(1)
-    store.close()
-    again = LabelStore(tmp_path / "labels.sqlite")
+    terms = {"plan": [Charge(Gaussian(5.0))], "description": {}, "public": {}, "budget": Budget()}
+    run = LabelRun(tmp_path, **terms)
+    run.open_round(0, lambda: Selection(torch.arange(6), assignment, spread, ask_means=True))
+    run.mark_asked(0, list(range(6)))
+    run.put(0, list(range(6)), Release(scores.argmax(dim=1), None, scores, 5.0))
+    first = run.stored.answers(1)
+    run.close()
+    again = LabelRun(tmp_path, **terms).stored
     assert torch.equal(again.selections(1)[0].assignment, assignment)
     assert again.selections(1)[0].ask_means
     labels, soft = label_by_spread(spread, scores, 5.0)

@@ -1,11 +1,9 @@
 """Answers spread over rounds of a fit: what is asked, paid and told."""
 
-import contextlib
-
 import torch
 
 from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.callbacks.label_store import StoredLabels
+from pl_privknn.callbacks.label_run import StoredQueries
 from pl_privknn.callbacks.labeling_arguments import extractor_of, probabilities_of
 from pl_privknn.callbacks.selection import ClusterSelection
 from pl_privknn.datamodules import ArraysDataModule
@@ -13,6 +11,7 @@ from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.run import reading_run
 from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
 
@@ -50,8 +49,8 @@ def test_a_round_without_queries_costs_nothing_and_gives_new_labels(tmp_path):
     assert bool((data.public.labels >= 0).all())
     assert callback.metrics["labels/accuracy"] > 0.9
     # The second round's probabilities come from the first one's counts, smoothed in another space.
-    with contextlib.closing(StoredLabels(callback.run_dir / "labels.sqlite")) as store:
-        first, second = store.answers(1), store.answers(2)
+    with reading_run(callback.run_dir / "run.sqlite") as file:
+        first, second = (StoredQueries(file).answers(rounds) for rounds in (1, 2))
     assert not torch.equal(first[2], second[2])
     assert torch.equal(data.public.soft_labels, second[2])
     # A resumed run reads all of it back and asks nothing.

@@ -11,7 +11,7 @@ import torch
 
 from pl_privknn import Gaussian, PrivateKNN, PrivateLabeler, SupervisedStudent
 from pl_privknn import _processes as processes
-from pl_privknn.callbacks.label_store import StoredLabels
+from pl_privknn.callbacks.label_run import stored_answers
 from pl_privknn.datamodules import DigitsDataModule
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
@@ -74,7 +74,7 @@ def test_one_process_asks_and_both_learn_from_the_same_answers(tmp_path):
     assert first["metrics"] == second["metrics"]
     assert first["weights"] == pytest.approx(second["weights"], rel=1e-9)
     # Every query was paid for once, not once a process.
-    report = Ledger.open_readonly(run / "ledger.sqlite").report()
+    report = Ledger.open_readonly(run / "run.sqlite").report()
     assert sum(charge.count for charge in report.charged) == 80
     assert report.spent.epsilon == pytest.approx(first["metrics"]["privacy/epsilon_spent"])
 
@@ -100,8 +100,6 @@ def test_nothing_more_is_asked_once_a_process_has_died(tmp_path):
     assert said.startswith("another process of this training ended")
     assert "\n" not in said
     # Two batches of ten were paid for, and both are kept.
-    charged = Ledger.open_readonly(tmp_path / "ledger.sqlite").report().charged
+    charged = Ledger.open_readonly(tmp_path / "run.sqlite").report().charged
     assert sum(charge.count for charge in charged) == 20
-    store = StoredLabels(tmp_path / "labels.sqlite")
-    assert len(store.answers(store.rounds())[0]) == 20
-    store.close()
+    assert len(stored_answers(tmp_path).examples) == 20

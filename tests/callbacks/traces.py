@@ -72,7 +72,7 @@ FIGURES = {
 #: Beginnings of the names of figures that students log.
 OF_STUDENTS = ("train/", "val/", "test/")
 #: Files whose length follows from the digits of accuracies, losses and noisy counts; their content is compared.
-OF_ANSWERS = ("summary.json", "metrics.csv", "labels.sqlite")
+OF_ANSWERS = ("summary.json", "metrics.csv", "run.sqlite")
 
 
 def traces(folder, shown=""):
@@ -83,11 +83,11 @@ def traces(folder, shown=""):
         "sizes": {path.name: path.stat().st_size for path in files if path.name not in OF_ANSWERS},
         "summary": masked_summary(json.loads((folder / "summary.json").read_text())),
         "metrics": masked_metrics(folder / "metrics.csv"),
-        "ledger": masked_ledger(folder / "ledger.sqlite"),
+        "ledger": masked_ledger(folder / "run.sqlite"),
         "shown": masked_text(shown),
     }
-    if (folder / "labels.sqlite").exists():
-        found["labels"] = masked_labels(folder / "labels.sqlite")
+    if (folder / "run.sqlite").exists():
+        found["labels"] = masked_labels(folder / "run.sqlite")
     if (folder / "pictures.npz").exists():
         with np.load(folder / "pictures.npz") as pictures:
             found["pictures"] = {
@@ -136,9 +136,9 @@ def released(folder):
     """The answers themselves, and weights learnt from them."""
     last = torch.load(next(folder.rglob("*.ckpt")), weights_only=False)["state_dict"]
     weights = {name: value.double().sum().item() for name, value in last.items()}
-    if not (folder / "labels.sqlite").exists():
+    if not (folder / "run.sqlite").exists():
         return weights
-    with sqlite3.connect(folder / "labels.sqlite") as store:
+    with sqlite3.connect(folder / "run.sqlite") as store:
         statement = "SELECT label, soft, score FROM queries ORDER BY round, position"
         return weights, store.execute(statement).fetchall()
 

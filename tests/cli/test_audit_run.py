@@ -87,21 +87,12 @@ def another(name):
     return lambda run, other: shutil.copyfile(other / name, run / name)
 
 
-def ledger_and_summary(run, other):
-    for name in ("ledger.sqlite", "summary.json"):
-        shutil.copyfile(other / name, run / name)
-
-
 def of_summary(**changes):
     return lambda run, other: change_json(run / "summary.json", **changes)
 
 
-def of_labels(*statements):
-    return lambda run, other: execute(run / "labels.sqlite", *statements)
-
-
-def of_ledger(*statements):
-    return lambda run, other: execute(run / "ledger.sqlite", *statements)
+def of_run_file(*statements):
+    return lambda run, other: execute(run / "run.sqlite", *statements)
 
 
 def fewer_releases(rows):
@@ -115,20 +106,17 @@ def log_beside(name):
 
 
 def nothing_private_left(run, other):
-    (run / "ledger.sqlite").unlink()
-    (run / "labels.sqlite").unlink(missing_ok=True)
+    (run / "run.sqlite").unlink()
     change_json(run / "summary.json", epsilon=None, run=None)
 
 
 #: What is changed in a run's folder; test_summary_check has figures of a summary, test_ledger_store rows of a ledger.
 TAMPERINGS = {
-    "ledger and summary of another run": ledger_and_summary,
-    "ledger of another run": another("ledger.sqlite"),
-    "labels of another run": another("labels.sqlite"),
-    "another run's name in the labels": of_labels(
+    "file of another run": another("run.sqlite"),
+    "another run's name in the facts": of_run_file(
         "UPDATE facts SET value = json_set(value, '$.run_id', 'x') WHERE name = 'begun'"
     ),
-    "another plan in the labels": of_labels(
+    "another plan in the facts": of_run_file(
         "UPDATE facts SET value = json_set(value, '$.terms.plan[0].scale', 7.5) WHERE name = 'begun'"
     ),
     "budget in the configuration": lambda run, other: change_yaml(
@@ -136,13 +124,13 @@ TAMPERINGS = {
     ),
     "ε in the summary": of_summary(epsilon=1.2),
     "run in the summary": of_summary(run="another"),
-    "edited row": of_ledger("UPDATE rows SET body = replace(body, '\"count\":1', '\"count\":2')"),
-    "noise in the ledger": lambda run, other: rewritten(run / "ledger.sqlite", fewer_releases),
-    "no ledger": lambda run, other: (run / "ledger.sqlite").unlink(),
-    "an empty ledger": lambda run, other: ((run / "ledger.sqlite").unlink(), Ledger(run / "ledger.sqlite").close()),
+    "edited row": of_run_file("UPDATE rows SET body = replace(body, '\"count\":1', '\"count\":2')"),
+    "noise in the ledger": lambda run, other: rewritten(run / "run.sqlite", fewer_releases),
+    "no file": lambda run, other: (run / "run.sqlite").unlink(),
+    "an empty ledger": lambda run, other: ((run / "run.sqlite").unlink(), Ledger(run / "run.sqlite").close()),
     "nothing private left": nothing_private_left,
-    "a log beside the ledger": log_beside("ledger.sqlite"),
-    "a log beside the labels": log_beside("labels.sqlite"),
+    "a log beside the file": log_beside("run.sqlite"),
+    "an answer less": of_run_file("UPDATE queries SET label = -1 WHERE position = 0"),
 }  # fmt: skip
 #: Files that a report or an export writes, and writes anew.
 RELEASED = ("privacy_card.json", "export/privacy_card.json", "export/summary.json")
@@ -159,7 +147,13 @@ def test_a_run_passes_wherever_it_lies(runs, run, capsys):
     assert main(["audit", str(run), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     agreed = {check["name"] for check in told["checks"] if check["agrees"]}
-    assert {"epsilon", "labels: run", "labels: plan", "labels: ledger head", "config.yaml: epsilon"} <= agreed
+    assert {
+        "epsilon",
+        "run.sqlite: run",
+        "run.sqlite: plan",
+        "run.sqlite: ledger head",
+        "config.yaml: epsilon",
+    } <= agreed
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
@@ -205,7 +199,7 @@ def test_cards_and_exports_are_compared_and_written_anew(run, capsys):
 
 def test_a_card_of_before_the_last_charge_is_found(run, capsys):
     assert main(["report", "--fast", str(run)]) == 0
-    with contextlib.closing(Ledger(run / "ledger.sqlite", Budget(9.0, 1e-4))) as ledger:
+    with contextlib.closing(Ledger(run / "run.sqlite", Budget(9.0, 1e-4))) as ledger:
         (name,) = ledger.runs
         ledger.run(name).charge(next(iter(ledger.run_report(name).charged)).mechanism)
     check_found(run, capsys)
@@ -236,12 +230,12 @@ def test_a_strangers_text_stays_text(run, tmp_path, capsys):
             for charge in [row["charge"]] if row["kind"] == "charge" else row.get("plan", []):
                 charge |= {"guarantee": "conditional", "reasons": [evil]}
 
-    rewritten(run / "ledger.sqlite", conditions)
-    assert main(["audit", str(run / "ledger.sqlite")]) == 0
+    rewritten(run / "run.sqlite", conditions)
+    assert main(["audit", str(run / "run.sqlite")]) == 0
     told = capsys.readouterr().out
     assert "\x1b" not in told
     assert not re.search(r"(?m)^guarantee +unconditional", told)
-    assert main(["report", str(run / "ledger.sqlite"), "--output", str(tmp_path / "page.html")]) == 0
+    assert main(["report", str(run / "run.sqlite"), "--output", str(tmp_path / "page.html")]) == 0
     card = (tmp_path / "privacy_card.md").read_text()
     assert not [word for word in ("\x1b", "\n| ε | 0", "<script>", "[a](b)") if word in card]
     assert "<script>[a]" not in (tmp_path / "page.html").read_text()
@@ -267,8 +261,7 @@ DAMAGED = {
     "config.yaml": [b"null", b"[]"],
     "summary.json": [b"null", b'{"epsilon": null, "versions": 1.5}', b'{"epsilon": {}, "delta": []}'],
     "pictures.npz": [b"", b"PK\x03\x04" + bytes(60)],
-    "labels.sqlite": [b"SQLite format 3\x00" + bytes(200)],
-    "ledger.sqlite": [b"SQLite format 3\x00" + bytes(200)],
+    "run.sqlite": [b"SQLite format 3\x00" + bytes(200)],
     "checkpoints/last.ckpt": [b"no pickle"],
 }
 
@@ -288,7 +281,7 @@ def test_damaged_files_are_one_line(run, capsys):
 
 def test_mutated_files_never_trace_back(run, capsys):
     random = np.random.default_rng(0)
-    names = ["config.yaml", "summary.json", "labels.sqlite", "ledger.sqlite", "metrics.csv"]
+    names = ["config.yaml", "summary.json", "run.sqlite", "metrics.csv"]
     for number in range(20):
         name = names[number % len(names)]
         kept = (run / name).read_bytes()

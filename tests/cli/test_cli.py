@@ -49,14 +49,14 @@ def summary_of(run):
 def test_fit_leaves_everything_in_its_folder(fitted, run, capsys):
     assert Path(fitted[1][-1]) == run
     assert any("guarantee" in line for line in fitted[1])
-    for name in ("config.yaml", "ledger.sqlite", "labels.sqlite", "metrics.csv", "checkpoints/last.ckpt"):
+    for name in ("config.yaml", "run.sqlite", "run.sqlite", "metrics.csv", "checkpoints/last.ckpt"):
         assert (run / name).is_file(), name
     summary = summary_of(run)
     wanted = "epsilon_rdp epsilon_pld delta adjacency guarantee answered label_accuracy test_accuracy seconds"
     assert all(summary[name] is not None for name in wanted.split())
     assert summary["queried"] == 80
     # The auditor's figure, from the ledger alone, is the summary's.
-    ledger = str(run / "ledger.sqlite")
+    ledger = str(run / "run.sqlite")
     for words in (["audit", ledger], ["epsilon", ledger, "--delta", "1e-4"]):
         assert main([*words, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["epsilon"] == pytest.approx(summary["epsilon"], rel=1e-9)

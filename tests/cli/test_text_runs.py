@@ -66,7 +66,7 @@ def test_a_run_learns_from_texts(run):
 
 def test_no_file_holds_a_private_text_or_person_and_public_ones_are_in_the_report_alone(run):
     files = [path for path in run.parent.rglob("*") if path.is_file()]
-    assert {"last.ckpt", "config.yaml", "pictures.npz", "report.html", "labels.sqlite"} <= {
+    assert {"last.ckpt", "config.yaml", "pictures.npz", "report.html", "run.sqlite"} <= {
         file.name for file in files
     }
     for file in files:

@@ -71,7 +71,7 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
         "from pl_privknn import PrivateKNN\nclass Broken(PrivateKNN): ...\n"
     )
     sys.modules.pop("broken_teacher")
-    ledgers = [path for path in Path("runs").rglob("ledger.sqlite") if "broken" not in str(path)]
+    ledgers = [path for path in Path("runs").rglob("run.sqlite") if "broken" not in str(path)]
     before = {path: path.read_bytes() for path in ledgers}
     assert len(before) == 2
     assert compare(config) == 0
@@ -110,7 +110,7 @@ def test_an_interrupted_run_stops_the_comparison_and_continues_its_plan(monkeypa
         assert "power cut" in capsys.readouterr().out
     assert compare(config, "--epsilons", "4") == 0
     values = result("sgd", 4)
-    (run,) = audit_ledger(folder("sgd", 4) / "ledger.sqlite")["runs"].values()
+    (run,) = audit_ledger(folder("sgd", 4) / "run.sqlite")["runs"].values()
     charged = sum(record["count"] for record in run["charged"])
     assert charged <= sum(record["count"] for record in run["guaranteed"]) == values["steps_planned"] == 10
     assert values["epsilon_spent"] <= values["epsilon"] <= 4
@@ -135,7 +135,7 @@ def test_killed_comparison_goes_on_and_pays_for_nothing_twice(tmp_path, capsys):
     )
     config = write({"knn": knn(), "dying": knn("dying_teacher.Dying")}, epsilons=[4])
     assert in_child(lambda: compare(config)) == -signal.SIGKILL
-    ledgers = {name: folder(name, 4) / "ledger.sqlite" for name in ("knn", "dying")}
+    ledgers = {name: folder(name, 4) / "run.sqlite" for name in ("knn", "dying")}
     done = ledgers["knn"].read_bytes()
     first = audit_ledger(ledgers["dying"])
     paid = sum(record["count"] for run in first["runs"].values() for record in run["charged"])

@@ -171,7 +171,7 @@ REFUSED = [
 def test_an_extractor_that_mixes_a_batch_is_refused_before_anything_is_paid(tmp_path, make, match):
     with pytest.raises(ValueError, match=match):
         label(tmp_path, seeded(make))
-    assert not (tmp_path / "run" / "ledger.sqlite").exists()
+    assert not (tmp_path / "run" / "run.sqlite").exists()
 
 
 @pytest.mark.parametrize("make", [OfLightning, timm_network])
@@ -284,7 +284,7 @@ def test_values_in_python_make_the_guarantee_conditional(tmp_path):
     assert labeling.report().reason == condition
     summary = labeling.privacy_summary()
     assert (summary["guarantee"], summary["reason"]) == ("conditional", condition)
-    stored = Ledger.open_readonly(tmp_path / "run" / "ledger.sqlite").report().guarantee
+    stored = Ledger.open_readonly(tmp_path / "run" / "run.sqlite").report().guarantee
     assert (stored.guarantee, stored.reason) == ("conditional", condition)
     written = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (written["guarantee"], written["reason"]) == ("conditional", condition)
@@ -359,7 +359,7 @@ def train(folder, extractor):
 def test_noisy_sgd_refuses_an_extractor_that_mixes_a_batch(tmp_path):
     with pytest.raises(ValueError, match="another vector alone than among others"):
         train(tmp_path, Standardizing())
-    assert not (tmp_path / "run" / "ledger.sqlite").exists()
+    assert not (tmp_path / "run" / "run.sqlite").exists()
 
 
 def test_noisy_sgd_states_what_its_extractor_rests_on(tmp_path):

@@ -167,7 +167,7 @@ def test_a_round_trains_once_however_the_queries_are_batched(tmp_path):
     callback, data = fit_student(
         tmp_path, teacher, 0.1, queries_per_round=60, query_batch_size=7, selection=FullSelection()
     )
-    charged = Ledger.open_readonly(tmp_path / "run" / "ledger.sqlite").report().charged
+    charged = Ledger.open_readonly(tmp_path / "run" / "run.sqlite").report().charged
     assert sum(charge.count for charge in charged) == 30
     assert callback.epsilon == callback.epsilon_spent <= 2.0
     assert bool((data.public.labels >= 0).all())

@@ -119,7 +119,7 @@ def test_rows_of_attributes_are_trained_on_by_one_command_and_predicted(tmp_path
     summary = json.loads(Path("runs/own/0/summary.json").read_text(encoding="utf-8"))
     assert 0.9 < summary["epsilon"] <= 1
     assert summary["guarantee"] == "unconditional"
-    assert audit_ledger("runs/own/0/ledger.sqlite", exact=True)["epsilon_spent"] <= 1
+    assert audit_ledger("runs/own/0/run.sqlite", exact=True)["epsilon_spent"] <= 1
     assert main(["predict", "runs/own/0", "own/test_embeddings.npy"]) == 0
     with Path("predictions.csv").open(encoding="utf-8", newline="") as file:
         rows = np.array([row[-5:] for row in csv.reader(file)][1:], dtype=float)
@@ -401,14 +401,14 @@ def test_an_interrupted_fit_says_what_is_spent_and_goes_on_in_its_folder_alone(t
         assert main([*words, *quiet]) == 130
     signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
     said = capsys.readouterr().err
-    spent = audit_ledger("runs/own/0/ledger.sqlite", exact=True)["epsilon_spent"]
+    spent = audit_ledger("runs/own/0/run.sqlite", exact=True)["epsilon_spent"]
     assert f"ε spent: {at_most(spent)} of the stated" in said
     assert "labels of 120 queries, a checkpoint of the last full epoch" in said
     assert "Continue with: privknn fit --resume runs/own/0" in said
     shutil.move("runs", "moved")
     assert main(["fit", "--resume", "moved/own/0", "--run_dir", "elsewhere"]) == 2
     assert main(["fit", "--resume", "moved/own/0", *quiet]) == 0, capsys.readouterr().err
-    assert audit_ledger("moved/own/0/ledger.sqlite", exact=True)["epsilon_spent"] == spent
+    assert audit_ledger("moved/own/0/run.sqlite", exact=True)["epsilon_spent"] == spent
     summary = json.loads(Path("moved/own/0/summary.json").read_text(encoding="utf-8"))
     assert summary["epochs"] == 3
     assert Path("moved/own/0/checkpoints/last.ckpt").is_file()

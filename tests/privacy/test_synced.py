@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from pl_privknn.callbacks.label_store import LabelStore
 from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.private_store import PrivateStore
@@ -55,8 +54,9 @@ def test_a_file_that_could_not_be_written_leaves_the_old_one(tmp_path):
 def test_ledgers_and_stores_sync_every_commit(tmp_path):
     private = PrivateStore(tmp_path / "private.sqlite")
     assert private.read("PRAGMA synchronous").fetchone() == (EXTRA,)
-    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger = Ledger(tmp_path / "run.sqlite")
     ledger.run("a").charge(G)
     assert ledger._store._db.execute("PRAGMA synchronous").fetchone() == (EXTRA,)
-    labels = LabelStore(tmp_path / "labels.sqlite")
-    assert labels.read("PRAGMA synchronous").fetchone() == (EXTRA,)
+    beside = Ledger(tmp_path / "run.sqlite", run_file=tmp_path / "file.sqlite").file
+    for part in ("main", "run"):
+        assert beside.read(f"PRAGMA {part}.synchronous").fetchone() == (EXTRA,)

@@ -9,10 +9,10 @@ from pl_privknn.report import privacy_card, write_report
 
 
 def ledger(folder, *charges, **settings):
-    made = Ledger(folder / "ledger.sqlite", Budget(**settings))
+    made = Ledger(folder / "run.sqlite", Budget(**settings))
     made.run("first", plan=list(charges))
     made.close()
-    return folder / "ledger.sqlite"
+    return folder / "run.sqlite"
 
 
 def refused(name):

@@ -22,7 +22,7 @@ from pl_privknn.report.facts import facts_of
 from tests.report.report_setup import CLASSES, QUERIES, small_run
 
 #: All that a page of a run is made of.
-FILES = ("summary.json", "config.yaml", "metrics.csv", "labels.sqlite", "ledger.sqlite", "pictures.npz")
+FILES = ("summary.json", "config.yaml", "metrics.csv", "run.sqlite", "run.sqlite", "pictures.npz")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
 
 def test_pictures_are_the_asked_public_images_and_no_private_one(run):
     folder, _, data, facts = run
-    with sqlite3.connect(folder / "labels.sqlite") as store:
+    with sqlite3.connect(folder / "run.sqlite") as store:
         asked = store.execute("SELECT example, label FROM queries ORDER BY round, position").fetchall()
     gallery = facts["answers"]["gallery"]
     assert [one["example"] for one in gallery] == [example for example, _ in asked]
@@ -129,10 +129,10 @@ def refused(name):
 
 
 def ledger_of(folder, charge):
-    made = Ledger(folder / "ledger.sqlite")
+    made = Ledger(folder / "run.sqlite")
     made.run("first", plan=[charge])
     made.close()
-    return folder / "ledger.sqlite"
+    return folder / "run.sqlite"
 
 
 def test_an_infinite_epsilon_is_a_string_in_the_file_of_a_card(tmp_path):

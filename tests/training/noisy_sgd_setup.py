@@ -72,7 +72,7 @@ def fit(module, folder, epochs=2, data=None, ckpt_path=None, **kwargs):
 
 def charged(folder):
     """(mechanism, count) of every charge row, in order."""
-    ledger = Ledger.open_readonly(folder / "ledger.sqlite")
+    ledger = Ledger.open_readonly(folder / "run.sqlite")
     return [(charge.mechanism, charge.count) for charge in ledger.report().charged]
 
 

@@ -60,5 +60,5 @@ def test_a_killed_training_ends_at_the_epsilon_of_the_uninterrupted_one(tmp_path
     ((mechanism, count),) = charged(tmp_path)
     drawn = (tmp_path / "drawn").stat().st_size
     assert drawn <= count == 9
-    report = Ledger.open_readonly(tmp_path / "ledger.sqlite").report()
+    report = Ledger.open_readonly(tmp_path / "run.sqlite").report()
     assert report.epsilon == pytest.approx(account([Charge(mechanism, 9)], delta=1e-5).epsilon)

@@ -245,9 +245,9 @@ def test_an_infinite_epsilon_trains_without_noise_and_guarantees_nothing(tmp_pat
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["guarantee"], summary["epsilon"]) == ("none", "inf")
     assert "no noise was added" in summary["reason"]
-    (row,) = Ledger.open_readonly(tmp_path / "ledger.sqlite").report().charged
+    (row,) = Ledger.open_readonly(tmp_path / "run.sqlite").report().charged
     assert row.guarantee.level == "none"
-    assert main(["audit", str(tmp_path / "ledger.sqlite")]) == 0
+    assert main(["audit", str(tmp_path / "run.sqlite")]) == 0
     assert "none" in capsys.readouterr().out
 
 
@@ -258,7 +258,7 @@ def test_sixteen_bits_train(tmp_path):
 
 
 def test_a_module_trained_twice_composes_or_is_refused(tmp_path):
-    module, ledger = Lit(), tmp_path / "ledger.sqlite"
+    module, ledger = Lit(), tmp_path / "run.sqlite"
     first, _ = fit(module, tmp_path / "a", training(ledger_path=ledger), epochs=1)
     with pytest.raises(ValueError, match="trained privately before, and ε of both"):
         fit(module, tmp_path / "b", epochs=1)

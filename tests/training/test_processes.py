@@ -94,7 +94,7 @@ def test_several_processes_train_as_one_and_pay_as_one(tmp_path, who, count):
     assert drawn.sum(dim=0).tolist() == alone["drawn"]
     assert (drawn[0] != drawn[1]).any()  # each has a sample of its own size
     assert charged(tmp_path / "together") == charged(tmp_path / "alone")
-    report = Ledger.open_readonly(tmp_path / "together" / "ledger.sqlite").report()
+    report = Ledger.open_readonly(tmp_path / "together" / "run.sqlite").report()
     assert report.epsilon == alone["epsilon"]
 
 

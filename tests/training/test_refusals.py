@@ -230,4 +230,4 @@ class OfPairs(Lit):
 def test_a_loss_without_a_gradient_for_one_record_is_refused_before_it_is_paid_for(tmp_path, module):
     with pytest.raises(ValueError, match=r"training_step: the loss of one record alone does not depend"):
         fit(module, tmp_path)
-    assert not list(tmp_path.rglob("ledger.sqlite"))
+    assert not list(tmp_path.rglob("run.sqlite"))

@@ -120,4 +120,4 @@ def test_a_network_trains_by_persons_with_the_layers_of_its_fast_path(tmp_path):
 def test_what_has_no_owner_is_refused_before_anything_is_drawn(tmp_path, owners, said):
     with pytest.raises(ValueError, match=said):
         fit(Lit(), tmp_path, training(**EVERYBODY), epochs=1, data=data_of(owners))
-    assert not (tmp_path / "ledger.sqlite").exists()
+    assert not (tmp_path / "run.sqlite").exists()

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Audit a run
 #
-# An auditor receives two files of a run, `summary.json` and `ledger.sqlite`, and trusts neither. This script first
+# An auditor receives two files of a run, `summary.json` and `run.sqlite`, and trusts neither. This script first
 # makes a run to audit: reverse kNN on scikit-learn's bundled digits, one noisy release for all queries.
 
 # %%
@@ -48,7 +48,7 @@ trainer.fit(student, datamodule=DigitsDataModule(batch_size=32))
 # summary with the ledger. Its exit status is 0.
 
 # %%
-summary, ledger = folder / "summary.json", folder / "ledger.sqlite"
+summary, ledger = folder / "summary.json", folder / "run.sqlite"
 honest = main(["audit", str(summary), str(ledger)])
 
 # %% [markdown]

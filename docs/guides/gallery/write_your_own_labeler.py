@@ -59,7 +59,7 @@ public = features(data.public.images(torch.arange(len(data.public))))
 teacher = NoisyPrototypes(sigma=4.0)
 teacher.fit(records)
 with tempfile.TemporaryDirectory() as folder:
-    ledger = Ledger(Path(folder) / "ledger.sqlite", Budget(delta=1e-4))
+    ledger = Ledger(Path(folder) / "run.sqlite", Budget(delta=1e-4))
     run = ledger.run("try", plan=teacher.plan(500, 500, data.num_classes))
     answers = teacher.label(public, run).labels
     epsilon = ledger.report().epsilon

@@ -4,5 +4,5 @@ set -euo pipefail
 privknn init --data "$1" --epsilon 1 --private-records "$2"
 privknn fit --config private_run.yaml --run_dir runs/first
 privknn report runs/first
-privknn audit runs/first/summary.json runs/first/ledger.sqlite
+privknn audit runs/first/summary.json runs/first/run.sqlite
 privknn export runs/first --format torch

@@ -18,4 +18,4 @@ from nearest_centroid import NearestCentroid
 from pl_privknn.testing import check_labeler
 print(check_labeler(NearestCentroid()))"
 privknn fit --config own_teacher.yaml --run_dir runs/own_teacher
-privknn audit runs/own_teacher/summary.json runs/own_teacher/ledger.sqlite
+privknn audit runs/own_teacher/summary.json runs/own_teacher/run.sqlite

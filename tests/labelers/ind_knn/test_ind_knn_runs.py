@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pl_privknn.callbacks.label_store import LabelStore
+from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN
 from pl_privknn.privacy import Budget, Gaussian
@@ -71,16 +71,16 @@ def private_files(folder):
         (LedgerRun, "charge", 1, False),
         (BudgetTable, "spend", 2, False),
         (LedgerRun, "note", 1, True),
-        (LabelStore, "put", 3, True),
+        (LabelRun, "put", 3, True),
     ],
 )
 def test_a_killed_run_ends_at_its_promise(tmp_path, cls, name, call, before):
     folder = tmp_path / "first"
     assert killed(folder, cls, name, call, before)
-    (run,) = Ledger.open_readonly(folder / "run" / "ledger.sqlite").runs
+    (run,) = Ledger.open_readonly(folder / "run" / "run.sqlite").runs
     assert private_files(folder).name == run
     left = amounts(private_files(folder), teacher().parameters)
-    answered = cls is LabelStore or name in ("spend", "note")
+    answered = cls is LabelRun or name in ("spend", "note")
     folder = folder.rename(tmp_path / "moved")  # the run's folder, with the private one beside it
     callback = fit(folder)
     assert 0.9999 < callback.epsilon <= 1.0
@@ -93,21 +93,21 @@ def test_a_killed_run_ends_at_its_promise(tmp_path, cls, name, call, before):
     if answered:  # nobody got anything back
         assert all(after[number] <= left[number] for number in left)
         assert after.keys() == left.keys()
-    if cls is LabelStore:
+    if cls is LabelRun:
         assert killed(folder, cls, name, 100, before) is False  # all is there: nothing is asked again
         assert charges(callback) == 1
 
 
 @needs_fork
 def test_a_run_whose_private_folder_is_lost_or_older_is_refused(tmp_path):
-    assert killed(tmp_path, LabelStore, "put", 1, True)
+    assert killed(tmp_path, LabelRun, "put", 1, True)
     private = private_files(tmp_path)
     shutil.copytree(private, tmp_path / "older")
     shutil.move(private, tmp_path / "lost")
     with pytest.raises(PrivateStoreError, match="does not hold the budgets from which run"):
         fit(tmp_path)
     shutil.move(tmp_path / "lost", private)
-    assert killed(tmp_path, LabelStore, "put", 2, True)
+    assert killed(tmp_path, LabelRun, "put", 2, True)
     latest = shutil.move(private, tmp_path / "latest")
     shutil.move(tmp_path / "older", private)
     with pytest.raises(PrivateStoreError, match="an older copy of the budgets"):
@@ -128,7 +128,7 @@ def test_a_run_whose_private_folder_is_lost_or_older_is_refused(tmp_path):
 
 def again(folder):
     """Join a finished run in its folder, as one does that has queries left."""
-    ledger = Ledger(folder / "run" / "ledger.sqlite", BUDGET)
+    ledger = Ledger(folder / "run" / "run.sqlite", BUDGET)
     (run,) = ledger.runs
     joining = teacher()
     joining.join_run(folder / "run.private" / run, joining.paying(ledger.run(run)))
@@ -176,7 +176,7 @@ def test_every_run_has_a_stream_of_its_own_or_charges_for_the_one_that_it_shares
 
 def test_a_run_that_fails_lets_go_of_its_state(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(LabelStore, "put", Mock(side_effect=OSError("disk full")))
+        patch.setattr(LabelRun, "put", Mock(side_effect=OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
             fit(tmp_path)
     assert charges(fit(tmp_path)) == 1

@@ -64,13 +64,13 @@ def test_runs_of_teachers(name, tmp_path, recomputed):
 
 def test_a_run_of_noisy_steps(tmp_path, recomputed):
     callback, _ = fit(Lit(), tmp_path, training(noise_multiplier=2.0), epochs=2)
-    epsilon, _ = recomputed(tmp_path / "ledger.sqlite")
+    epsilon, _ = recomputed(tmp_path / "run.sqlite")
     assert callback.epsilon <= epsilon <= 1.001 * callback.epsilon
 
 
 def ledger(folder, *runs, **budget):
     """A ledger in which each run has planned and charged some releases."""
-    made = Ledger(folder / "ledger.sqlite", Budget(**budget))
+    made = Ledger(folder / "run.sqlite", Budget(**budget))
     for name, (planned, charged) in enumerate(runs):
         run = made.run(str(name), plan=planned)
         for charge in charged:

@@ -8,6 +8,8 @@ import pytest
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SystemNoise
+from pl_privknn.privacy.run import Run
+from pl_privknn.privacy.settings import Budget
 
 G = Gaussian(20.0)
 #: What a charge says for its guarantee to be unconditional.
@@ -28,14 +30,22 @@ def charged(path):
     return sum(charge.count for charge in ledger.report().charged)
 
 
+class PaidRun(Run):
+    """A run of one release."""
+
+    def plan(self):
+        return [Charge(Gaussian(4.0))], {}
+
+
 def paid_run(folder):
-    """A ledger, and a summary that follows from it."""
-    ledger = Ledger(folder / "ledger.sqlite")
-    ledger.run("run", plan=[Charge(Gaussian(4.0))]).charge(
-        Gaussian(4.0), noise=SystemNoise(), adjacencies=["add_remove"]
-    )
-    report, head = ledger.report(exact=True), ledger.head
-    ledger.close()
-    stated = {"epsilon_spent": report.spent.epsilon, "max_epsilon": None, "run": "run", "ledger_head": head}
+    """A run that has paid, and a summary that follows from it."""
+    run = PaidRun(folder, {}, budget=Budget())
+    if not run.num_charges:
+        run.ledger_run.charge(Gaussian(4.0), noise=SystemNoise(), adjacencies=["add_remove"])
+    report = run.ledger.report(exact=True)
+    stated = {"epsilon_spent": report.spent.epsilon, "max_epsilon": None}
+    stated |= {"run": run.run_id, "ledger_head": report.head}
     (folder / "summary.json").write_text(json.dumps({**report.guarantee.to_dict(), **stated}))
+    run.close()
+    run.ledger.close()
     return str(folder)

@@ -1,22 +1,27 @@
 """A run's past: older copies, other ledgers, other data and other runs in its folder are refused, never silent."""
 
 import multiprocessing
+import os
 import shutil
+import sqlite3
 
 import pytest
 import torch
 
-from pl_privknn.callbacks.label_store import LabelRun, LabelStore, LabelStoreError
+from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.callbacks.run_files import DurableCheckpointIO, previous, usable_checkpoint
+from pl_privknn.callbacks.selection import Selection
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.folders import FolderInUse, FolderLock, resumed_folder
-from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
+from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.store import RowStore, read_rows
+from pl_privknn.privacy.run import RUN_FILE, RunFileError
+from pl_privknn.privacy.store import read_rows
 from tests.privacy.ledger.ledger_setup import PROTECTED, G, needs_fork
+from tests.setup.forked import in_child
 from tests.setup.small_fit import fit_student
 
 TERMS = {"plan": [Charge(G, 50)], "description": {}, "budget": Budget()}
@@ -24,86 +29,116 @@ TERMS = {"plan": [Charge(G, 50)], "description": {}, "budget": Budget()}
 
 def opened(folder, public_digest="these", **terms):
     run = LabelRun(folder, public={"public_digest": public_digest}, **TERMS, **terms)
-    if run.store.selected(0) is None:
-        run.store.select(0, range(10))
+    run.open_round(0, lambda: Selection(torch.arange(10)))
     return run
 
 
 def ask(run, positions):
     """What a labeler's batch does up to its draw; returns the charge's row."""
-    run.store.mark_asked(0, positions, run.ledger_run.num_charges)
+    run.mark_asked(0, positions)
     return run.ledger_run.charge(G, len(positions), **PROTECTED)
 
 
 def answer(run, positions):
-    run.store.put(0, positions, Release(torch.zeros(len(positions), dtype=torch.int64)))
+    run.put(0, positions, Release(torch.zeros(len(positions), dtype=torch.int64)))
 
 
-def test_a_run_goes_on_where_it_was_and_asks_nothing_twice(tmp_path):
-    run = opened(tmp_path)
+def closed(run):
+    run.close()
+    run.ledger.close()
+
+
+@pytest.fixture(params=["own", "shared"])
+def places(request, tmp_path):
+    """Where a run's ledger is: in the run's file, or in one that other runs share."""
+    return {} if request.param == "own" else {"ledger_path": tmp_path / "all.sqlite"}
+
+
+def test_a_run_goes_on_where_it_was_and_asks_nothing_twice(tmp_path, places):
+    run = opened(tmp_path / "run", **places)
     ask(run, [0, 1, 2])
     answer(run, [0, 1, 2])
     ask(run, [3, 4])  # paid, and lost
-    run.store.mark_asked(
-        0, [5, 6], run.ledger_run.num_charges
-    )  # and then the labeler failed: not lost, not paid
+    run.mark_asked(0, [5, 6])  # and then the labeler failed: not lost, not paid
     run.close()
-    again = opened(tmp_path)
+    again = opened(tmp_path / "run", **places)
     assert again.run_id == run.run_id
-    assert again.store.open_positions(0, again.ledger_run.num_charges) == [5, 6, 7, 8, 9]
-    assert again.store.counts() == {"queried": 5, "answered": 3, "refused": 0, "lost": 2}
+    assert again.stored.open_positions(0) == [5, 6, 7, 8, 9]
+    assert again.stored.counts() == {"queried": 5, "answered": 3, "refused": 0, "lost": 2}
     again.close()
 
 
 @pytest.mark.parametrize(
-    ("file", "released", "error", "told"),
+    ("file", "error", "told"),
     [
-        ("ledger.sqlite", False, LedgerCorrupt, r"older copy .* Restore"),
-        ("ledger.sqlite", True, LedgerCorrupt, r"older copy .* Restore"),
-        ("labels.sqlite", True, LabelStoreError, r"older copy: .* 1 later charges .* cost twice"),
+        ("all.sqlite", LedgerCorrupt, r"older copy .* Restore"),
+        ("run/run.sqlite", RunFileError, r"older copy: .* 1 later charges .* cost twice"),
     ],
 )
-def test_an_older_file_is_refused(tmp_path, file, released, error, told):
-    run = opened(tmp_path)
+@pytest.mark.parametrize("released", [False, True])
+def test_an_older_copy_of_either_file_is_refused(tmp_path, file, released, error, told):
+    folder, shared = tmp_path / "run", tmp_path / "all.sqlite"
+    run = opened(folder, ledger_path=shared)
     ask(run, [0])
     answer(run, [0])
     shutil.copy(tmp_path / file, tmp_path / "backup")
     ask(run, [1])
     if released:
         answer(run, [1])
-    run.close()
-    run.ledger.close()
+    closed(run)
     shutil.copy(tmp_path / "backup", tmp_path / file)
     with pytest.raises(error, match=told):
-        opened(tmp_path)
-    charged = Ledger.open_readonly(tmp_path / "ledger.sqlite").report().charged
-    assert charged == (Charge(G, 1 if file == "ledger.sqlite" else 2),)
+        opened(folder, ledger_path=shared)
+    charged = Ledger.open_readonly(shared).report().charged
+    assert charged == (Charge(G, 1 if file == "all.sqlite" else 2),)
+
+
+def test_a_checkpoint_finds_an_older_copy_of_a_file_that_holds_its_own_ledger(tmp_path):
+    run = opened(tmp_path)
+    ask(run, [0])
+    shutil.copy(tmp_path / RUN_FILE, tmp_path / "backup")
+    ask(run, [1])
+    checkpoint = run.state()
+    closed(run)
+    opened(tmp_path, checkpoint=checkpoint).close()
+    shutil.copy(tmp_path / "backup", tmp_path / RUN_FILE)
+    with pytest.raises(LedgerCorrupt, match=r"noted by the checkpoint.* Restore"):
+        opened(tmp_path, checkpoint=checkpoint)
 
 
 def test_a_new_or_missing_ledger_is_refused(tmp_path):
-    run = opened(tmp_path)
-    run.close()
-    run.ledger.close()
-    (tmp_path / "ledger.sqlite").unlink()
+    folder, shared = tmp_path / "run", tmp_path / "all.sqlite"
+    closed(opened(folder, ledger_path=shared))
+    shared.unlink()
     with pytest.raises(FileNotFoundError, match="missing"):
-        opened(tmp_path)
-    Ledger(tmp_path / "ledger.sqlite").run("another", plan=[Charge(G, 1)])
+        opened(folder, ledger_path=shared)
+    Ledger(shared).run("another", plan=[Charge(G, 1)])
     with pytest.raises(LedgerCorrupt, match="nothing of this run"):
-        opened(tmp_path)
+        opened(folder, ledger_path=shared)
+    with pytest.raises(LedgerCorrupt, match=r"a ledger elsewhere; give that ledger \(ledger_path\)"):
+        opened(folder)
 
 
-def test_a_kill_between_a_charge_and_its_note_is_survived_once(tmp_path):
-    run = opened(tmp_path)
-    run.ledger._store.witnesses.clear()
-    ask(run, [0, 1])
-    run.close()
-    again = opened(tmp_path)
-    assert again.store.counts()["lost"] == 2
-    again.ledger._store.witnesses.clear()
-    again.ledger_run.charge(G, 1, **PROTECTED)  # nothing was asked: no kill leaves this
-    again.close()
-    with pytest.raises(LabelStoreError, match="older copy"):
+def test_a_file_that_is_no_runs_is_left_as_it_is(tmp_path):
+    for content in (b"", b"notes" * 100):
+        (tmp_path / RUN_FILE).write_bytes(content)
+        with pytest.raises(RunFileError, match="restore it"):
+            opened(tmp_path)
+        assert (tmp_path / RUN_FILE).read_bytes() == content
+    (tmp_path / RUN_FILE).unlink()
+    Ledger(tmp_path / RUN_FILE).run("another", plan=[Charge(G, 1)])
+    with pytest.raises(RunFileError, match="no such table"):
         opened(tmp_path)
+    assert Ledger.open_readonly(tmp_path / RUN_FILE).runs == ["another"]
+
+
+def test_a_refused_plan_leaves_nothing_behind(tmp_path, places):
+    terms = {**TERMS, "budget": Budget(epsilon=0.1), "public": {}}
+    with pytest.raises(BudgetExceeded):
+        LabelRun(tmp_path / "run", **terms, **places)
+    assert not (tmp_path / "run" / RUN_FILE).exists()
+    shared = {**places, "ledger_path": tmp_path / "other.sqlite"} if places else {}
+    LabelRun(tmp_path / "run", **{**terms, "budget": Budget(epsilon=100.0)}, **shared).close()
 
 
 def test_a_copied_folder_goes_on_in_itself_and_a_shared_ledger_serves_one_of_both(tmp_path):
@@ -117,8 +152,54 @@ def test_a_copied_folder_goes_on_in_itself_and_a_shared_ledger_serves_one_of_bot
     ask(twin, [1])
     answer(twin, [1])
     twin.close()
-    with pytest.raises(LabelStoreError, match="older copy"):
+    with pytest.raises(RunFileError, match="older copy"):
         opened(first, ledger_path=shared)
+
+
+def labelled(folder, places, kill_at=None):
+    """A labelling of two batches, killed at a statement that writes."""
+    run = opened(folder, **places)
+    if kill_at is not None:
+        left = iter(range(kill_at))
+
+        def count(statement):
+            if statement.split()[0] in ("BEGIN", "INSERT", "UPDATE", "COMMIT") and next(left, None) is None:
+                os._exit(9)
+
+        run.file._db.set_trace_callback(count)
+    while positions := run.stored.open_positions(0)[:5]:
+        ask(run, positions)
+        answer(run, positions)
+
+
+@needs_fork
+def test_a_kill_at_any_write_pays_at_most_the_plan_and_loses_one_batch(tmp_path, places):
+    for kill_at in range(100):
+        folder, ledger = tmp_path / f"run{kill_at}", places and {"ledger_path": tmp_path / f"all{kill_at}"}
+        killed = in_child(lambda: labelled(folder, ledger, kill_at))  # noqa: B023
+        again = opened(folder, **ledger)
+        lost = again.stored.counts()["lost"]
+        assert lost in (0, 5)
+        while positions := again.stored.open_positions(0)[:5]:
+            ask(again, positions)
+            answer(again, positions)
+        charged = again.ledger.report().charged
+        assert sum(charge.count for charge in charged) == 10
+        assert again.stored.counts() == {"queried": 10, "answered": 10 - lost, "refused": 0, "lost": lost}
+        closed(again)
+        if killed == 0:
+            break
+    assert 20 < kill_at < 99
+
+
+def test_a_batch_takes_three_transactions_in_one_file(tmp_path, places):
+    run, commits = opened(tmp_path / "run", **places), []
+    run.file._db.set_trace_callback(
+        lambda statement: commits.append(statement) if statement == "COMMIT" else None
+    )
+    ask(run, [0, 1])
+    answer(run, [0, 1])
+    assert len(commits) == 3
 
 
 def test_a_checkpoint_is_resumed_in_the_folder_that_it_lies_in(tmp_path):
@@ -137,41 +218,33 @@ def test_a_checkpoint_is_resumed_in_the_folder_that_it_lies_in(tmp_path):
         resumed(tmp_path / "gone", tmp_path / "elsewhere.ckpt")
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_kill_at_any_step_of_the_opening_states_no_second_plan(tmp_path, monkeypatch, shared):
-    class Killed(Exception):
-        pass
+@needs_fork
+def test_a_kill_at_any_step_of_the_opening_states_no_second_plan(tmp_path, places):
+    def opening(folder, ledger, steps):
+        """Open a run, or be killed before one of the changes to its files."""
+        left, original = iter(range(steps)), sqlite3.connect
 
-    def opening(folder, steps):
-        """Open a run, or be killed before one of the writes to its labels or its ledger."""
-        left = iter(range(steps))
+        def connect(*given, **named):
+            db = original(*given, **named)
+            changes = ("BEGIN", "INSERT", "CREATE", "COMMIT", "ATTACH")
+            db.set_trace_callback(
+                lambda said: os._exit(9) if said.split()[0] in changes and next(left, None) is None else None
+            )
+            return db
 
-        def dying(original):
-            def step(self, *given, **named):
-                if next(left, None) is None:
-                    raise Killed
-                return original(self, *given, **named)
+        sqlite3.connect = connect
+        opened(folder, **ledger).close()
 
-            return step
-
-        with monkeypatch.context() as patch:
-            for owner, name in ((LabelStore, "note"), (RowStore, "append")):
-                patch.setattr(owner, name, dying(getattr(owner, name)))
-            opened(folder, **places).close()
-
-    places = {"ledger_path": tmp_path / "all.sqlite"} if shared else {}
-    for steps in range(20):
-        folder = tmp_path / f"run{steps}"
-        try:
-            opening(folder, steps)
+    for steps in range(100):
+        folder, ledger = tmp_path / f"run{steps}", places and {"ledger_path": tmp_path / f"all{steps}"}
+        ended = in_child(lambda: opening(folder, ledger, steps))  # noqa: B023
+        run = opened(folder, **ledger)
+        kinds = [row["kind"] for row in read_rows(run.ledger.path)]
+        assert kinds == ["open", "plan"]
+        closed(run)
+        if ended == 0:
             break
-        except Killed:
-            opened(folder, **places).close()
-    assert 3 < steps < 19
-    counts = [
-        row["kind"] for row in read_rows(tmp_path / "all.sqlite" if shared else folder / "ledger.sqlite")
-    ]
-    assert counts == ["open", *["plan"] * (steps + 1 if shared else 1)]
+    assert 15 < steps < 99
 
 
 def test_other_public_examples_are_refused(tmp_path):
@@ -210,13 +283,13 @@ def test_lost_answers_are_said_and_never_bought_again_silently(tmp_path, monkeyp
     def lose(*_):
         raise KeyError("no disk")
 
-    monkeypatch.setattr(LabelStore, "put", lose)
+    monkeypatch.setattr(LabelRun, "put", lose)
     with pytest.raises(Exception):  # noqa: B017,PT011 - whatever a broken disk says
         fit_student(tmp_path, teacher, 0.1, queries_per_round=20)
     monkeypatch.undo()
-    with pytest.raises(LabelStoreError, match=r"20 queries were paid for.* no label is left .* ledger_path="):
+    with pytest.raises(RunFileError, match=r"20 queries were paid for.* no label is left .* ledger_path="):
         fit_student(tmp_path, teacher, 0.1, queries_per_round=20)
-    charged = Ledger.open_readonly(tmp_path / "run" / "ledger.sqlite").report().charged
+    charged = Ledger.open_readonly(tmp_path / "run" / "run.sqlite").report().charged
     assert [charge.count for charge in charged] == [1]
 
 

@@ -119,7 +119,7 @@ def test_persons_need_owners_and_a_teacher_that_protects_them(tmp_path):
         fit(torch.arange(300) - 1)
     with pytest.raises(ValueError, match="unit='person': RecordsAlone"):
         fit(torch.arange(300), RecordsAlone())
-    assert not list(tmp_path.glob("run/ledger.sqlite"))
+    assert not list(tmp_path.glob("run/run.sqlite"))
 
 
 class RecordsAlone(Labeler):
