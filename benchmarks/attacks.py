@@ -22,9 +22,8 @@ from benchmarks.record import ROOT, Measured, entries, markdown
 from pl_privknn.auditing.attack import attack_labeler, attack_training, target_of_config, training_of_config
 from pl_privknn.comparison.table import SEEDED, stated
 from pl_privknn.config import read_document
-from pl_privknn.planning import solve
+from pl_privknn.planning import is_training, solve
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.training.configured import is_training
 
 _QUERIES = 100
 _SIGMA = {"class_path": "Gaussian", "init_args": {"sigma": 10.0}}

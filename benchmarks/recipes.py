@@ -240,7 +240,7 @@ def run_of(
 ) -> tuple[PrivateLabeler, dict[str, Any]]:
     """Train and test a recommendation; returns its callback and summary, and keeps no files."""
     pl.seed_everything(seed, verbose=False)
-    student, labeling = found.build(data)
+    student, labeling = found.build()
     labeling.options = dataclasses.replace(labeling.options, progress=False)
     quiet = dict.fromkeys(
         ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False

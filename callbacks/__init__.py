@@ -1,23 +1,5 @@
 """Callbacks that connect private teachers with ``trainer.fit``."""
 
-from pl_privknn.callbacks.labeling_arguments import LabelingOptions
-from pl_privknn.callbacks.private_labeler import PrivateLabeler
-from pl_privknn.callbacks.run_summary import RunReport
-from pl_privknn.callbacks.selection import (
-    ClusterSelection,
-    FullSelection,
-    RandomSelection,
-    Selector,
-    UncertainSelection,
-)
+import lazy_loader
 
-__all__ = [
-    "ClusterSelection",
-    "FullSelection",
-    "LabelingOptions",
-    "PrivateLabeler",
-    "RandomSelection",
-    "RunReport",
-    "Selector",
-    "UncertainSelection",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,8 +17,7 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
-from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import Unit
+from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
 
 #: Represents the student's backbone in a list of features.
 STUDENT = "student"

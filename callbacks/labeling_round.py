@@ -37,8 +37,7 @@ from pl_privknn.labelers.base import (
 from pl_privknn.privacy.audit import HEAD
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import private_folder
-from pl_privknn.privacy.mechanisms import Adjacency
-from pl_privknn.privacy.mechanisms.base import Unit
+from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.redaction import redacted
 

@@ -19,7 +19,7 @@ from pl_privknn import _lightning as pl
 from pl_privknn.callbacks.label_run import stored_answers
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import Charge
 
 #: The file in a run's folder.
 PICTURES = "pictures.npz"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pl_privknn import _lightning as pl
-from pl_privknn._lightning import TorchCheckpointIO, rank_zero_warn
+from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.callbacks.loggers import labeling_of
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.privacy.audit import CONFIG
-from pl_privknn.privacy.files import replaced_durably, write_durably
+from pl_privknn.privacy.files import write_durably
 
 _ORIGIN = "# Written by a run that Python started."
 _LEFT_OUT = "# Only Python knows these: "
@@ -58,27 +55,6 @@ def left_out_of(text: str) -> str | None:
     """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
     lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
     return lines[0].removeprefix(_LEFT_OUT) if lines else None
-
-
-class DurableCheckpointIO(TorchCheckpointIO):
-    """Checkpoint IO that replaces files atomically and durably.
-
-    Lightning writes to the system's folder for temporary files; a move from there to another file system is a copy,
-    which a kill leaves half done. The checkpoint before the last one is kept as ``NAME.previous.ckpt``.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        """Save, so that ``path`` holds the old or the new checkpoint whenever a crash comes."""
-        place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with replaced_durably(place) as file:
-            torch.save(checkpoint, file)
-            if place.exists():
-                kept = previous(place)
-                kept.unlink(missing_ok=True)
-                os.link(place, kept)
 
 
 def previous(checkpoint: Path) -> Path:

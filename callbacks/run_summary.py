@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from pl_privknn import __version__
 from pl_privknn import _lightning as pl
@@ -38,7 +37,7 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.files import write_json
 from pl_privknn.privacy.redaction import private_seconds
-from pl_privknn.students.losses import TASKS, accuracy_metric
+from pl_privknn.students.losses import TASKS
 
 
 class TestedModels:
@@ -64,6 +63,8 @@ class TestedModels:
                 student: Any = module
                 self._undo.append(student.whitening.register_forward_pre_hook(self._keep_features))
             self._outputs = TASKS[data.task]
+            from pl_privknn.students.metrics import accuracy_metric
+
             self._metrics = {name: accuracy_metric(data.task, data.num_classes) for name in MODELS[1:]}
 
     @torch.no_grad()
@@ -73,6 +74,8 @@ class TestedModels:
         if logits is None or logits.ndim != 2 or len(labels) != len(logits):
             return
         if labels.ndim == 1:
+            from torchmetrics.functional.classification import multiclass_confusion_matrix
+
             found = multiclass_confusion_matrix(logits, labels, logits.shape[1], ignore_index=-1).cpu()
             self.confusion = found if self.confusion is None else self.confusion + found
         if self.head is not None:

@@ -58,7 +58,7 @@ found = recommend(data, epsilon=EPSILON, private_records=PRIVATE)
 print(*found.reasons, sep="\n")
 
 # %%
-student, labeling = found.build(data)
+student, labeling = found.build()
 trainer = pl.Trainer(
     max_epochs=found.max_epochs,
     callbacks=[labeling],

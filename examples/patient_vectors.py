@@ -50,9 +50,8 @@ for part, rows in (("private", private), ("public", public), ("test", test)):
 # %%
 pl.seed_everything(0)
 data = TextDataModule(FOLDER, text="embedding", label="diagnosis", person="patient")
-found = recommend(data, epsilon=EPSILON, private_records=len(set(owners)))
-found.config["labeling"]["budget"]["unit"] = "person"
-student, labeling = found.build(data)
+found = recommend(data, epsilon=EPSILON, private_records=len(set(owners)), unit="person")
+student, labeling = found.build()
 trainer = pl.Trainer(
     max_epochs=found.max_epochs,
     callbacks=[labeling],

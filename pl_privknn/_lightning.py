@@ -14,12 +14,17 @@ Alternatives fail: the other package may be imported later; a class that changes
 before that; an entry of ``sys.modules`` changes the user's own imports.
 The second package takes about half a second to import. Messages stay with the package that the user imported.
 
+The packages take seconds to import, so they are imported when a class is first asked for. A command that trains
+nothing calls :func:`defer` first: classes then derive from empty ones, which get their bases when something does need
+Lightning (:func:`load`). Objects made before that must not be given to a Trainer.
+
 This module also lists warnings that users cannot act on, and options of a trainer without output.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -28,19 +33,50 @@ import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning_utilities.core import rank_zero
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
-    from pytorch_lightning.loggers import Logger
     from pytorch_lightning.plugins.io import TorchCheckpointIO
     from pytorch_lightning.utilities import CombinedLoader
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
+#: Bases of classes of this package, and names from which both packages' classes are joined too.
+_BASES = ("Callback", "LightningDataModule", "LightningModule")
+_OTHERS = {"TorchCheckpointIO": "plugins.io.TorchCheckpointIO", "CombinedLoader": "utilities.CombinedLoader"}
+#: Classes without their bases, by name; None where classes get them at once.
+_waiting: dict[str, type] | None = None
 
 
+def defer() -> None:
+    """Let classes wait for their bases until :func:`load`, unless a package is imported already."""
+    global _waiting
+    if _waiting is None and not (
+        _packages.cache_info().currsize or any(name in sys.modules for name in _NAMES)
+    ):
+        _waiting = {}
+
+
+def load() -> None:
+    """Import the packages, and give the classes that wait for it their bases."""
+    global _waiting
+    waiting, _waiting = _waiting or {}, None
+    for name, made in waiting.items():
+        parents = both(name)
+        made.__bases__ = parents
+        for member, value in _methods(parents).items():
+            setattr(made, member, value)
+
+
+def accepted(name: str) -> tuple[type, ...]:
+    """Classes of a name whose objects are accepted: those of both packages, or the one that waits for its bases."""
+    if _waiting is None or any(package in sys.modules for package in _NAMES):
+        return both(name)
+    return (globals().get(name) or __getattr__(name),)
+
+
+@functools.cache
 def _packages() -> tuple[Any, ...]:
     """Importable Lightning packages; ``pytorch_lightning``, a dependency, is first."""
     imported = any(name in sys.modules for name in _NAMES)
@@ -55,15 +91,10 @@ def _packages() -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
-_PACKAGES = _packages()
-
-
 def both(path: str) -> tuple[Any, ...]:
     """Classes at a path in both packages, such as ``"strategies.DDPStrategy"``, for ``isinstance``."""
-    return tuple(pkgutil.resolve_name(f"{package.__name__}.{path}") for package in _PACKAGES)
-
-
-_KINDS = tuple(map(both, ("Trainer", "LightningModule", "LightningDataModule", "Callback", "loggers.Logger")))
+    load()
+    return tuple(pkgutil.resolve_name(f"{package.__name__}.{path}") for package in _packages())
 
 
 def package_of(*parts: Any) -> Any:
@@ -71,49 +102,79 @@ def package_of(*parts: Any) -> Any:
 
     Objects of this package belong to both, and other objects to none: ``pytorch_lightning`` in case of doubt.
     """
-    deciding = [part for part in parts if isinstance(part, _KINDS)]
-    for package, *kinds in zip(_PACKAGES, *_KINDS, strict=True):
+    paths = ("Trainer", "LightningModule", "LightningDataModule", "Callback", "loggers.Logger")
+    known = tuple(map(both, paths))
+    deciding = [part for part in parts if isinstance(part, known)]
+    for package, *kinds in zip(_packages(), *known, strict=True):
         if all(isinstance(part, tuple(kinds)) for part in deciding):
             return package
-    return _PACKAGES[0]
+    return _packages()[0]
 
 
-class _Method:
-    """Descriptor of a method that runs as defined by the package of the attached Trainer."""
+@functools.cache
+def _method_class() -> type:
+    import torch
 
-    def __init__(self, first: types.FunctionType, second: types.FunctionType) -> None:
-        self.first, self.second = first, second
+    class Method:
+        """Descriptor of a method that runs as defined by the package of the attached Trainer."""
 
-    @torch.compiler.disable  # its guards look up methods, which would be compiled in turn, without end
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self.first
-        trainer = vars(instance).get("_trainer") or vars(instance).get("trainer")
-        second = isinstance(trainer, _PACKAGES[1].Trainer)
-        return types.MethodType(self.second if second else self.first, instance)
+        def __init__(self, first: types.FunctionType, second: types.FunctionType) -> None:
+            self.first, self.second = first, second
 
+        @torch.compiler.disable  # its guards look up methods, which would be compiled in turn, without end
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self.first
+            trainer = vars(instance).get("_trainer") or vars(instance).get("trainer")
+            second = isinstance(trainer, _packages()[1].Trainer)
+            return types.MethodType(self.second if second else self.first, instance)
 
-def _joined(path: str) -> Any:
-    """Class that derives from the classes at a path in both packages."""
-    parents = both(path)
-    if len(parents) == 1:
-        return parents[0]
-    members: dict[str, Any] = {"__module__": __name__, "__doc__": parents[0].__doc__}
-    for name in dir(parents[0]):
-        found = [inspect.getattr_static(parent, name, None) for parent in parents]
-        functions = all(isinstance(one, types.FunctionType) for one in found)
-        if functions and found[0] is not found[1] and not name.startswith("__"):
-            members[name] = _Method(*found)
-    return types.new_class(path.rpartition(".")[2], parents, exec_body=lambda body: body.update(members))
+    return Method
 
 
-if not TYPE_CHECKING:
-    Trainer = _PACKAGES[0].Trainer
-    Callback, LightningModule, LightningDataModule = map(
-        _joined, ("Callback", "LightningModule", "LightningDataModule")
-    )
-    Logger, TorchCheckpointIO = _joined("loggers.Logger"), _joined("plugins.io.TorchCheckpointIO")
-    CombinedLoader = _joined("utilities.CombinedLoader")
+def _methods(parents: tuple[Any, ...]) -> dict[str, Any]:
+    """Methods that two parents define differently."""
+    found = {}
+    for name in dir(parents[0]) if len(parents) > 1 else []:
+        both_of = [inspect.getattr_static(parent, name, None) for parent in parents]
+        functions = all(isinstance(one, types.FunctionType) for one in both_of)
+        if functions and both_of[0] is not both_of[1] and not name.startswith("__"):
+            found[name] = _method_class()(*both_of)
+    return found
+
+
+class _Empty:
+    """Base of classes that wait for theirs, with what objects of Lightning's classes have before a training."""
+
+    trainer = None
+
+    def save_hyperparameters(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: no checkpoint is written."""
+
+
+def __getattr__(name: str) -> Any:
+    """Class that derives from those of a name in both packages."""
+    made: Any
+    if name == "Trainer":
+        load()
+        made = _packages()[0].Trainer
+    elif name in _BASES and _waiting is not None:
+        parents: tuple[type, ...] = (_Empty,)
+        if name == "LightningModule":
+            import torch
+
+            parents = (_Empty, torch.nn.Module)
+        made = _waiting[name] = type(name, parents, {"__module__": __name__})
+    elif name in _BASES or name in _OTHERS:
+        bases = both(_OTHERS.get(name, name))
+        members = {"__module__": __name__, "__doc__": bases[0].__doc__, **_methods(bases)}
+        made = bases[0]
+        if len(bases) > 1:
+            made = types.new_class(name, bases, exec_body=lambda body: body.update(members))
+    else:
+        raise AttributeError(name)
+    globals()[name] = made
+    return made
 
 
 #: Patterns of warnings that users cannot act on.

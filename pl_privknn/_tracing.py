@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
@@ -63,6 +61,9 @@ def recorded(function: Callable[..., Any], *arguments: Any) -> fx.GraphModule:
         function: of tensors.
         *arguments: tensors, nested as the function takes them; their shapes and types are used, and no values.
     """
+    from torch.fx.experimental.proxy_tensor import make_fx  # these take a second
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     # Fake tensors pretend that there are GPUs; autograd, started after that, would have threads for them.
     with torch.enable_grad():
         start = torch.ones(1, requires_grad=True)

@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import yaml
 
@@ -35,6 +35,10 @@ MAX_YAML_BYTES = 1 << 18
 ROOMS = (
     "callbacks.selection", "datamodules", "features", "labelers", "privacy.mechanisms", "privacy.noise",
     "students", "training",
+)  # fmt: skip
+# Packages that export these classes, and others; each loads its names when they are first used.
+_PACKAGES = (
+    "callbacks", "datamodules", "features", "labelers", "privacy", "privacy.mechanisms", "students", "training"
 )  # fmt: skip
 
 _TOO_DEEP = "lists and mappings are nested too deep; flatten them"
@@ -299,6 +303,35 @@ def as_section(made: HasInitArguments) -> tuple[dict[str, Any], list[str]]:
     return section | ({"init_args": arguments} if arguments else {}), left_out
 
 
+def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values of a constructor's arguments; classes that YAML may name bare are named so.
+
+    Raises:
+        ValueError: for an argument that a configuration can't express.
+    """
+    left_out: list[str] = []
+    try:
+        found = {name: _bare(_plain(value, name, left_out, True)) for name, value in arguments.items()}
+    except _NotPlain:
+        left_out.append("one of them")
+    if left_out:
+        raise ValueError(f"arguments: a configuration can't express {', '.join(left_out)}")
+    return found
+
+
+def _bare(section: Any) -> Any:
+    """Section whose classes are named as briefly as YAML may name them."""
+    if isinstance(section, list):
+        return [_bare(part) for part in section]
+    if not isinstance(section, dict):
+        return section
+    found = {name: _bare(part) for name, part in section.items()}
+    if (path := found.get("class_path")) is not None and path.rpartition(".")[2] in class_names():
+        found["class_path"] = path.rpartition(".")[2]
+        return found if "init_args" in found else found["class_path"]
+    return found
+
+
 def _expression(value: Any, hidden: Iterable[str] = ()) -> str:
     """Python expression of a plain value; a section becomes a constructor call."""
     if isinstance(value, list):
@@ -397,73 +430,161 @@ def _plain_fields(value: Any, path: str, left_out: list[str], lists: bool) -> di
 
 
 @functools.cache
-def known_classes() -> dict[str, type]:
-    """Classes of this package by every name that YAML may use: bare, and by import path.
-
-    Imports the subpackages, which makes the bare names known to every parser of jsonargparse, and sets its reader and
-    writer of YAML to :func:`read_yaml` and :func:`write_yaml`.
-    """
-    from jsonargparse import set_dumper, set_loader
-
-    set_loader("yaml", read_yaml, (ConfigurationError,))
-    set_dumper("yaml", write_yaml)
-    known: dict[str, type] = {}
-    for room in ROOMS:
-        module = importlib.import_module(f"pl_privknn.{room}")
-        for name in dir(module):  # some subpackages load their names lazily
-            found = getattr(module, name)
-            if isinstance(found, type) and _in_rooms(found.__module__) and not name.startswith("_"):
-                rooms = (module.__name__, module.__name__.rpartition(".")[0], "pl_privknn")
-                paths = (name, *(f"{place}.{name}" for place in rooms))
-                for path in (*paths, f"{found.__module__}.{found.__qualname__}"):
-                    known.setdefault(path, found)
-    return known
+def class_names() -> dict[str, str]:
+    """Module of each class of this package that YAML may name bare; the classes are not imported."""
+    found = {}
+    for room in _PACKAGES:
+        package = importlib.import_module(f"pl_privknn.{room}")  # loads its names lazily
+        found |= {name: package.__name__ for name in package.__all__ if name[0].isupper()}
+    return found
 
 
-def class_named(class_path: str) -> type | None:
+def known_class(path: str) -> type | None:
+    """Class of this package that YAML may name, bare or by its import path; None for other names."""
+    module, _, name = path.rpartition(".")
+    module = module or class_names().get(name, "")
+    packages = ("pl_privknn", *(f"pl_privknn.{package}" for package in _PACKAGES))
+    if module not in packages and not _in_rooms(module):
+        return None
+    found = _imported(module, name)
+    return found if found is not None and _in_rooms(found.__module__) else None
+
+
+def class_named(path: str) -> type | None:
     """Class named in YAML: of this package, or imported by its path; None if not found."""
-    if (known := known_classes().get(class_path)) is not None:
-        return known
-    module, _, name = class_path.rpartition(".")
+    module, _, name = path.rpartition(".")
+    return known_class(path) or (_imported(module, name) if module else None)
+
+
+def _imported(module: str, name: str) -> type | None:
     try:
-        found = getattr(importlib.import_module(module), name, None) if module else None
+        found = getattr(importlib.import_module(module), name, None)
     except ImportError:
         return None
     return found if isinstance(found, type) else None
 
 
-def instantiate(
-    sections: Mapping[str, Any], classes: Mapping[str, type], own_classes: bool = False
-) -> Namespace:
+def import_named(content: Any) -> None:
+    """Import the classes of this package that texts name bare, so that parsers find them."""
+    for word in set(re.findall(r"\w+", str(content))).intersection(class_names()):
+        known_class(word)
+
+
+class Built(NamedTuple):
+    """Objects of a configuration.
+
+    Attributes:
+        data: the data module; None without a section.
+        module: the LightningModule; None without a section.
+        callbacks: ``PrivateLabeler`` of the section ``labeling``, if there is one, and those of the trainer.
+    """
+
+    data: Any
+    module: Any
+    callbacks: list[Any]
+
+
+def build(document: Mapping[str, Any], *, own_code: bool = True, data: Any = None) -> Built:
+    """Objects of the sections ``data``, ``model``, ``labeling`` and ``trainer.callbacks`` of a configuration.
+
+    Classes, task and image size of a module whose class asks for them are those of the data.
+
+    Args:
+        document: the configuration, of plain types; what it lacks is not made.
+        own_code: allow classes of other packages, whose code then runs; not for files from an untrusted source.
+        data: the data module, if it is already made.
+
+    Raises:
+        ConfigurationError: for a section that does not parse, or names a class that is not allowed.
+    """
+    from pl_privknn import _lightning as pl
+
+    callbacks = get(document, "trainer.callbacks") or []
+    sections = {
+        **{name: document[name] for name in ("data", "model", "labeling") if document.get(name) is not None},
+        **{
+            f"trainer.callbacks.{place}": part
+            for place, part in enumerate(callbacks if isinstance(callbacks, list) else [callbacks])
+        },
+    }
+    if not own_code:
+        check_own_classes(sections)
+    if data is None and "data" in sections:
+        data = _of_class("data", sections.pop("data"), pl.accepted("LightningDataModule"))
+    module, made = None, []
+    for name, section in sections.items():
+        if name == "model":
+            module = _of_class(name, _linked(section, data), pl.accepted("LightningModule"))
+        elif name == "labeling":
+            labeler = importlib.import_module("pl_privknn.callbacks.private_labeler").PrivateLabeler
+            made.append(instantiate({name: section}, {name: labeler}).labeling)
+        elif name != "data":
+            made.append(_of_class(name, section, pl.accepted("Callback")))
+    return Built(data, module, made)
+
+
+def _linked(section: Any, data: Any) -> Any:
+    """Section of a module with what the data say about its arguments."""
+    name = section.get("class_path") if isinstance(section, Mapping) else section
+    made = class_named(str(name))
+    if made is None or data is None:
+        return section
+    channels, *sides = data.image_shape
+    stated = {
+        "num_classes": data.num_classes,
+        "task": data.task,
+        "in_channels": channels,
+        "image_size": sides[-1] if len(set(sides)) == 1 else sides,
+    }
+    asked = argument_names(made)
+    given = section.get("init_args") if isinstance(section, Mapping) else None
+    known = {key: value for key, value in stated.items() if key in asked}
+    return {"class_path": name, "init_args": {**(given or {}), **known}}
+
+
+def _of_class(name: str, section: Any, kinds: tuple[type, ...]) -> Any:
+    """Object of a section with ``class_path`` and ``init_args``, whose class derives from one of ``kinds``."""
+    parser, key = _parser(), name.split(".")[-2] if name.startswith("trainer.") else name
+    parser.add_subclass_arguments(kinds, key, fail_untyped=False)
+    options = [action.dest for action in parser._actions]
+    return _parsed(parser, {key: section}, options, name)[key]
+
+
+def instantiate(sections: Mapping[str, Any], classes: Mapping[str, type], own_code: bool = True) -> Namespace:
     """Instantiate each class from its section, with type checks and nested classes.
 
     Args:
         sections: arguments of each class.
         classes: the classes, under the names of their sections.
-        own_classes: refuse what :func:`check_own_classes` refuses.
+        own_code: see :func:`build`.
 
     Raises:
         ConfigurationError: for a section that does not fit its class.
     """
-    from jsonargparse import ArgumentError
-
     for name in classes:
         if not isinstance(sections.get(name), Mapping):
             raise ConfigurationError(f"{name}={shown(sections.get(name))} must be a section of arguments")
-    if own_classes:
-        check_own_classes({name: sections[name] for name in classes})
-    parser = _parser_of(tuple(classes.items()))
-    try:
-        return parse_objects(parser, {name: dict(sections[name]) for name in classes})
-    except (ArgumentError, ArithmeticError, ValueError, TypeError, KeyError) as error:
-        names = [f"{name}.{inner}" for name, made in classes.items() for inner in argument_names(made)]
-        raise ConfigurationError(one_line(error, names)) from error
+    given = {name: dict(sections[name]) for name in classes}
+    if not own_code:
+        check_own_classes(given)
+    names = [f"{name}.{inner}" for name, made in classes.items() for inner in argument_names(made)]
+    return _parsed(_parser_of(tuple(classes.items())), given, names)
 
 
-def parse_objects(parser: ArgumentParser, sections: dict[str, Any]) -> Namespace:
+def _parsed(
+    parser: ArgumentParser, sections: dict[str, Any], options: Collection[str], name: str = ""
+) -> Any:
     """Parse and instantiate plain sections, which are not modified."""
-    made: Namespace = parser.instantiate(parser.parse_object(copy.deepcopy(sections)))
-    return made
+    from jsonargparse import ArgumentError
+
+    import_named(sections)
+    try:
+        return parser.instantiate(parser.parse_object(copy.deepcopy(sections)))
+    except ConfigurationError:
+        raise
+    except (ArgumentError, ArithmeticError, ValueError, TypeError, KeyError) as error:
+        text = one_line(error, options)
+        raise ConfigurationError(text if text.startswith(name) else f"{name}: {text}") from error
 
 
 def check_own_classes(section: Any, place: str = "") -> None:
@@ -483,7 +604,7 @@ def check_own_classes(section: Any, place: str = "") -> None:
         for name, value in section.items() if isinstance(section, Mapping) else enumerate(section):
             check_own_classes(value, f"{place}.{name}".lstrip("."))
     elif isinstance(section, str):
-        if _names_code(section) and not _is_own_class(section):
+        if _names_code(section) and known_class(section) is None:
             raise ConfigurationError(
                 f"{place}: importing {shown(section)} is not allowed; a file's cost is stated without running other "
                 "code, so run privknn fit and audit its ledger, or write the name of a file as ./NAME"
@@ -504,20 +625,26 @@ def _names_code(text: str) -> bool:
     return names[0] in sys.modules or importlib.util.find_spec(names[0]) is not None
 
 
-def _is_own_class(path: str) -> bool:
-    """Whether an import path is that of a class of this package which YAML may name."""
-    found = known_classes().get(path)
-    if found is None and _in_rooms(path):
-        found = class_named(path)
-    return found is not None and _in_rooms(found.__module__)
+def _parser() -> ArgumentParser:
+    """Parser of configurations that reads and writes YAML as this module does."""
+    from pl_privknn._parsing import Parser
+
+    set_yaml()
+    return Parser(exit_on_error=False)
+
+
+@functools.cache
+def set_yaml() -> None:
+    """Let every parser of jsonargparse read and write YAML as this module does."""
+    from jsonargparse import set_dumper, set_loader
+
+    set_loader("yaml", read_yaml, (ConfigurationError,))
+    set_dumper("yaml", write_yaml)
 
 
 @functools.lru_cache(maxsize=16)
 def _parser_of(classes: tuple[tuple[str, type], ...]) -> ArgumentParser:
-    from pl_privknn._parsing import Parser
-
-    known_classes()
-    parser = Parser(exit_on_error=False)
+    parser = _parser()
     for name, made in classes:
         # Arguments without a type are accepted; files within files are not read.
         parser.add_class_arguments(made, name, fail_untyped=False)
@@ -556,10 +683,8 @@ def one_line(error: BaseException, options: Collection[str] = ()) -> str:
     while "\n" in str(error) and error.__cause__ is not None:  # the parser's error, which wraps the cause
         _, *key = str(error).splitlines()[0].split('"')
         keys += [key[0]] if key and key[0] not in keys[-1:] else []
-        owner = [
-            known_classes()[word] for word in str(error).splitlines()[0].split("'") if word in known_classes()
-        ]
-        names = argument_names(owner[0]) if owner else names
+        owners = filter(None, map(known_class, str(error).splitlines()[0].split("'")))
+        names = next((argument_names(owner) for owner in owners), names)
         error = error.__cause__
     parsed = bool(keys) or isinstance(error, ArgumentError)
     text = str(error).split("\n")[0] if parsed else " ".join(str(error).split())
@@ -575,6 +700,6 @@ def _remedy(error: BaseException, text: str, names: Collection[str]) -> str:
         return "; a class is named by class_path, and its arguments go into init_args: {NAME: VALUE}"
     for before in ("import path string:", "ption '", "nrecognized arguments:"):
         if unknown := text.partition(before)[2].strip(" -"):
-            names = [name for name in known_classes() if "." not in name] if "import" in before else names
+            names = [*class_names()] if "import" in before else names
             return f"; {did_you_mean(unknown.replace(chr(39), ' ').replace('=', ' ').split()[0], names)}"
     return ""

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,10 @@ from pl_privknn._checks import (
 )
 from pl_privknn.config import (
     ConfigurationError,
+    build,
     class_named,
     get,
-    instantiate,
-    known_classes,
+    known_class,
     merged_sections,
     put,
 )
@@ -36,13 +36,14 @@ from pl_privknn.labelers.base import SpendsBudget, stated_plan
 from pl_privknn.labelers.released_sums import MOST_RELEASES
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
-from pl_privknn.privacy.mechanisms import Adjacency, Charge, Mechanism
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
 from pl_privknn.privacy.verification import Releases
-from pl_privknn.training.configured import made_data, plan_section, private_trainings
 
 if TYPE_CHECKING:
-    from pl_privknn.callbacks import PrivateLabeler
+    from pl_privknn.callbacks.private_labeler import PrivateLabeler
 
+# What has no part in a plan, and may be large, read files, or run other code.
+_LEFT_OUT = ("features", "teachers", "network", "extractor", "feature_head", "augment", "views")
 #: Sections that ε can depend on.
 _SECTIONS = ("labeling", "model", "trainer")
 _DIGITS = 6
@@ -62,6 +63,29 @@ _RISING: dict[str, tuple[float, float]] = {
 _NOISE = (1e-2, 1e9)
 
 
+def private_trainings(document: Mapping[str, Any], own_code: bool = True) -> Iterator[str]:
+    """Dotted paths of the sections that train on the private records themselves.
+
+    Args:
+        document: the configuration.
+        own_code: import classes of other packages too.
+    """
+    from pl_privknn.training.noisy_sgd import NoisySGD
+    from pl_privknn.training.private_training import PrivateTraining
+
+    callbacks = get(document, "trainer.callbacks")
+    count = len(callbacks) if isinstance(callbacks, list) else 0
+    for place in ("model", "trainer.callbacks", *(f"trainer.callbacks.{number}" for number in range(count))):
+        found = _class(get(document, f"{place}.class_path"), own_code)
+        if found is not None and issubclass(found, NoisySGD | PrivateTraining):
+            yield place
+
+
+def is_training(document: Mapping[str, Any]) -> bool:
+    """Whether a configuration trains on the private records itself."""
+    return "labeling" not in document and any(private_trainings(document))
+
+
 def default_parameter(document: Mapping[str, Any], own_code: bool = False) -> str:
     """Dotted path of the default setting to calibrate, named by the class of the teacher or private training.
 
@@ -74,7 +98,7 @@ def default_parameter(document: Mapping[str, Any], own_code: bool = False) -> st
     """
     place = "labeling.labeler"
     if get(document, place) is None:
-        place = next(private_trainings(document, functools.partial(_class, own_code=own_code)), "")
+        place = next(private_trainings(document, own_code), "")
     if not place:
         raise ConfigurationError(_NOTHING)
     found = _class(get(document, f"{place}.class_path") or get(document, place), own_code)
@@ -319,12 +343,16 @@ class _Data:
 
     @functools.cached_property
     def _made(self) -> Any:
-        return made_data(self._section, own_classes=not self.own_code)
+        if self._section is None:
+            raise ConfigurationError(
+                "there is no data section, which gives the classes and, for FullSelection, the number of queries"
+            )
+        return build({"data": _pruned(self._section)}, own_code=self.own_code).data
 
 
 def _releases(document: Mapping[str, Any], source: str | Path, data: _Data) -> Releases:
     try:
-        places = list(private_trainings(document, functools.partial(_class, own_code=data.own_code)))
+        places = list(private_trainings(document, data.own_code))
         labeling = document.get("labeling")
         if labeling is not None:
             made = _made(document, "labeling", data.own_code)
@@ -346,23 +374,30 @@ def _releases(document: Mapping[str, Any], source: str | Path, data: _Data) -> R
 
 
 def _class(name: Any, own_code: bool) -> type | None:
-    return class_named(str(name)) if own_code else known_classes().get(str(name))
+    return class_named(str(name)) if own_code else known_class(str(name))
 
 
 def _made(document: Mapping[str, Any], place: str, own_code: bool) -> Any:
     """Object of a section, without parts that do not affect the plan."""
-    from pl_privknn.callbacks import PrivateLabeler
-
-    section = plan_section(get(document, place))
+    section = _pruned(get(document, place))
     if place == "labeling":
-        return instantiate({place: section}, {place: PrivateLabeler}, not own_code).labeling
+        return build({place: section}, own_code=own_code).callbacks[0]
     found = _class(get(section, "class_path"), own_code)
     if found is None or set(section) - {"class_path", "init_args"}:
         raise ConfigurationError(
             f"{place}={shown(section)} must have the class_path of a class"
             f"{'' if own_code else ' of this project'}, and its arguments as init_args"
         )
-    return instantiate({"made": section.get("init_args") or {}}, {"made": found}, not own_code).made
+    if place == "model":
+        return build({place: section}, own_code=own_code).module
+    return build({"trainer": {"callbacks": section}}, own_code=own_code).callbacks[0]
+
+
+def _pruned(section: Any) -> Any:
+    """Copy of a section without the settings that do not affect a plan."""
+    if not isinstance(section, Mapping):
+        return section
+    return {name: _pruned(value) for name, value in section.items() if name not in _LEFT_OUT}
 
 
 def labeling_plan(

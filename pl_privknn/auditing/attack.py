@@ -26,25 +26,27 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_open_unit
 from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, audit_scores
 from pl_privknn.auditing.canaries import Canaries, canaries_of, true_votes
-from pl_privknn.config import ConfigurationError, get, instantiate
+from pl_privknn.config import ConfigurationError, build, get
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import ChosenImages, LabeledImages
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.labelers import PATE, IndKNN, Labeler
 from pl_privknn.labelers.base import (
+    Labeler,
     MakesModel,
     Release,
 )
+from pl_privknn.labelers.ind_knn.labeler import IndKNN
 from pl_privknn.labelers.partitions import Partitioner
+from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.reverse_knn import RecordVotes
 from pl_privknn.labelers.voting import VotingLabeler
+from pl_privknn.planning import labeling_plan, private_trainings
 from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.ledger import FreeLedger
-from pl_privknn.privacy.mechanisms import AdditiveNoise, Adjacency, Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import Unit
+from pl_privknn.privacy.mechanisms.base import AdditiveNoise, Adjacency, Charge, Unit
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.redaction import silenced
-from pl_privknn.training.configured import made_data, made_training, private_trainings
 from pl_privknn.training.noisy_sgd import NoisySGD
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.training_run import TrainingRun
@@ -326,14 +328,12 @@ def target_of_config(document: dict[str, Any], path: str | Path) -> Target:
     Raises:
         ValueError: for sections that don't parse, or labelers of other data than one class an image.
     """
-    from pl_privknn.callbacks import PrivateLabeler
     from pl_privknn.callbacks.labeling_arguments import STUDENT, extractor_of
     from pl_privknn.callbacks.labeling_round import public_extractor
-    from pl_privknn.planning import labeling_plan
 
     try:
-        labeling = instantiate(document, {"labeling": PrivateLabeler}, own_classes=True).labeling
-        data = made_data(document.get("data"), own_classes=True)
+        sections = {name: document.get(name) or {} for name in ("labeling", "data")}
+        data, _, (labeling,) = build(sections, own_code=False)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     if labeling.labeler is None or data.task != "multiclass" or labeling.labeler.tasks != ("multiclass",):
@@ -566,15 +566,19 @@ def training_of_config(document: Mapping[str, Any], path: str | Path) -> Trainin
     """
     try:
         trainer = {name: get(document, f"trainer.{name}") for name in _TRAINER}
-        data = made_data(document.get("data") or {})
+        data = build({"data": document.get("data") or {}}).data
         if not isinstance(data, PrivatePublicDataModule):
             raise ConfigurationError(
                 "data.class_path: expected a data module with a private part (PrivatePublicDataModule)"
             )
-        name = "NoisySGD" if "model" in private_trainings(document) else "PrivateTraining"
+        place = next(private_trainings(document))
+        name = "NoisySGD" if place == "model" else "PrivateTraining"
+        callbacks = [] if place == "model" else [get(document, place)]
+        sections = {"model": document.get("model") or {}, "trainer": {"callbacks": callbacks}}
 
         def make() -> tuple[Any, PrivateTraining]:
-            return made_training(document, data, name)
+            _, module, made = build(sections, data=data)
+            return module, made[0] if made else module.private_training
 
         make()  # raises errors of construction before anything is trained
     except ConfigurationError as error:

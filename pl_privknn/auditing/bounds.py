@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.pld import bisect
 from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
-from pl_privknn.privacy.mechanisms import Adjacency, Charge
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

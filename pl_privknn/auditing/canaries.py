@@ -11,7 +11,8 @@ import functools
 import torch
 from torch import Tensor
 
-from pl_privknn.labelers import PATE, Labeler
+from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.pate import PATE
 from pl_privknn.labelers.reverse_knn import RecordVotes
 from pl_privknn.labelers.voting import NeighborVoting
 from pl_privknn.privacy.noise import NoiseSource

@@ -10,11 +10,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pl_privknn._checks import counted
+from pl_privknn._checks import check_epsilon, check_int, check_open_unit, counted
 from pl_privknn.cli.common import importable, suggest
 
 if TYPE_CHECKING:
-    from pl_privknn.datamodules import PrivatePublicDataModule
+    from pl_privknn.datamodules.base import PrivatePublicDataModule
     from pl_privknn.labelers.base import Labeler
     from pl_privknn.recommendation.recommend import Recommendation
 
@@ -105,15 +105,20 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
 
 
 def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
-    """Recommend a run for data and start it, with the inspected data module."""
+    """Recommend a run for data and start it, with the objects of the recommendation."""
+    from pl_privknn import _lightning
     from pl_privknn.cli.train import run_training
 
+    check_recommended(parsed)
+    _lightning.load()  # before the data module is made
     found = recommended(parsed)
-    data = None if any(word.startswith("--data") for word in others) else found.data
-    with tempfile.TemporaryDirectory() as place:
+    changed = [word for word in others if word.startswith(("--data", "--model", "--labeling", "--config"))]
+    if not changed:
+        return run_training("fit", others, recommended=found, name=_name(parsed.data))
+    with tempfile.TemporaryDirectory() as place:  # options of the sections are read as those of a file
         config = Path(place) / f"{_name(parsed.data)}.yaml"  # the run is named after it
         config.write_text(found.to_yaml(), encoding="utf-8")
-        return run_training("fit", others, [str(config)], data=data)
+        return run_training("fit", others, [str(config)])
 
 
 def add_init(commands: Any) -> None:
@@ -202,18 +207,32 @@ def _init(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def recommended(parsed: argparse.Namespace) -> Recommendation:
-    """Recommendation for the data of a command; prints its reasons."""
-    from pl_privknn._checks import check_epsilon, check_int
-    from pl_privknn.recommendation.recommend import recommend
+def check_recommended(parsed: argparse.Namespace) -> None:
+    """Refuse what can be refused before anything is imported.
 
+    Raises:
+        ValueError: for a number out of range, or an empty name.
+        FileNotFoundError: without data.
+    """
     check_int("--private-records", parsed.private_records, 10, 10**9)
     check_epsilon("--epsilon", parsed.epsilon)
+    if parsed.delta is not None:
+        check_open_unit("--delta", parsed.delta)
     if parsed.num_classes is not None:
         check_int("--num-classes", parsed.num_classes, minimum=2)
-    name = _name(parsed.data) if parsed.name is None else parsed.name
-    if not name.strip():
-        raise ValueError(f"--name {name!r}: expected a text, or leave it out for the folder's name")
+    if parsed.name is not None and not parsed.name.strip():
+        raise ValueError(f"--name {parsed.name!r}: expected a text, or leave it out for the folder's name")
+    if not Path(parsed.data).exists():
+        raise FileNotFoundError(
+            f"--data {parsed.data}: no such file or folder (working directory: {Path.cwd()})"
+        )
+
+
+def recommended(parsed: argparse.Namespace) -> Recommendation:
+    """Recommendation for the data of a command; prints its reasons."""
+    check_recommended(parsed)
+    from pl_privknn.recommendation.recommend import recommend
+
     with importable([parsed.data]):
         found = recommend(
             parsed.data,
@@ -223,13 +242,11 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
             teacher=parsed.teacher,
             num_classes=parsed.num_classes,
             public_kind=parsed.public_kind,
+            unit=parsed.unit or ("person" if parsed.person else "record"),
+            name=parsed.name,
             progress=sys.stderr.isatty(),
             **places_of(parsed),
         )
-    name = name if parsed.name else found.data.name or name  # which a data module's own section may state
-    found.config["data"]["init_args"]["name"] = found.data.name = name
-    if (parsed.unit or ("person" if parsed.person else "record")) == "person":
-        found.config["labeling"]["budget"]["unit"] = "person"
     print(*found.reasons, found.size_line(), sep="\n", flush=True)
     return found
 

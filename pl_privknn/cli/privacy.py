@@ -290,8 +290,8 @@ def _run_attack(parsed: argparse.Namespace) -> int:
         training_of_config,
     )
     from pl_privknn.config import read_document
+    from pl_privknn.planning import is_training
     from pl_privknn.privacy.noise import SeededNoise
-    from pl_privknn.training.configured import is_training
 
     document = read_document(parsed.attack)
     settings = {name: getattr(parsed, name) for name in ("canaries", "confidence")}

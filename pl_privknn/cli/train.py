@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -11,8 +12,9 @@ import warnings
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from jsonargparse import ArgumentError, Namespace
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -20,17 +22,30 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import at_most, check_installed
 from pl_privknn._lightning import rank_zero_only
 from pl_privknn._parsing import Parser
-from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.loggers import finish_wandb, spender_of
-from pl_privknn.callbacks.run_files import DurableCheckpointIO, left_out_of, usable_checkpoint
-from pl_privknn.callbacks.run_summary import errors_as_warnings
+from pl_privknn.callbacks.private_labeler import PrivateLabeler
+from pl_privknn.callbacks.run_files import left_out_of, previous, usable_checkpoint
+from pl_privknn.callbacks.run_summary import RunReport, errors_as_warnings
 from pl_privknn.cli.common import importable, suggest
-from pl_privknn.config import ConfigurationError, known_classes, one_line
+from pl_privknn.config import (
+    Built,
+    ConfigurationError,
+    build,
+    class_names,
+    import_named,
+    one_line,
+    set_yaml,
+)
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.audit import CHECKPOINT
+from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.folders import LOCK, FolderLock, new_number
 from pl_privknn.report import write_report
-from pl_privknn.training import NoisySGD, PrivateTraining
+from pl_privknn.training.noisy_sgd import NoisySGD
+from pl_privknn.training.private_training import PrivateTraining
+
+if TYPE_CHECKING:
+    from pl_privknn.recommendation.recommend import Recommendation
 
 _MISCONFIGURED = pl.both("utilities.exceptions.MisconfigurationException")
 _BEFORE_QUERIES = {LOCK, "config.yaml", "hparams.yaml", "metrics.csv"}
@@ -39,7 +54,7 @@ _LOGGERS = {"TensorBoardLogger": "tensorboard", "WandbLogger": "wandb"}
 #: Arguments of the trainer's methods that the command line does not give.
 _GIVEN = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
 
-known_classes()  # allows YAML to name them without a module path
+set_yaml()
 
 
 def run_training(
@@ -48,6 +63,8 @@ def run_training(
     configs: Sequence[str] = (),
     resume: str | None = None,
     data: pl.LightningDataModule | None = None,
+    recommended: Recommendation | None = None,
+    name: str = "",
 ) -> int:
     """Run ``fit``, ``validate`` or ``test``.
 
@@ -57,6 +74,8 @@ def run_training(
         configs: configuration files, overridden by ``words``.
         resume: folder of an interrupted run, whose configuration and last checkpoint are used.
         data: the data module of the configuration, if it is already constructed.
+        recommended: a recommendation, whose objects are trained instead of those of a configuration.
+        name: of the folder of a recommended run.
 
     Returns:
         The exit status.
@@ -71,7 +90,9 @@ def run_training(
     cli: PrivKNNCLI | None = None
     try:
         with importable(list(configs)), contextlib.ExitStack() as leaving:
-            cli = PrivKNNCLI(command, words, leaving, data, None if resume is None else Path(resume))
+            cli = PrivKNNCLI(
+                command, words, leaving, data, None if resume is None else Path(resume), recommended, name
+            )
             cli.run()
     except (KeyboardInterrupt, SystemExit) as stop:
         trainer = getattr(cli, "trainer", None)
@@ -150,6 +171,8 @@ class PrivKNNCLI(LightningCLI):
         leaving: stack on which the run's folder is put, to be unlocked and, without any query, removed at the end.
         data: the data module of the configuration, if it is already constructed.
         resumed: folder of an interrupted run, which may have moved.
+        recommended: see :func:`run_training`; options are then those of the trainer alone.
+        name: see :func:`run_training`.
     """
 
     folder: Path
@@ -161,8 +184,14 @@ class PrivKNNCLI(LightningCLI):
         leaving: contextlib.ExitStack,
         data: pl.LightningDataModule | None = None,
         resumed: Path | None = None,
+        recommended: Recommendation | None = None,
+        name: str = "",
     ) -> None:
         self.command, self.leaving, self.made_data, self.resumed = command, leaving, data, resumed
+        self.recommended, self.name = recommended, name
+        trainer = {"max_epochs": 20, "logger": None, "enable_model_summary": False}
+        if recommended is not None:
+            trainer |= recommended.config["trainer"]
         super().__init__(
             model_class=pl.package_of().LightningModule,
             datamodule_class=pl.package_of().LightningDataModule,
@@ -170,7 +199,7 @@ class PrivKNNCLI(LightningCLI):
             subclass_mode_data=True,
             save_config_callback=_SaveRunConfig,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"max_epochs": 20, "logger": None, "enable_model_summary": False},
+            trainer_defaults=trainer,
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -180,10 +209,25 @@ class PrivKNNCLI(LightningCLI):
             run=False,
         )
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the ``labeling`` section, the run's folder, and links from the data to the network."""
-        parser.usage = f"privknn {self.command} --config FILE [--OPTION VALUE ...]"
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the trainer, and where nothing is recommended data, module, labeling and what they share."""
+        if self.recommended is not None:
+            parser.add_lightning_class_args(self.trainer_class, "trainer")
+            parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+            return
+        super().add_core_arguments_to_parser(parser)
         parser.add_lightning_class_args(PrivateLabeler, "labeling")
+        # The parser must not ask for what the data say; config.build takes it from them.
+        for source, target in (("num_classes", "num_classes"), ("task", "task")):
+            parser.link_arguments(f"data.{source}", f"model.init_args.{target}", apply_on="instantiate")
+        for target, place in (("in_channels", 0), ("image_size", -1)):
+            parser.link_arguments(
+                "data.image_shape", f"model.init_args.{target}", itemgetter(place), apply_on="instantiate"
+            )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run's folder, and the arguments of the trainer's method."""
+        parser.usage = f"privknn {self.command} --config FILE [--OPTION VALUE ...]"
         parser.add_argument(
             "--run_dir",
             type=str | None,
@@ -196,12 +240,6 @@ class PrivKNNCLI(LightningCLI):
             help="attach ledger and report to a W&B run as artifacts",
         )
         self._of_method = parser.add_method_arguments(self.trainer_class, self.command, skip=set(_GIVEN))
-        for source, target in (("num_classes", "num_classes"), ("task", "task")):
-            parser.link_arguments(f"data.{source}", f"model.init_args.{target}", apply_on="instantiate")
-        for target, place in (("in_channels", 0), ("image_size", -1)):
-            parser.link_arguments(
-                "data.image_shape", f"model.init_args.{target}", itemgetter(place), apply_on="instantiate"
-            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the command line and its files.
@@ -209,6 +247,11 @@ class PrivKNNCLI(LightningCLI):
         Raises:
             ConfigurationError: for unknown arguments or invalid values.
         """
+        words = list(map(str, args or []))
+        files = [Path(word) for word in words if word.endswith((".yaml", ".yml", ".json"))]
+        import_named([*words, *(file.read_text(encoding="utf-8") for file in files if file.is_file())])
+        if "--help" in words:
+            import_named(list(class_names()))
         try:
             self.config = parser.parse_args(args)  # type: ignore[arg-type]  # of Lightning, wider than jsonargparse's
         except (ArgumentError, ArithmeticError) as error:
@@ -228,7 +271,7 @@ class PrivKNNCLI(LightningCLI):
                 f"--run_dir {config.run_dir}: --resume {self.resumed} continues in its folder; leave out --run_dir"
             )
         made = not (config.run_dir and Path(config.run_dir).exists())
-        self.folder = Path(config.run_dir) if config.run_dir else new_folder(config)
+        self.folder = Path(config.run_dir) if config.run_dir else new_folder(config, self.name)
         config.run_dir = str(self.folder)
         fits = self.command == "fit" and not trainer.fast_dev_run
         if fits and getattr(rank_zero_only, "rank", 0) == 0:
@@ -238,14 +281,16 @@ class PrivKNNCLI(LightningCLI):
                 FolderLock(self.folder, shared=True)
             )  # before any access to the folder
         self._written = config.clone()  # to config.yaml, without the places below: a run may be moved
+        if self.recommended is not None:
+            chosen = {name: value for name, value in config.trainer.as_dict().items() if value is not None}
+            others = {name: config[name] for name in ("seed_everything", "run_dir", "attach_ledger")}
+            self.save_config_kwargs["text"] = self.recommended.to_yaml(trainer=chosen, **others)
         if trainer.default_root_dir is None or self.resumed:
             trainer.default_root_dir = str(self.folder)
         for logger in _listed(trainer.logger):
             arguments = logger.get("init_args") or Namespace()
             if "save_dir" in arguments and arguments.save_dir in (None, "."):
                 arguments.save_dir = str(self.folder)
-        if self.made_data is not None:
-            config.data = self.made_data
 
     def instantiate_classes(self) -> None:
         """Instantiate trainer, data, student and labeler.
@@ -262,9 +307,26 @@ class PrivKNNCLI(LightningCLI):
             *_MISCONFIGURED,
         )
         try:
-            super().instantiate_classes()
+            if self.recommended is None:
+                self._built = build(self.config.as_dict(), data=self.made_data)
+            else:
+                student, labeling = self.recommended.build()
+                others = build({"trainer": self.config.trainer.as_dict()}).callbacks
+                self._built = Built(self.recommended.data, student, [labeling, *others])
+            self.datamodule, self.model = self._built.data, self._built.module
+            self.config_init = self._with_trainer()
+            self.trainer = self.instantiate_trainer()
         except refused as error:
             raise ConfigurationError(one_line(error)) from error
+
+    def _with_trainer(self) -> Namespace:
+        """Configuration with the objects of the trainer's other arguments, such as loggers."""
+        parser = TrainingParser(exit_on_error=False)
+        parser.add_lightning_class_args(self.trainer_class, "trainer")
+        config = self.config.clone()
+        config.trainer.callbacks = None
+        config.trainer = parser.instantiate(Namespace(trainer=config.trainer)).trainer
+        return config
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Trainer with a CSV logger, a checkpoint after every epoch and a summary at the end."""
@@ -276,7 +338,7 @@ class PrivKNNCLI(LightningCLI):
             kwargs["logger"] = [csv, *_listed(chosen.logger)]
         self.run_report = RunReport(self.folder, show=False)  # once, after the test
         callbacks: list[pl.Callback] = [self.run_report]
-        own = any(isinstance(one, package.callbacks.Checkpoint) for one in _listed(chosen.callbacks))
+        own = any(isinstance(one, package.callbacks.Checkpoint) for one in self._built.callbacks)
         if chosen.enable_checkpointing is not False and not own:
             place = self.folder / CHECKPOINT
             callbacks.append(
@@ -284,10 +346,10 @@ class PrivKNNCLI(LightningCLI):
                     place.parent, place.stem, enable_version_counter=False, save_on_train_epoch_end=True
                 )
             )
-        self.trainer_defaults["callbacks"] = callbacks
         logging.disable(logging.INFO)  # an advertisement of Lightning's
         try:
-            trainer = super().instantiate_trainer(**kwargs)
+            given = {**chosen.as_dict(), **kwargs, "callbacks": [*self._built.callbacks, *callbacks]}
+            trainer = self._instantiate_trainer(given, [])
         finally:
             logging.disable(logging.NOTSET)
         if type(trainer.strategy.checkpoint_io) in pl.both("plugins.io.TorchCheckpointIO"):
@@ -347,17 +409,34 @@ class PrivKNNCLI(LightningCLI):
 
 
 class _SaveRunConfig(SaveConfigCallback):
-    """Callback that writes ``config.yaml`` to the run's folder; evaluations keep that of the training."""
+    """Callback that writes ``config.yaml`` to the run's folder; evaluations keep that of the training.
+
+    Args:
+        *args: see ``SaveConfigCallback``.
+        text: content of the file; by default the parsed configuration.
+        **kwargs: see ``SaveConfigCallback``.
+    """
+
+    def __init__(self, *args: Any, text: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._text = text
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._resumed = stage == "fit" and (Path(str(trainer.log_dir)) / self.config_filename).exists()
         if stage == "fit" and not self._resumed:
-            super().setup(trainer, pl_module, stage)
+            self._write(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Replace the file of a resumed run after its changes were accepted."""
         if self._resumed:
+            self._write(trainer, pl_module)
+
+    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._text is None:
             super().setup(trainer, pl_module, "fit")
+        elif trainer.is_global_zero and not self.already_saved:
+            write_durably(Path(str(trainer.log_dir)) / self.config_filename, self._text)
+            self.already_saved = True
 
 
 def _listed(value: Any) -> list[Any]:
@@ -365,11 +444,32 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value in (None, True, False) else [value]
 
 
-def new_folder(config: Namespace) -> Path:
+def new_folder(config: Namespace, name: str = "") -> Path:
     """Path ``runs/NAME/NUMBER`` with the first free number; in the trainer's root, if given.
 
-    NAME is the stem of the first configuration file, else the student's class.
+    NAME is by default the stem of the first configuration file, else the student's class.
     """
     files = [str(path) for path in (config.get("config") or [])]
-    name = Path(files[0]).stem if files else str(config.model.class_path).rsplit(".", 1)[-1]
+    name = name or (Path(files[0]).stem if files else str(config.model.class_path).rsplit(".", 1)[-1])
     return new_number(Path(config.trainer.default_root_dir or "runs") / name)
+
+
+class DurableCheckpointIO(pl.TorchCheckpointIO):
+    """Checkpoint IO that replaces files atomically and durably.
+
+    Lightning writes to the system's folder for temporary files; a move from there to another file system is a copy,
+    which a kill leaves half done. The checkpoint before the last one is kept as ``NAME.previous.ckpt``.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Save, so that ``path`` holds the old or the new checkpoint whenever a crash comes."""
+        place = Path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replaced_durably(place) as file:
+            torch.save(checkpoint, file)
+            if place.exists():
+                kept = previous(place)
+                kept.unlink(missing_ok=True)
+                os.link(place, kept)

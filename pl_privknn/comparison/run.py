@@ -29,14 +29,13 @@ from pl_privknn.config import (
     read_yaml,
     write_yaml,
 )
-from pl_privknn.planning import default_parameter, solve
+from pl_privknn.planning import default_parameter, private_trainings, solve
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.audit import ledger_of, mapping_of
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import FolderLock
 from pl_privknn.privacy.run import RUN_FILE
 from pl_privknn.privacy.verification import epsilon_of_files
-from pl_privknn.training.configured import private_trainings
 
 #: The comparison with its configurations, in its folder.
 COMPARISON = "comparison.yaml"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn.config import instantiate, known_classes
+from pl_privknn.config import build, known_class
 from pl_privknn.datamodules.array_files import Array
 from pl_privknn.datamodules.arrays import images_in
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -180,10 +180,10 @@ def _onnx_file(path: Path) -> tuple[Any, dict[str, str]]:
 def _own_part(found: ReleasedModel, run: Path) -> Predictions:
     """Predictions for the predict part, or the test part, of a run's own data."""
     section = mapping_of(run / "config.yaml").get("data") if found.inner is not None else None
-    made = known_classes().get(str((section or {}).get("class_path")))
+    made = known_class(str((section or {}).get("class_path")))
     if found.inner is None or section is None or made is None:
         raise ValueError(f"{run}: its configuration has no data to predict; name images, a table or an array")
-    data = instantiate({"data": section.get("init_args") or {}}, {"data": made}, own_classes=True).data
+    data = build({"data": section}, own_code=False).data
     data.setup("predict")
     batches = [part for batch in data.predict_dataloader() for part in batch.split(_size_of(found))]
     if not batches:

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from pl_privknn._checks import check_installed
-from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.loggers import PublicPictures
-from pl_privknn.config import instantiate, known_classes
+from pl_privknn.config import build, known_class
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.privacy.audit import CHECKPOINT, EXPORT, HEAD, mapping_of, reading
@@ -198,7 +197,7 @@ def _weights(checkpoint: Path, output: Path) -> Path:
 def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
     """Student of a run, from its configuration and last checkpoint; None for a network that is not a student."""
     model = settings.get("model") or {}
-    found = known_classes().get(str(model.get("class_path")))
+    found = known_class(str(model.get("class_path")))
     if found is None or not issubclass(found, Student):
         if not has_teacher(run, settings):
             return None
@@ -209,9 +208,8 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
     section = (model.get("init_args") or {}).get("extractor")
     given = {}
     if section is not None:  # checkpoints hold only what it learned
-        sections = {"labeling": {"features": [section]}}
-        made = instantiate(sections, {"labeling": PrivateLabeler}, own_classes=True).labeling
-        given["extractor"] = made.features[0]
+        (labeling,) = build({"labeling": {"features": [section]}}, own_code=False).callbacks
+        given["extractor"] = labeling.features[0]
     return found.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **given).eval()
 
 
@@ -240,7 +238,7 @@ class _OwnStudent(torch.nn.Module):
 
 def _head(run: Path, section: dict[str, Any]) -> Any:
     """Teacher's own model of a run, from its configuration and ``head.pt``."""
-    labeling = instantiate({"labeling": section}, {"labeling": PrivateLabeler}, own_classes=True).labeling
+    (labeling,) = build({"labeling": section}, own_code=False).callbacks
     if (head := labeling.load_head(run)) is None:
         raise FileNotFoundError(f"{run}: the run released its head, but {HEAD} is missing; restore it")
     return head.eval()
@@ -264,7 +262,7 @@ def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
     """Extractor of a run's texts, where it can be exported."""
     section = ((settings.get("data") or {}).get("init_args") or {}).get("features")
     named = section.get("class_path") if isinstance(section, dict) else section
-    if known_classes().get(str(named)) is not WordLlamaFeatures:
+    if known_class(str(named)) is not WordLlamaFeatures:
         return None
     return WordLlamaFeatures(**(section.get("init_args") or {} if isinstance(section, dict) else {}))
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_choice, check_open_unit, check_positive, check_switch
-from pl_privknn.privacy.mechanisms import Gaussian, Laplace, Mechanism
+from pl_privknn.privacy.mechanisms.base import Mechanism
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian, Laplace
 
 #: Least number of answers for which mixtures are fitted.
 _FEWEST_ANSWERS = 50

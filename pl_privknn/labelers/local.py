@@ -18,14 +18,9 @@ from pl_privknn.labelers.base import PayingRun, PrivateRecords, Release
 from pl_privknn.labelers.reverse_knn import CountTable, RecordVotes, decide, true_counts
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.pld import bisect
-from pl_privknn.privacy.mechanisms import (
-    Charge,
-    Mechanism,
-    NegativeBinomial,
-    PureDP,
-    RandomizedResponse,
-    ShuffleAmplification,
-)
+from pl_privknn.privacy.mechanisms.base import Charge, Mechanism
+from pl_privknn.privacy.mechanisms.local import NegativeBinomial, RandomizedResponse, ShuffleAmplification
+from pl_privknn.privacy.mechanisms.stated import PureDP
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.settings import Budget
 

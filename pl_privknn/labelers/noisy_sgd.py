@@ -29,7 +29,8 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.networks.layer_gradients import LayerGradients
 from pl_privknn.privacy.clipped_sums import ClippedSum
-from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import Charge
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.mechanisms.steps import (
     PaidSteps,
     noise_aware_lr,

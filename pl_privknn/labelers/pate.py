@@ -20,8 +20,8 @@ from pl_privknn.labelers.voting import Aggregation, Screening, VotingLabeler
 from pl_privknn.privacy.accounting import rdp
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.data_dependent import REASON, answers_rdp, screening_rdp
-from pl_privknn.privacy.mechanisms import Adjacency, Gaussian, Mechanism
-from pl_privknn.privacy.mechanisms.base import Guarantee, weakest
+from pl_privknn.privacy.mechanisms.base import Adjacency, Guarantee, Mechanism, weakest
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.redaction import silenced
 

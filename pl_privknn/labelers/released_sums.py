@@ -49,8 +49,8 @@ from pl_privknn.labelers.linear_models import (
     whole_steps,
     within,
 )
-from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import ADJACENCIES, merged
+from pl_privknn.privacy.mechanisms.base import ADJACENCIES, Charge, merged
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.mechanisms.steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore

@@ -29,8 +29,8 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.labelers.voting import vote_noise
 from pl_privknn.neighbors import assign
-from pl_privknn.privacy.mechanisms import AdditiveNoise, Charge, Gaussian, Laplace, Mechanism
-from pl_privknn.privacy.mechanisms.base import ADJACENCIES
+from pl_privknn.privacy.mechanisms.base import ADJACENCIES, AdditiveNoise, Charge, Mechanism
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian, Laplace
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.settings import Budget
 

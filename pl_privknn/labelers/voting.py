@@ -16,15 +16,10 @@ from pl_privknn._checks import InputError, check_finite, check_int, check_rate, 
 from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes, sum_noise
 from pl_privknn.labelers.base import Capabilities, Labeler, PayingRun, PrivateRecords, Release
 from pl_privknn.neighbors import Coins, PoissonNeighbors, PoissonSums, ShardedNeighbors
-from pl_privknn.privacy.mechanisms import (
-    AdditiveNoise,
-    Charge,
-    Conditional,
-    Gaussian,
-    Mechanism,
-    NoisyScreening,
-    VoteNoise,
-)
+from pl_privknn.privacy.mechanisms.base import AdditiveNoise, Charge, Mechanism, VoteNoise
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
+from pl_privknn.privacy.mechanisms.screening import NoisyScreening
+from pl_privknn.privacy.mechanisms.stated import Conditional
 from pl_privknn.privacy.noise import NoiseSource
 
 #: Private votes, shape ``(a, c)``, of the queries at these positions, int64 ``(a,)``; samples toss their coins with

@@ -26,8 +26,8 @@ from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge, Gaussian
-from pl_privknn.privacy.mechanisms.base import Guarantee, noise_guarantee
+from pl_privknn.privacy.mechanisms.base import Charge, Guarantee, noise_guarantee
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import persons_of
 from pl_privknn.privacy.private_store import PrivateStore

@@ -21,8 +21,7 @@ from pl_privknn.privacy.accounting import pld
 from pl_privknn.privacy.accounting.pld import bisect
 from pl_privknn.privacy.files import read_numbers
 from pl_privknn.privacy.ledger import ChargesLedger
-from pl_privknn.privacy.mechanisms import Mechanism
-from pl_privknn.privacy.mechanisms.base import Unit
+from pl_privknn.privacy.mechanisms.base import Mechanism, Unit
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import PrivateStore, PrivateStoreError
 

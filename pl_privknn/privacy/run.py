@@ -12,7 +12,7 @@ from typing import Any
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.folders import FolderLock
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerRun
-from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.mechanisms.base import Charge
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.sqlite_file import SQLiteFile
 from pl_privknn.privacy.store import LAST_ROW, RowStore, refuse_wal

@@ -10,7 +10,7 @@ from typing import Any
 
 from pl_privknn._checks import check_epsilon, check_int
 from pl_privknn.recommendation.recommend import Recommendation, recommend
-from pl_privknn.recommendation.rules import TEACHERS, config_of
+from pl_privknn.recommendation.rules import TEACHERS, parts_of
 
 _METHODS = {
     "ReverseKNN": ("reverse_knn", "Reverse kNN"),
@@ -62,7 +62,7 @@ def methods_on(
         name, title = _METHODS[teacher]
         recommended = teacher == found.setting.teacher
         setting = found.setting if recommended else sizes.rule(teacher)
-        labeling = (config_of(setting, sizes) if public else found.config)["labeling"]
+        labeling = (parts_of(setting, sizes).sections() if public else found.config)["labeling"]
         clusters = {
             epsilon: {"labeling.queries_per_round": replace(sizes, epsilon=epsilon).clusters}
             for epsilon in epsilons
@@ -74,7 +74,7 @@ def methods_on(
         }
     features = found.config["labeling"]["features"]
     if public:
-        features = config_of(sizes.rule("PreconditionedGradients"), sizes)["labeling"]["features"]
+        features = parts_of(sizes.rule("PreconditionedGradients"), sizes).sections()["labeling"]["features"]
     baseline = {
         "extractor": features[0],
         "feature_head": {"head": "linear", "bias": False},

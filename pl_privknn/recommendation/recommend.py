@@ -23,6 +23,7 @@ charged.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,16 +33,20 @@ import torch
 
 from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit, counted
 from pl_privknn._progress import ProgressHook, progress_bars
-from pl_privknn.callbacks import PrivateLabeler
-from pl_privknn.config import as_section, class_named, get, instantiate, read_document, write_yaml
-from pl_privknn.datamodules import PrivatePublicDataModule
+from pl_privknn.callbacks.private_labeler import PrivateLabeler
+from pl_privknn.callbacks.selection import FullSelection
+from pl_privknn.config import as_section, build, class_named, get, read_document, write_yaml
 from pl_privknn.datamodules.at import data_at
-from pl_privknn.features import HOG, Pixels, TimmFeatures
-from pl_privknn.features.base import Extractor, PublicTables
+from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.features.base import Extractor, Pixels, PublicTables
+from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
+from pl_privknn.features.pretrained import TimmFeatures
 from pl_privknn.features.public import PublicFeatures, has_pretrained
 from pl_privknn.labelers.linear_models import centre_of, clipped_differences
+from pl_privknn.labelers.released_sums import SufficientStatistics
 from pl_privknn.privacy.holdout import PaidEvaluation
+from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.recommendation.rules import (
     BATCH,
     BENEATH,
@@ -51,15 +56,15 @@ from pl_privknn.recommendation.rules import (
     WIDTHS,
     WIDTHS_OF_ATTRIBUTES,
     WIDTHS_OF_EMBEDDINGS,
+    Parts,
     Setting,
     Sizes,
     compare,
-    config_of,
+    parts_of,
     teacher_extractor,
     usual_delta,
 )
-from pl_privknn.students import SupervisedStudent
-from pl_privknn.training.configured import made_data
+from pl_privknn.students.base import SupervisedStudent
 
 # Number of test examples whose features are compared with public ones, and the distance of the means (features have
 # norm 1) above which public examples are considered of another kind.
@@ -86,9 +91,9 @@ class Recommendation:
         setting: teacher and width of features.
         sizes: the sizes it was chosen for.
         reasons: explanations, one line each.
-        config: ``data`` (where a configuration can say it), ``model``, ``labeling`` and ``trainer``.
         expected: accuracy in a simulation with labelled public examples, or None.
         data: the inspected data module, with its public part read.
+        section: section ``data`` of a configuration, where one can say it.
 
     Example:
         >>> from pl_privknn import recommend
@@ -101,14 +106,19 @@ class Recommendation:
     setting: Setting
     sizes: Sizes
     reasons: tuple[str, ...] = dataclasses.field(repr=False)
-    config: dict[str, Any] = dataclasses.field(repr=False)
     expected: float | None
     data: PrivatePublicDataModule = dataclasses.field(repr=False)
+    section: dict[str, Any] | None = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """Configuration: ``data``, where it can be said, ``model``, ``labeling`` and ``trainer``."""
+        return {**({} if self.section is None else {"data": self.section}), **self._parts().sections()}
 
     @property
     def max_epochs(self) -> int:
         """Number of epochs of the student."""
-        return int(self.config["trainer"]["max_epochs"])
+        return int(self._parts().trainer["max_epochs"])
 
     def size_line(self) -> str:
         """Sentence with the sizes that a run holds in memory, and their total.
@@ -120,7 +130,7 @@ class Recommendation:
         count = sizes.private_records + sizes.public + len(data.test)
         width = self.setting.width
         if not width:
-            extractor = self.build(data)[1].features[0]
+            extractor = self._parts().labeling["features"][0]
             assert isinstance(extractor, Extractor)
             width = extractor(torch.zeros(1, *data.image_shape)).shape[1]
         # Images are held as uint8, vectors and features as float32; vectors of a mapped file are not held.
@@ -132,33 +142,35 @@ class Recommendation:
             f"{counted(count, 'example')} of {example + features} bytes ({features} for features)."
         )
 
-    def build(self, data: PrivatePublicDataModule) -> tuple[SupervisedStudent, PrivateLabeler]:
-        """Student and labeling callback, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``.
+    def build(self) -> tuple[SupervisedStudent, PrivateLabeler]:
+        """Student and labeling callback, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``."""
+        data, parts = self.data, self._parts()
+        channels, height, width = data.image_shape
+        student = SupervisedStudent(
+            **parts.student,
+            num_classes=data.num_classes,
+            task=data.task,
+            in_channels=channels,
+            image_size=height if height == width else [height, width],
+        )
+        return student, PrivateLabeler(**parts.labeling)
+
+    def _parts(self) -> Parts:
+        return (
+            parts_of(self.setting, self.sizes) if self.data.has_public else _alone(self.data, self.sizes)[1]
+        )
+
+    def to_yaml(self, **sections: Any) -> str:
+        """Configuration as YAML with comments.
 
         Args:
-            data: the inspected data module.
+            **sections: further sections, or other ones than the recommended.
         """
-        channels, height, width = data.image_shape
-        shape = {"in_channels": channels, "image_size": height if height == width else [height, width]}
-        model = {
-            **self.config["model"]["init_args"],
-            "num_classes": data.num_classes,
-            "task": data.task,
-            **shape,
-        }
-        made = instantiate(
-            {"labeling": self.config["labeling"], "model": model},
-            {"labeling": PrivateLabeler, "model": SupervisedStudent},
-        )
-        return made.model, made.labeling
-
-    def to_yaml(self) -> str:
-        """Configuration as YAML with comments."""
-        header = "".join(f"# {line}\n" for line in self.reasons)
-        return header + "".join(
-            f"# {_COMMENTS[name]}\n{write_yaml({name: section}, flow_style=None, width=100)}"
-            for name, section in self.config.items()
-        )
+        lines = [f"# {line}\n" for line in self.reasons]
+        for name, section in {**self.config, **sections}.items():
+            lines += [f"# {_COMMENTS[name]}\n"] if name in _COMMENTS else []
+            lines.append(write_yaml({name: section}, None if isinstance(section, dict) else False, width=100))
+        return "".join(lines)
 
 
 _COMMENTS = {
@@ -187,6 +199,8 @@ def recommend(
     public_kind: str | None = None,
     public: str | None = None,
     test: str | None = None,
+    unit: Unit = "record",
+    name: str | None = None,
     progress: bool = False,
 ) -> Recommendation:
     """Recommend features, teacher, student and released model for data, as a complete configuration.
@@ -205,6 +219,8 @@ def recommend(
         public: path of public data outside ``data``. Without public data, nothing is learned from them.
         test: path of test data outside ``data``. Without public and test data the accuracy on held-out private
             records is released, at the ε of the labels.
+        unit: what is protected, ``"record"`` or ``"person"``; ``private_records`` then counts persons.
+        name: of the data, in reports; by default the data module's own, else that of the file or folder.
         progress: show a progress bar.
 
     Raises:
@@ -218,18 +234,20 @@ def recommend(
         check_choice("teacher", teacher, tuple(TEACHERS))
     if public_kind is not None:
         check_choice("public_kind", public_kind, KINDS)
+    check_unit(unit)
     if public_kind == "other" and teacher == "ReverseKNN":
         raise ValueError(
             "teacher='ReverseKNN' with public_kind='other': votes release no centre, which a shift needs; leave "
             "out one of them"
         )
+    path = str(data) if isinstance(data, str | Path) else None
     stated = None
-    if isinstance(data, str | Path) and Path(data).suffix.lower() in (".yaml", ".yml"):
-        stated = get(read_document(data), "data")
+    if path is not None and Path(path).suffix.lower() in (".yaml", ".yml"):
+        stated = get(read_document(path), "data")
         if class_named(str(get(stated, "class_path"))) is None:
-            raise ValueError(f"data={str(data)!r}: want a section data, with the class_path of a data module")
+            raise ValueError(f"data={path!r}: want a section data, with the class_path of a data module")
         stated = _with_batch(stated)
-        data = made_data(stated)
+        data = build({"data": stated}).data
     if isinstance(data, str | Path):
         data = data_at(data, num_classes, columns, public, test, batch_size=BATCH)
     elif not isinstance(data, PrivatePublicDataModule):
@@ -239,6 +257,8 @@ def recommend(
             f"{num_classes=}, {columns=}, {public=}, {test=}: these apply where data is a path; state them in the "
             "data module"
         )
+    if path is not None or name is not None:
+        data.name = name or data.name or Path(path or "data").resolve().stem
     section, left_out = as_section(data)
     attributes = data.task == "multilabel"
     if attributes and teacher == "ReverseKNN":
@@ -251,15 +271,16 @@ def recommend(
             f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can "
             "separate them"
         )
-    config: dict[str, Any] = {} if left_out and not stated else {"data": stated or _with_batch(section)}
+    kept = None if left_out and not stated else stated or _with_batch(section)
+    if kept is not None and path is not None:
+        kept["init_args"]["name"] = data.name
     if not data.has_public:
         data.setup("test")
         setting, sizes = (
             Setting("SufficientStatistics", 0),
-            Sizes(records, epsilon, delta, data.num_classes, 0, task=data.task),
+            Sizes(records, epsilon, delta, data.num_classes, 0, task=data.task, unit=unit),
         )
-        reasons, alone = _alone(data, sizes)
-        return Recommendation(setting, sizes, reasons, config | alone, None, data)
+        return Recommendation(setting, sizes, _alone(data, sizes)[0], None, data, kept)
     with progress_bars(progress) as show:
         data.setup("validate")
         truth = data.public.truth
@@ -274,7 +295,9 @@ def recommend(
             if attributes
             else WIDTHS
         )
-        sizes = Sizes(records, epsilon, delta, data.num_classes, len(data.public), widths, task=data.task)
+        sizes = Sizes(
+            records, epsilon, delta, data.num_classes, len(data.public), widths, task=data.task, unit=unit
+        )
         judged = ""
         if public_kind is None and teacher != "ReverseKNN":
             public_kind, judged = _kind_by_test(data, sizes, show)
@@ -284,7 +307,7 @@ def recommend(
         teachers = (rule.teacher,) if attributes else tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, sizes, rule, teachers, show)
     reasons = _reasons(sizes, setting, data, compared, judged)
-    return Recommendation(setting, sizes, reasons, config | config_of(setting, sizes), expected, data)
+    return Recommendation(setting, sizes, reasons, expected, data, kept)
 
 
 def _with_batch(section: dict[str, Any]) -> dict[str, Any]:
@@ -431,16 +454,16 @@ def _reasons(
     return tuple(lines)
 
 
-def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Reasons and configuration of a teacher without public data, whose model is the result."""
+def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], Parts]:
+    """Reasons and objects of a teacher without public data, whose model is the result."""
     table, pretrained = data.image_shape[1:] == (1, 1), _takes_pretrained(data)
     kinds: list[Extractor] = [Pixels()] if table else [TimmFeatures()] if pretrained else [HOG()]
     named = "embeddings" if table else "a network with ImageNet weights" if pretrained else "HOG"
     if pretrained and max(data.image_shape[1:]) <= _SMALL:
         kinds, named = [HOG(), *kinds], f"HOG and {named}"
-    features = as_section(kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, _SHARES))[0]
+    features = kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, _SHARES)
     labeling: dict[str, Any] = {
-        "rounds": 1, "features": [features], "selection": "FullSelection", "released": "head"
+        "rounds": 1, "features": [features], "selection": FullSelection(), "released": "head"
     }  # fmt: skip
     records, accuracy = sizes.private_records, "Accuracy: measured on the public test set."
     if not len(data.test):
@@ -456,8 +479,7 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
     arguments: dict[str, Any] = {"private_records": records}
     if sizes.task == "multilabel":
         arguments["task"] = sizes.task
-    labeling["labeler"] = {"class_path": "SufficientStatistics", "init_args": arguments}
-    labeling["budget"] = {"epsilon": sizes.epsilon, "delta": sizes.delta}
+    labeling = {"labeler": SufficientStatistics(**arguments), **labeling, "budget": sizes.budget}
     reasons = (
         f"No public examples, {sizes.num_classes} {sizes.labels}; {_private(sizes)}.",
         f"Teacher: noisy sums of features by {sizes.labels} give a linear model, which is the result.",
@@ -467,8 +489,5 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
         *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
         accuracy,
     )
-    model = {"network": "linear_probe", "extractor": features}
-    trainer = {"max_epochs": 1, "accelerator": "auto", "devices": 1}
-    return reasons, {
-        "model": {"class_path": "SupervisedStudent", "init_args": model}, "labeling": labeling, "trainer": trainer
-    }  # fmt: skip
+    student = {"network": "linear_probe", "extractor": features}
+    return reasons, Parts(student, labeling, {"max_epochs": 1})

@@ -14,13 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_privknn.callbacks.selection import ClusterSelection, PublicPool, label_by_spread
-from pl_privknn.config import as_section
+from pl_privknn.callbacks.selection import ClusterSelection, FullSelection, PublicPool, label_by_spread
+from pl_privknn.config import plain_arguments
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, has_pretrained
-from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
+from pl_privknn.labelers.base import Labeler
+from pl_privknn.labelers.released_sums import PreconditionedGradients
+from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.ledger import FreeLedger
+from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS
@@ -92,6 +95,7 @@ class Sizes:
         widths: :data:`WIDTHS`, or one of the tables after it.
         public_kind: one of :data:`KINDS`.
         task: ``"multiclass"``, or ``"multilabel"`` where C is a number of attributes.
+        unit: what is protected, ``"record"`` or ``"person"``.
     """
 
     private_records: int
@@ -104,9 +108,10 @@ class Sizes:
     )
     public_kind: str = "same"
     task: str = "multiclass"
+    unit: Unit = "record"
 
     def shifted(self) -> Sizes:
-        """The same where public examples are of another kind."""
+        """Copy of these sizes with the rules for public examples of another kind."""
         widths = WIDTHS_OF_SHIFTED if self.widths is WIDTHS else self.widths
         return dataclasses.replace(self, widths=widths, public_kind="other")
 
@@ -114,6 +119,12 @@ class Sizes:
     def labels(self) -> str:
         """Name of the labels: classes or attributes."""
         return "attributes" if self.task == "multilabel" else "classes"
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """Budget of the run, without what it has by default."""
+        unit = {} if self.unit == "record" else {"unit": self.unit}
+        return {"epsilon": self.epsilon, "delta": self.delta, **unit}
 
     @property
     def ratio(self) -> float:
@@ -281,15 +292,38 @@ def compare(
 # ------------------------------------------------------------------------------- the public side
 
 
-def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
-    """Sections ``model``, ``labeling`` and ``trainer`` of a setting's configuration."""
-    features = as_section(teacher_extractor(setting, has_pretrained()))[0]
-    budget = {"epsilon": sizes.epsilon, "delta": sizes.delta}
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Arguments of a recommended run's objects.
+
+    Attributes:
+        student: of :class:`~pl_privknn.students.SupervisedStudent`, besides what the data say.
+        labeling: of :class:`~pl_privknn.callbacks.PrivateLabeler`.
+        trainer: of Lightning's Trainer.
+    """
+
+    student: dict[str, Any]
+    labeling: dict[str, Any]
+    trainer: dict[str, Any]
+
+    def sections(self) -> dict[str, Any]:
+        """Sections ``model``, ``labeling`` and ``trainer`` of a configuration."""
+        return {
+            "model": {"class_path": "SupervisedStudent", "init_args": plain_arguments(self.student)},
+            "labeling": plain_arguments(self.labeling),
+            "trainer": {**self.trainer, "accelerator": "auto", "devices": 1},
+        }
+
+
+def parts_of(setting: Setting, sizes: Sizes) -> Parts:
+    """Objects of a setting: teacher, selection and features, and arguments of a student on these."""
+    features = teacher_extractor(setting, has_pretrained())
+    labeler: Labeler
     if setting.teacher == "ReverseKNN":
-        labeler: dict[str, Any] = {"class_path": "ReverseKNN", "init_args": {"k": 1}}
+        labeler = ReverseKNN(k=1)
         asked: dict[str, Any] = {
             "queries_per_round": sizes.clusters,
-            "selection": {"class_path": "ClusterSelection", "init_args": _SELECTION},
+            "selection": ClusterSelection(**_SELECTION),
             "released": "student",
         }
         # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
@@ -302,11 +336,8 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
             arguments["task"] = sizes.task
         if sizes.public_kind == "other":
             arguments["releases"] = _RELEASES_OF_SHIFTED
-        labeler = {"class_path": "PreconditionedGradients", "init_args": arguments}
-        asked = {
-            "selection": "FullSelection",
-            "released": "mean" if sizes.public_kind == "same" else "head",
-        }
+        labeler = PreconditionedGradients(**arguments)
+        asked = {"selection": FullSelection(), "released": "mean" if sizes.public_kind == "same" else "head"}
         network, optimizer, lr, decay = "mlp", "adamw", 0.002, 0.001
     optimization = {
         "optimizer": optimizer,
@@ -316,11 +347,10 @@ def config_of(setting: Setting, sizes: Sizes) -> dict[str, Any]:
         "decay_vectors": False,
     }
     epochs = min(max(10, math.ceil(_STEPS * BATCH / sizes.public)), 80)
-    return {
-        "model": {
-            "class_path": "SupervisedStudent",
-            "init_args": {"network": network, "optimization": optimization, "extractor": features},
+    return Parts(
+        student={"network": network, "optimization": optimization, "extractor": features},
+        labeling={
+            "labeler": labeler, "rounds": 1, "features": [features], **asked, "budget": sizes.budget
         },
-        "labeling": {"labeler": labeler, "rounds": 1, "features": [features], **asked, "budget": budget},
-        "trainer": {"max_epochs": epochs, "accelerator": "auto", "devices": 1},
-    }
+        trainer={"max_epochs": epochs},
+    )  # fmt: skip

@@ -8,12 +8,11 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn._checks import check_choice, check_int, check_open_unit, check_switch
 from pl_privknn.config import HasInitArguments, as_group
@@ -22,7 +21,12 @@ from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.networks.base import SCHEDULERS, Optimization
 from pl_privknn.students.augment import WeakAugmentation
-from pl_privknn.students.losses import TASKS, AttributeAccuracy, LabelLoss, accuracy_metric, weighted_mean
+from pl_privknn.students.losses import TASKS, LabelLoss, weighted_mean
+
+if TYPE_CHECKING:
+    from torchmetrics.classification import MulticlassAccuracy
+
+    from pl_privknn.students.metrics import AttributeAccuracy
 
 # Of a one-cycle schedule: the share of it in which the rate rises, and the first rate over the peak.
 _RISING, _FIRST = 0.3, 1 / 25
@@ -535,6 +539,8 @@ class Student(StudentModule, abc.ABC):
         self.task, self.outputs = task, TASKS[task]
         self.loss = as_group("loss", loss, LabelLoss())
         self.save_hyperparameters({"loss": dataclasses.asdict(self.loss)})
+        from pl_privknn.students.metrics import accuracy_metric  # takes a second, and a plan needs none
+
         self.val_accuracy = accuracy_metric(task, self.num_classes)
         self.test_accuracy = accuracy_metric(task, self.num_classes)
 
@@ -595,7 +601,7 @@ class Student(StudentModule, abc.ABC):
         return self.outputs.probabilities(self(images))
 
     def _log_attributes(self, stage: str, accuracy: MulticlassAccuracy | AttributeAccuracy) -> None:
-        if not isinstance(accuracy, AttributeAccuracy):
+        if self.task == "multiclass":
             return
         each = accuracy.compute()
         accuracy.reset()
@@ -610,11 +616,11 @@ class Student(StudentModule, abc.ABC):
     def _evaluate(self, batch: Any, stage: str, accuracy: MulticlassAccuracy | AttributeAccuracy) -> None:
         x, y = batch[0], batch[1]
         logits = self(x)
-        if isinstance(accuracy, MulticlassAccuracy) and y.ndim == 2:
+        if self.task == "multiclass" and y.ndim == 2:
             y = y.argmax(dim=1)
         accuracy.update(logits, y)
         loss = weighted_mean(self.outputs.losses(logits, y), self.outputs.known(logits, y))
-        if isinstance(accuracy, MulticlassAccuracy):  # of attributes, see _log_attributes
+        if self.task == "multiclass":  # of attributes, see _log_attributes
             self.log(f"{stage}/accuracy", accuracy, prog_bar=True, batch_size=len(x))
         self.log(f"{stage}/loss", loss, batch_size=len(x), sync_dist=True)
 

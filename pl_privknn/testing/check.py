@@ -15,8 +15,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy.ledger import BudgetExceeded
-from pl_privknn.privacy.mechanisms import Adjacency, Charge
-from pl_privknn.privacy.mechanisms.base import merged
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, merged
 from pl_privknn.testing.observe import (
     REPEATS,
     LabelerCheckError,

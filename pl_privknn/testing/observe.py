@@ -18,21 +18,11 @@ from torch import Tensor
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.privacy.ledger import BudgetExceeded, FreeLedger
-from pl_privknn.privacy.mechanisms import (
-    Adjacency,
-    Charge,
-    Conditional,
-    ExponentialArgmax,
-    Gaussian,
-    GaussianDPStream,
-    Mechanism,
-    NegativeBinomial,
-    NoisyScreening,
-    PureDP,
-    RandomizedResponse,
-    ShuffleAmplification,
-)
-from pl_privknn.privacy.mechanisms.base import observing
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, observing
+from pl_privknn.privacy.mechanisms.local import NegativeBinomial, RandomizedResponse, ShuffleAmplification
+from pl_privknn.privacy.mechanisms.noisy_votes import ExponentialArgmax, Gaussian
+from pl_privknn.privacy.mechanisms.screening import NoisyScreening
+from pl_privknn.privacy.mechanisms.stated import Conditional, GaussianDPStream, PureDP
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise, Shape
 
 

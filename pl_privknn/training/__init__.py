@@ -1,14 +1,5 @@
 """Private training: any LightningModule on private records, by noisy SGD."""
 
-from pl_privknn.training.noisy_sgd import FeatureHead, NoisyOptimization, NoisySGD, tanh_cnn
-from pl_privknn.training.private_training import PrivateTraining
-from pl_privknn.training.training_run import TrainingOptions
+import lazy_loader
 
-__all__ = [
-    "FeatureHead",
-    "NoisyOptimization",
-    "NoisySGD",
-    "PrivateTraining",
-    "TrainingOptions",
-    "tanh_cnn",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

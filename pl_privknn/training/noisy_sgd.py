@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, check_switch
@@ -28,6 +27,9 @@ from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.records import PrivateData
 from pl_privknn.training.requirements import replace_batch_norms
 from pl_privknn.training.training_run import TrainingOptions
+
+if TYPE_CHECKING:
+    from torchmetrics.classification import MulticlassAccuracy
 
 HEADS = ("linear", "mlp")
 
@@ -231,6 +233,8 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         normalization = as_group("normalization", normalization, Normalization())
         for name, constants in zip(("mean", "std"), normalization.tensors(), strict=True):
             self.register_buffer(name, constants, persistent=False)
+        from torchmetrics.classification import MulticlassAccuracy  # takes a second, and a plan needs none
+
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
         feature_head = as_group("feature_head", feature_head, FeatureHead())

@@ -21,8 +21,7 @@ from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms import Charge
-from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, Unit, guarantee_rank
+from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, Charge, Unit, guarantee_rank
 from pl_privknn.privacy.mechanisms.steps import noise_for_steps, steps_per_epoch, steps_within
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import Metric, MetricCollection
 
 from pl_privknn._tracing import UntraceableError
 from pl_privknn.training.records import NUMBERS, mapped
@@ -193,6 +192,8 @@ class StepCopies:
 
 def _replace_held(memo: dict[int, Any], name: str, value: Any, traced: bool) -> None:
     """Register the replacements of metrics and records in copies; a trace shares tensors."""
+    from torchmetrics import Metric, MetricCollection
+
     leaves: list[Any] = []
     if not isinstance(value, nn.Module):
         mapped(value, lambda _, leaf: leaves.append(leaf))

@@ -16,8 +16,8 @@ from pl_privknn._processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import CalibrationError
 from pl_privknn.privacy.folders import resumed_folder, trainers_folder
-from pl_privknn.privacy.mechanisms import Charge, NoNoise
-from pl_privknn.privacy.mechanisms.base import Guarantee, Unit, noise_guarantee
+from pl_privknn.privacy.mechanisms.base import Charge, Guarantee, Unit, noise_guarantee
+from pl_privknn.privacy.mechanisms.stated import NoNoise
 from pl_privknn.privacy.mechanisms.steps import (
     PaidSteps,
     StepMechanism,

@@ -16,8 +16,9 @@ from pl_privknn.config import (
     ConfigurationError,
     argument_names,
     as_group,
+    import_named,
     instantiate,
-    known_classes,
+    known_class,
     one_line,
     read_document,
     read_yaml,
@@ -217,7 +218,7 @@ def test_what_has_no_part_in_a_plan_is_not_made(trap, tmp_path, capsys):
 def test_other_paths_within_the_project_are_refused(path):
     section = {"labeling": {"labeler": {"class_path": path}}}
     with pytest.raises(ConfigurationError, match="labeling"):
-        instantiate(section, {"labeling": PrivateLabeler}, own_classes=True)
+        instantiate(section, {"labeling": PrivateLabeler}, own_code=False)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +228,9 @@ def test_other_paths_within_the_project_are_refused(path):
 def test_own_classes_by_name_and_by_path(path):
     section = {"labeler": {**KNN, "class_path": path}}
     before = copy.deepcopy(section)
-    made = instantiate({"labeling": section}, {"labeling": PrivateLabeler}, own_classes=True).labeling
+    made = instantiate({"labeling": section}, {"labeling": PrivateLabeler}, own_code=False).labeling
     assert type(made.labeler) is PrivateKNN
-    assert known_classes()[path] is PrivateKNN
+    assert known_class(path) is PrivateKNN
     assert section == before
 
 
@@ -237,7 +238,7 @@ def test_a_class_of_ones_own_is_refused_only_where_that_was_asked_for(trap):
     section = {"labeling": {"labeler": TRAP}}
     line = r"labeling\.labeler\.class_path: importing 'trap_module\.Trap' is not allowed"
     with pytest.raises(ConfigurationError, match=line):
-        instantiate(section, {"labeling": PrivateLabeler}, own_classes=True)
+        instantiate(section, {"labeling": PrivateLabeler}, own_code=False)
     assert "trap_module" not in sys.modules
     assert not trap.exists()
     with pytest.raises(ConfigurationError, match="Trap"):  # no labeler, but imported
@@ -287,7 +288,8 @@ _PARTLY_STATED = {  # the teacher's own default of this group is not that of the
 
 
 def _parser(kind):
-    known_classes()
+    import_named(_PARTLY_STATED)
+    import_named("JoinedFeatures CachedFeatures")
     parser = kind(exit_on_error=False)
     parser.add_class_arguments(PrivateLabeler, "labeling", fail_untyped=False)
     return parser

@@ -11,13 +11,12 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from pl_privknn.config import read_document
+from pl_privknn.config import build, read_document
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule, array_files
 from pl_privknn.datamodules.array_files import rows_of
 from pl_privknn.datamodules.at import data_at
 from pl_privknn.datamodules.columns import Columns
 from pl_privknn.privacy.redaction import RedactedError
-from pl_privknn.training.configured import made_data
 
 # ---------------------------------------------------------------------------- images
 
@@ -87,7 +86,7 @@ def test_array_files_from_yaml(tmp_path, kind):
         section[name] = f"{tmp_path}/all.npz:my_{name}" if kind == "members" else f"{tmp_path}/{name}.{kind}"
     document = {"data": {"class_path": "ArraysDataModule", "init_args": section}}
     (tmp_path / "data.yaml").write_text(json.dumps(document))
-    data = made_data(read_document(tmp_path / "data.yaml")["data"])
+    data = build(read_document(tmp_path / "data.yaml")).data
     assert (data.batch_size, data.image_shape) == (5, (1, 4, 5))
     in_memory = ArraysDataModule(**arguments)
     for module in (data, in_memory):

@@ -9,12 +9,11 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 
 from pl_privknn import PrivateLabeler, recommend
 from pl_privknn.cli import main
-from pl_privknn.config import ConfigurationError
+from pl_privknn.config import ConfigurationError, build
 from pl_privknn.datamodules import ArraysDataModule, DatasetsDataModule, EmbeddingsDataModule
 from pl_privknn.features import Pixels
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.training.configured import made_data
 from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
 ARRAYS = easy_images(120, 60, 30)
@@ -237,21 +236,21 @@ def section(**given):
 
 def test_a_configuration_names_data_sets(tmp_path):
     theirs = DatasetsDataModule(*(Items(part, None, True) for part in range(3)), num_classes=3)
-    assert all(map(torch.equal, parts_of(made_data(section())), parts_of(theirs)))
-    assert not made_data(section(public="none", image_shape=[64, 1, 1])).has_public
+    assert all(map(torch.equal, parts_of(build({"data": section()}).data), parts_of(theirs)))
+    assert not build({"data": section(public="none", image_shape=[64, 1, 1])}).data.has_public
     with pytest.raises(ConfigurationError, match=r"data\.init_args\.public"):
-        made_data(section(public="nothing"))
+        build({"data": section(public="nothing")})
 
 
 def test_recommend_takes_a_configuration_of_data(tmp_path):
     (tmp_path / "data.yaml").write_text(yaml.safe_dump({"data": section()}))
-    theirs = recommend(made_data(section()), epsilon=1.0, private_records=120)
+    theirs = recommend(build({"data": section()}).data, epsilon=1.0, private_records=120)
     found = recommend(tmp_path / "data.yaml", epsilon=1.0, private_records=120)
     assert (found.setting, found.reasons, found.expected) == (theirs.setting, theirs.reasons, theirs.expected)
     # What an object holds may be data, and is not written; a file names it.
     assert "data" not in theirs.config
     written = yaml.safe_load(found.to_yaml())["data"]
-    assert all(map(torch.equal, parts_of(made_data(written)), parts_of(found.data)))
+    assert all(map(torch.equal, parts_of(build({"data": written}).data), parts_of(found.data)))
     for wrong in ("model: 3", "data: 3", "data: {class_path: none.None}"):
         (tmp_path / "wrong.yaml").write_text(wrong)
         with pytest.raises(ValueError, match="want a section data, with the class_path of a data module"):

@@ -55,7 +55,7 @@ data = ArraysDataModule(
     batch_size=32,
 )
 found = recommend(data, epsilon=1.0, private_records=records)
-_, labeling = found.build(data)  # the teacher, its queries and its budget; the student is your own
+_, labeling = found.build()  # the teacher, its queries and its budget; the student is your own
 student = Student(data.image_shape[0], data.num_classes)
 trainer = pl.Trainer(max_epochs=found.max_epochs, callbacks=[labeling], default_root_dir="runs/own_module")
 trainer.fit(student, data)

@@ -33,7 +33,8 @@ from pl_privknn.labelers.ind_knn.algorithm import (
     check_queries,
     unit_rows,
 )
-from pl_privknn.privacy.mechanisms import Charge, Gaussian
+from pl_privknn.privacy.mechanisms.base import Charge
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
 from pl_privknn.privacy.record_budgets import (

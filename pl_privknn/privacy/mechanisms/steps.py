@@ -12,8 +12,9 @@ from pl_privknn._checks import check_int, check_positive, check_rate
 from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.ledger import ChargesLedger
-from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoNoise
-from pl_privknn.privacy.mechanisms.base import Unit
+from pl_privknn.privacy.mechanisms.base import Charge, Unit
+from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
+from pl_privknn.privacy.mechanisms.stated import NoNoise
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.persons import persons_of, records_drawn
 

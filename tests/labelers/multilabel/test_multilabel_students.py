@@ -9,7 +9,8 @@ from torch.distributions import Bernoulli, kl_divergence
 from torchmetrics.classification import MultilabelAccuracy
 
 from pl_privknn.students import FixMatchStudent, LabelLoss, StudentOptimization, SupervisedStudent, VATStudent
-from pl_privknn.students.losses import TASKS, AttributeAccuracy, fixmatch_loss, uda_loss
+from pl_privknn.students.losses import TASKS, fixmatch_loss, uda_loss
+from pl_privknn.students.metrics import AttributeAccuracy
 from tests.setup.refusals import refusals
 from tests.students.student_setup import trainer
 
