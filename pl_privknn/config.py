@@ -432,7 +432,7 @@ def _plain_fields(value: Any, path: str, left_out: list[str], lists: bool) -> di
 @functools.cache
 def class_names() -> dict[str, str]:
     """Module of each class of this package that YAML may name bare; the classes are not imported."""
-    found = {}
+    found: dict[str, str] = {}
     for room in _PACKAGES:
         package = importlib.import_module(f"pl_privknn.{room}")  # loads its names lazily
         found |= {name: package.__name__ for name in package.__all__ if name[0].isupper()}
