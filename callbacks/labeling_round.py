@@ -175,6 +175,7 @@ class LabelingRound:
     conditions: Sequence[str] = ()
     _public: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
     _extract: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, init=False, repr=False)
+    _one_by_one: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def run_round(
         self,
@@ -309,7 +310,10 @@ class LabelingRound:
             place = self.device or torch.device("cpu")
             alone, conditions = public_extractor(self.extractor, data, place)
             check_stated(conditions, self.conditions)
-            self._extract = functools.partial(extract_on, alone, device=place)
+            self._extract, self._one_by_one = (
+                functools.partial(extract_on, alone, device=place),
+                bool(conditions),
+            )
         return self._extract
 
     def _first_public(self, data: PrivatePublicDataModule) -> Tensor:
@@ -333,9 +337,11 @@ class LabelingRound:
             rows = shard.rows
             if rows is None:
                 rows = torch.arange(len(data.private))[shard.first :: shard.stride]
+        extract = self._ready(data)
         return PrivateRecords(
             data.private,
-            self._ready(data),
+            extract,
+            one_by_one=self._one_by_one,
             owners=data.private_groups if self.unit == "person" else None,
             ids=data.private_ids,
             rows=rows,
@@ -436,7 +442,9 @@ class ReleasedHead(nn.Module):
             images: ``(n, channels, height, width)``.
             features: of these images, where they are known (:meth:`has_features_of`).
         """
-        features = self.extractor(images.cpu()) if features is None else features
+        if features is None:
+            place = images.device if images.device.type == "cuda" else torch.device("cpu")
+            features = extract_on(self.extractor, images, place)
         return shifted(self._predict(features.cpu()).float(), self._shift)
 
 

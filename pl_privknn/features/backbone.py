@@ -125,7 +125,7 @@ class CheckpointFeatures(Extractor):
     Args:
         path: the checkpoint, for instance ``runs/NAME/0/checkpoints/last.ckpt``; its network must be one by name.
         batch_size: images at once.
-        device: where the network runs; the CPU by default.
+        device: where the network runs; that of the labelling by default, and the CPU without one.
         normalize: scale each vector to unit length, by itself.
 
     Raises:
@@ -143,6 +143,11 @@ class CheckpointFeatures(Extractor):
         self.path = Path(path)
         self.batch_size, self.device, self.normalize = batch_size, device, normalize
         self._features: BackboneFeatures | None = None
+
+    def follow(self, device: torch.device) -> None:
+        """See :meth:`Extractor.follow`."""
+        if self.device is None:
+            self.read().module.to(device)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features, float32 on the CPU, shape ``(n, d)``."""

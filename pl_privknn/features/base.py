@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import hashlib
 import json
 import math
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import check_switch, shape_text
 from pl_privknn.config import HasInitArguments, as_section
+from pl_privknn.neighbors.search import full_precision
 
 
 class Extractor(HasInitArguments, abc.ABC):
@@ -55,24 +57,34 @@ class Extractor(HasInitArguments, abc.ABC):
         self.learn_from_all(public)
         return public.extracted(self)
 
+    def follow(self, device: torch.device) -> None:
+        """Move frozen networks, of this extractor and those within, for which no device was stated."""
+        for part in (*vars(self).values(), *getattr(self, "extractors", ())):
+            if isinstance(part, Extractor):
+                part.follow(device)
+
     @abc.abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
         """Return features of ``images``."""
 
 
 def extract_on(extractor: Callable[[Tensor], Tensor], images: Tensor, device: torch.device) -> Tensor:
-    """Features of images, computed on ``device`` or on that of the extractor's parameters; on the CPU.
+    """Features of images, computed in full float32 on ``device`` or on that of the extractor's parameters.
 
     Args:
         extractor: an :class:`Extractor`, or any module that maps images to vectors.
         images: float32, shape ``(n, channels, height, width)``, wherever they are.
-        device: for extractors that follow their images.
+        device: for extractors that follow their images, and frozen networks of theirs.
 
     Returns:
         Shape ``(n, d)``, on the CPU.
     """
     parameter = next(extractor.parameters(), None) if isinstance(extractor, nn.Module) else None
-    return extractor(images.to(device if parameter is None else parameter.device)).cpu()
+    place = device if parameter is None else parameter.device
+    if isinstance(extractor, Extractor):
+        extractor.follow(place)
+    with contextlib.nullcontext() if torch.compiler.is_compiling() else full_precision(place):
+        return extractor(images.to(place)).cpu()
 
 
 IMAGES_AT_ONCE = 1024

@@ -43,7 +43,7 @@ class TimmFeatures(BackboneFeatures):
         image_size: side in pixels to which images are resized; the architecture's own by default.
         batch_size: images at once. Of more than 48 images of 224 pixels the memory is new each time, which the system
             has to clear; ONNX Runtime's threads take two of them at a time. On a GPU take more.
-        device: where the model runs; the CPU by default.
+        device: where the model runs; that of the labelling by default, and the CPU without one.
         normalize: scale each vector to unit length, by itself.
 
     Raises:
@@ -88,6 +88,11 @@ class TimmFeatures(BackboneFeatures):
         key = (hashlib.sha256(path.read_bytes()).hexdigest(), names)
         module = _Preprocessed(model, size, config.mean, config.std, OnnxNetwork(key))
         super().__init__(module.to(device or "cpu"), batch_size, device, normalize)
+
+    def follow(self, device: torch.device) -> None:
+        """See :meth:`Extractor.follow`."""
+        if self.device is None:
+            self.module.to(device)
 
 
 class _Preprocessed(Normalized):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -18,6 +20,8 @@ from pl_privknn.privacy.persons import check_owners, records_drawn
 
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22
+# Images of a batch, at most; the last one is filled up, which should take little time.
+_IMAGES_AT_ONCE = 128
 #: Allocates a float32 table of so many rows and columns; the rows are private.
 Allocate = Callable[[int, int], Tensor]
 
@@ -54,6 +58,7 @@ class PrivateRecords:
         rows: positions of the examples that this process holds; all if None.
         shard: place of this process's records among those of all processes; None where there is one process.
         public: gives the features of all public examples, float32 ``(m, d)``, on global rank 0.
+        one_by_one: whether ``extract`` takes examples one after another, so that batches need not be of one size.
         allocate: see :data:`Allocate`; in memory by default.
         device: where labelers search; where their tensors lie if None. It changes the time, not an answer: what comes
             out is exact on every device (Ind-KNN's κ up to a last float32 digit).
@@ -83,6 +88,7 @@ class PrivateRecords:
         rows: Tensor | None = None,
         shard: Shard | None = None,
         public: Callable[[], Tensor] | None = None,
+        one_by_one: bool = False,
         allocate: Allocate | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -95,7 +101,8 @@ class PrivateRecords:
         self.labels = examples.labels if rows is None else examples.labels[rows]
         self.owners = owners if owners is None or rows is None else owners[rows]
         self.ids = ids if ids is None or rows is None else ids[rows]
-        self._extract, self._public, self._allocate = extract, public, allocate or _in_memory
+        self._extract = extract if one_by_one else functools.partial(in_full_batches, extract)
+        self._public, self._allocate = public, allocate or _in_memory
         self._table: Tensor | None = None
 
     @classmethod
@@ -219,9 +226,11 @@ class PrivateRecords:
         assert self._examples is not None
         tried = made_up(self._examples.image_shape)
         alone, conditions = kept_apart(function, tried)
-        cpu = torch.device("cpu")
-        found = [extract_on(alone, images, cpu) for images, _ in self._batches()]
-        return torch.cat(found) if found else extract_on(alone, tried, cpu)[:0], conditions
+        apply = functools.partial(extract_on, alone, device=self.device or torch.device("cpu"))
+        if not conditions:
+            apply = functools.partial(in_full_batches, apply)
+        found = [apply(images) for images, _ in self._batches()]
+        return torch.cat(found) if found else apply(tried)[:0], conditions
 
     def drawn(self, most: int, coins: NoiseSource) -> Tensor:
         """Rows that take part, int64: at most ``most`` of each person, drawn by private coins; all without persons.
@@ -233,9 +242,26 @@ class PrivateRecords:
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Examples and labels of the records, some at a time."""
         assert self._examples is not None
-        for rows in self._rows.split(at_once(self._examples.image_shape)):
+        for rows in self._rows.split(_batch_size(self._examples.image_shape)):
             if len(rows):
                 yield self._examples.images(rows), self._examples.labels[rows]
+
+
+def _batch_size(shape: Sequence[int]) -> int:
+    """Records of a batch, which depends on their shape alone."""
+    return at_once(shape) if math.prod(shape[1:]) == 1 else min(_IMAGES_AT_ONCE, at_once(shape))
+
+
+def in_full_batches(function: Extract, images: Tensor) -> Tensor:
+    """Vectors of private examples from batches of one size, the last of which is filled up with zeros.
+
+    Libraries choose kernels by the size of a batch, and these round differently. The size must not hang on the number
+    of records, or one record would move the vectors of others a little, and with them the order of neighbours.
+    """
+    size = _batch_size(images.shape[1:])
+    filling = images.new_zeros(-len(images) % size, *images.shape[1:])
+    parts = [function(part) for part in torch.cat([images, filling]).split(size)]
+    return torch.cat(parts)[: len(images)]
 
 
 def made_up(shape: Sequence[int], count: int = COMPARED) -> Tensor:

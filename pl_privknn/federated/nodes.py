@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_choice, check_int, check_positive
-from pl_privknn.features.alone import kept_apart
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.private_records import PrivateRecords, check_table, made_up
+from pl_privknn.features.private_records import PrivateRecords, check_table
 from pl_privknn.federated.messages import (
     TRUSTS,
     Refused,
@@ -170,9 +169,8 @@ class Client:
         self.conditions: tuple[str, ...] = ()
         self._features = images
         if not isinstance(extractor, str):
-            alone, self.conditions = kept_apart(extractor, made_up(images.shape[1:]))
-            with torch.no_grad():
-                self._features = alone(images).cpu()
+            records = PrivateRecords.of(images.flatten(1), labels, self.num_classes, examples=images)
+            self._features, self.conditions = records.map(extractor)
         check_table(self._features, labels, self.num_classes)
         self._labels = labels
         self.unit = "record" if private_groups is None else "person"

@@ -183,6 +183,8 @@ class PATE(VotingLabeler):
                 # Of what is public, the number of teachers and of their steps.
                 show(f"training {teachers} teachers", round(100 * fraction), 100)
 
+            if records.device is not None and isinstance(self.teachers, StackedTeachers):
+                self.teachers.follow(records.device)
             return self.teachers.train(features, labels, parts, num_classes, teachers, progress)
 
     def _own_teachers(self, processes: ProcessGroup) -> int:

@@ -106,7 +106,7 @@ class StackedTeachers(Teachers):
         weight_decay: decoupled (AdamW), times the learning rate, each step.
         seed: for initial weights and the drawing of batches. May be published: no guarantee rests on it.
         teachers_at_once: how many teachers one vectorised loop holds; None chooses by the module's size.
-        device: where teachers train, for instance ``"cpu"`` or ``"cuda"``.
+        device: where teachers train, for instance ``"cpu"`` or ``"cuda"``; where PATE's labelling runs by default.
 
     Raises:
         ValueError: for arguments out of range.
@@ -120,7 +120,7 @@ class StackedTeachers(Teachers):
         weight_decay: float = 0.0,
         seed: int = 0,
         teachers_at_once: int | None = None,
-        device: str = "cpu",
+        device: str | None = None,
     ) -> None:
         self.steps = check_int("steps", steps)
         self.batch_size = check_int("batch_size", batch_size)
@@ -130,7 +130,12 @@ class StackedTeachers(Teachers):
         self.teachers_at_once = (
             None if teachers_at_once is None else check_int("teachers_at_once", teachers_at_once)
         )
-        self.device = torch.device(device)
+        self.device, self._follows = torch.device(device or "cpu"), device is None
+
+    def follow(self, device: torch.device) -> None:
+        """Train on a device, unless another one was stated."""
+        if self._follows:
+            self.device = device
 
     @abc.abstractmethod
     def build(self, num_features: int, num_classes: int) -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_int, compiled
-from pl_privknn.neighbors.search import _check_pair, _cpu, _full_precision, in_threads, squared_distance
+from pl_privknn.neighbors.search import _check_pair, _cpu, full_precision, in_threads, squared_distance
 
 # 16 MB of keys at a time: they are read back from the cache.
 _KEYS_AT_A_TIME = 1 << 22
@@ -122,7 +122,7 @@ def assign(
             raise ValueError(
                 "records: some features are NaN, infinite or above 1e18; leave them out or rescale them"
             )
-        with _full_precision(place):
+        with full_precision(place):
             keys = torch.addmm(offset, block.to(place), left.T).cpu()
         sizes = 1.01 * norms.double()
         # The last term: where float64 distances can't distinguish two queries, they must decide all the same.

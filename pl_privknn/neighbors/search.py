@@ -17,7 +17,7 @@ from torch import Tensor
 from pl_privknn._checks import InputError, check_int, compiled, shape_text
 
 _UNIT_ROUNDOFF = 2.0**-24
-_PRECISE = threading.Lock()
+_PRECISE = threading.RLock()
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def reaching(
     found = [(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))]
     for start in range(0, len(table), step):
         block = table[start : start + step].to(device)
-        with _full_precision(device):
+        with full_precision(device):
             products = left @ block.T
         row, column = (products >= bound[:, None]).cpu().nonzero(as_tuple=True)
         found.append((row, column + start))
@@ -387,7 +387,8 @@ def nearest(
     _check_pair(queries, table)
     if len(table) > _MOST_RECORDS:
         raise InputError("table: more records than one search can number; hold them in shards")
-    records = _Records(table, _cpu(table), torch.device(device if device is not None else table.device))
+    place = torch.device(device if device is not None else table.device)
+    records = _Records(_near(table, place), _cpu(table), place)
     k = min(check_int("k", k), len(table))
     # More candidates than k, so that near ties around the k-th place are among them.
     length = min(len(table), k + max(16, k // 50))
@@ -400,17 +401,29 @@ def nearest(
     if k:
         together = min(_queries_at_a_time(length), max(1, len(queries)))
         most = together // _FEWEST_QUERIES if records.device.type == "cpu" else 1
-        with _full_precision(records.device), _workers(most) as workers:
+        with full_precision(records.device), _workers(most) as workers:
             in_threads(search, len(queries), -(-together // workers), workers)
     return found
 
 
 class _Records(NamedTuple):
-    """The table of one search, where it is needed: whole on the CPU, block by block on ``device``."""
+    """The table of one search: on the CPU, and where its blocks are read from for ``device``."""
 
     table: Tensor
     on_cpu: Tensor
     device: torch.device
+
+
+def _near(table: Tensor, device: torch.device) -> Tensor:
+    """The table on a GPU that has room for it, so that it travels once and not for each thousand queries."""
+    values = table.numel() * 4
+    if (
+        device.type != "cuda"
+        or not torch.cuda.is_available()
+        or 2 * values > torch.cuda.mem_get_info(device)[0]
+    ):
+        return table
+    return table.to(device, torch.float32)
 
 
 def _queries_at_a_time(length: int) -> int:
@@ -485,7 +498,7 @@ def _key_blocks(
 
     A key is the squared distance less the squared norm of the centred query, ``|p|² - 2 q·p``. Centring by the
     mean of the queries, which are public, keeps the terms small, so that little is lost when they cancel.
-    The keys are overwritten by the next block. Products need :func:`_full_precision` around them.
+    The keys are overwritten by the next block. Products need :func:`full_precision` around them.
     """
     table, device = records.table, records.device
     block_size = min(block_size, max(1, len(table)))
@@ -495,6 +508,7 @@ def _key_blocks(
     left = (queries.to(device) - centre).mul_(-2)
     buffer = torch.empty(len(queries) * block_size, device=device)
     memory = torch.empty((min(inner, block_size), table.shape[1]), device=device)
+    sound = torch.ones((), dtype=torch.bool, device=device)
     for start in range(0, len(table), block_size):
         block = table[start : start + block_size]
         keys = buffer[: len(queries) * len(block)].view(len(queries), len(block))
@@ -502,12 +516,13 @@ def _key_blocks(
             some = block[first : first + inner].to(device, torch.float32)
             centred = torch.sub(some, centre, out=memory[: len(some)])
             norms = torch.linalg.vector_norm(centred, dim=1).square_()
-            if not bool((norms < _LARGEST_SQUARE).all()):  # false for NaN, too
-                raise ValueError(
-                    "table: some features are NaN, infinite or above 1e18; leave them out or rescale them"
-                )
+            sound &= (norms < _LARGEST_SQUARE).all()  # false for NaN, too
             torch.addmm(norms, left, centred.T, out=keys[:, first : first + inner])
         yield start, keys
+    if not bool(sound):  # once, since another device waits where it is looked at
+        raise ValueError(
+            "table: some features are NaN, infinite or above 1e18; leave them out or rescale them"
+        )
 
 
 def _centre(queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -552,29 +567,30 @@ def _relative_error(
 
 
 @contextlib.contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in true float32, whatever autocast and ``set_float32_matmul_precision`` say.
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Products and convolutions in true float32 by the same kernels each time, whatever a training has set.
 
-    The setting is the process's, as is the number of torch's threads: one thread at a time is in such a block, on
+    Settings are the process's, as is the number of torch's threads: one thread at a time is in such a block, on
     behalf of all that work for it.
     """
-    library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    backend: Any = getattr(library, "matmul", None)
-    with _PRECISE, torch.autocast(device.type, enabled=False):
-        if hasattr(backend, "fp32_precision"):
-            before = backend.fp32_precision
-            backend.fp32_precision = "ieee"
-            try:
-                yield
-            finally:
-                backend.fp32_precision = before
-        else:  # torch before 2.9
-            precision = torch.get_float32_matmul_precision()
+    settings: list[tuple[Any, str, Any]] = []
+    if device.type == "cuda":
+        cudnn: Any = torch.backends.cudnn
+        parts = [torch.backends.cuda.matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)]
+        settings += [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
+        if parts[1] is None:  # torch before 2.9
+            settings.append((cudnn, "allow_tf32", False))
+    else:
+        parts = [getattr(torch.backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")]
+    settings += [(part, "fp32_precision", "ieee") for part in parts if hasattr(part, "fp32_precision")]
+    with _PRECISE, torch.autocast(device.type, enabled=False), contextlib.ExitStack() as restored:
+        if not hasattr(parts[0], "fp32_precision"):  # torch before 2.9
+            restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("highest")
-            try:
-                yield
-            finally:
-                torch.set_float32_matmul_precision(precision)
+        for owner, name, value in settings:
+            restored.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
 
 
 def _cpu(features: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ from torch import nn
 
 from pl_privknn import IndKNNPredictor, PrivateRecords
 from pl_privknn.datamodules.datasets import LabeledImages, TensorImages
+from pl_privknn.features import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.federated import Client
 from pl_privknn.labelers.ind_knn import IndKNNParameters
+from pl_privknn.networks import build_network
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 
@@ -103,3 +105,36 @@ def test_vectors_are_those_of_the_function_on_each_record():
     found, conditions = mapped(network, images())
     torch.testing.assert_close(found, network(images()).detach())
     assert conditions == ()
+
+
+@pytest.mark.parametrize("taken", [0, 100, 128])
+def test_a_record_less_changes_no_bit_of_another_ones_vector(taken):
+    """Kernels are chosen by the size of a batch, so each has the same; the last record of 129 would be alone."""
+    torch.manual_seed(0)
+    sizes, network = set(), BackboneFeatures(build_network("small_cnn", 2, 1, 8).eval())
+    store = LabeledImages(TensorImages(torch.rand(129, 1, 8, 8)), torch.arange(129) % 2, 2)
+    others = torch.arange(129) != taken
+
+    def extract(images):
+        sizes.add(len(images))
+        return network(images)
+
+    def vectors(rows):
+        records = PrivateRecords(store, extract, rows=rows.nonzero().flatten())
+        return records.table(), records.map(network.module)[0]
+
+    for whole, rest in zip(vectors(others | True), vectors(others), strict=True):
+        assert torch.equal(whole[others], rest)
+    assert len(sizes) == 1
+
+
+def test_a_function_that_is_called_for_each_record_gets_no_others():
+    store = LabeledImages(TensorImages(images()), torch.arange(COUNT) % 2, 2)
+    seen = []
+
+    def extract(batch):
+        seen.append(len(batch))
+        return batch.flatten(1)
+
+    PrivateRecords(store, extract, one_by_one=True).table()
+    assert seen == [COUNT]

@@ -1,78 +1,37 @@
 """Searches, assignments and extractors on another device than the CPU: the same answers, to the last bit.
 
-The device is pretended: tensors "on cuda" lie on the CPU, and refuse to meet those that say so, as on a real one.
+The device is pretended: see :mod:`tests.setup.pretended_device`.
 """
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.callbacks.labeling_arguments import device_of
-from pl_privknn.features import HOG, JoinedFeatures, PatchDictionary, Pixels
+from pl_privknn.features import (
+    HOG,
+    BackboneFeatures,
+    JoinedFeatures,
+    PatchDictionary,
+    Pixels,
+    PublicPCA,
+    TimmFeatures,
+)
 from pl_privknn.features.base import extract_on
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.labelers import IndKNN, PrivateKNN, ReverseKNN, Screening
+from pl_privknn.labelers import PATE, IndKNN, LinearTeachers, PrivateKNN, ReverseKNN, Screening
 from pl_privknn.labelers.attributes import FixedThresholds
+from pl_privknn.labelers.teachers import StackedTeachers
 from pl_privknn.neighbors import search
+from pl_privknn.networks import build_network
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger
 from tests.labelers.multilabel.attributes_setup import attribute_reverse_knn
+from tests.setup.pretended_device import CPU, CUDA, PretendedDevice
 from tests.setup.small_fit import fit_student
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-# May take tensors of two devices: what is copied from, and what indexes.
-_MAY_MIX = ("copy_", "__getitem__", "__setitem__")
-_MOVES = ("to", "cpu")
-_PRODUCTS = ("addmm", "mm", "matmul", "__matmul__")
-
-
-class Elsewhere(Tensor):
-    """A tensor of the pretended device."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-
-class PretendedDevice(TorchFunctionMode):
-    """While it is entered, ``"cuda"`` works as a device that has float64, and counts what was multiplied there."""
-
-    def __init__(self):
-        super().__init__()
-        self.products = 0
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        name = getattr(function, "__name__", "")
-        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
-        there = any(isinstance(tensor, Elsewhere) for tensor in tensors)
-        if function == torch.Tensor.device.__get__:
-            return CUDA if there else CPU
-        if there and name in ("numpy", "__array__"):
-            raise TypeError("can't convert a tensor of another device to numpy")
-        if there and name not in (*_MOVES, *_MAY_MIX):
-            assert all(isinstance(tensor, Elsewhere) or tensor.ndim == 0 for tensor in tensors), (
-                f"{name} mixes devices"
-            )
-        self.products += there and name in _PRODUCTS
-        named = [
-            kwargs.pop("device", None),
-            *(arg for arg in args[1:] if isinstance(arg, torch.device | str)),
-        ]
-        if name == "cpu" or (name == "to" and named[-1] is not None):
-            there = name == "to" and torch.device(named[-1]).type == "cuda"
-            args = tuple(CPU if isinstance(arg, torch.device | str) else arg for arg in args)
-        elif named[0] is not None:
-            there = torch.device(named[0]).type == "cuda"
-        args, kwargs = tree_map_only(Elsewhere, lambda tensor: tensor.as_subclass(Tensor), (args, kwargs))
-        result = function(*args, **kwargs)
-        return tree_map_only(
-            Tensor, lambda tensor: tensor.as_subclass(Elsewhere if there else Tensor), result
-        )
 
 
 def drawn(*shape, seed=0):
@@ -122,6 +81,70 @@ def test_labelers_search_where_they_are_told_to(table, queries, name):
         there = answers(CUDA)
     assert device.products > 0
     assert torch.equal(there, answers(None))
+
+
+@pytest.mark.parametrize(("stated", "wanted"), [(None, "cuda"), ("cpu", "cpu")])
+def test_teachers_train_where_the_labelling_runs_unless_another_device_was_stated(
+    stated, wanted, monkeypatch
+):
+    teachers = LinearTeachers(steps=1, device=stated)
+    seen = []
+    train = StackedTeachers.train
+
+    def noted(self, *given):
+        seen.append(self.device.type)
+        self.device = CPU
+        return train(self, *given)
+
+    monkeypatch.setattr(StackedTeachers, "train", noted)
+    labeler = PATE(3, teachers, noise=Gaussian(4.0), noise_source=noise(), progress=False)
+    labeler.fit(PrivateRecords.of(drawn(30, 4), torch.arange(30) % 2, 2, device=CUDA))
+    assert seen == [wanted]
+
+
+class Frozen(BackboneFeatures):
+    """A frozen network, as :class:`~pl_privknn.features.TimmFeatures` holds it."""
+
+    follow = TimmFeatures.follow
+
+
+def test_frozen_networks_follow_the_device_unless_another_one_was_stated(monkeypatch):
+    moved = []
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: moved.append(str(device)) or self)
+    network = build_network("mlp", 3, 1, 8)
+    free, stated = Frozen(network), Frozen(network, device="cpu")
+    for extractor in (free, stated, JoinedFeatures([HOG(), free]), PublicPCA(stated)):
+        extractor.follow(CUDA)
+    assert moved == ["cuda", "cuda"]
+
+
+def test_features_are_extracted_in_full_precision():
+    seen = []
+
+    def extract(images):
+        seen.append((torch.backends.cudnn.deterministic, torch.is_autocast_enabled("cpu")))
+        return images.flatten(1)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        extract_on(extract, drawn(2, 1, 4, 4), CPU)
+        with PretendedDevice():
+            extract_on(extract, drawn(2, 1, 4, 4), CUDA)
+    assert seen == [(False, False), (True, True)]
+    assert not torch.backends.cudnn.deterministic
+
+
+def test_a_table_that_a_gpu_has_room_for_travels_once(table, queries, monkeypatch):
+    monkeypatch.setattr(search, "_QUERIES_AT_A_TIME", 5)
+    wanted = search.nearest(queries, table, 7)
+    sent = []
+    for room in (0, 10**9):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, room=room: (room, room))
+        with PretendedDevice() as device:
+            assert torch.equal(search.nearest(queries, table, 7, device=CUDA), wanted)
+        sent.append(device.sent)
+    assert sent[1] < 2 * table.numel()
+    assert sent[0] >= len(queries) // 5 * table.numel()
 
 
 def test_candidates_reach_as_far_as_products_may_err():

@@ -16,7 +16,7 @@ from torch import Tensor
 from pl_privknn._checks import check_int, shape_text
 from pl_privknn.features.alone import Extract, kept_apart
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.private_records import check_table, made_up
+from pl_privknn.features.private_records import check_table, in_full_batches, made_up
 from pl_privknn.labelers.base import ChargesLedger, PayingRun, nonnegative_shares
 from pl_privknn.labelers.ind_knn.algorithm import (
     IndKNNEngine,
@@ -174,7 +174,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             ValueError: for shapes and values that don't fit, or numbers that are in the table already.
             PrivateStoreError: if they could not be written; they are not admitted then.
         """
-        features = self._features(x)
+        features = self._features(x, private=True)
         check_table(features, y, self.num_classes)
         if features.shape[1] != self.dimension:
             raise ValueError(f"x: {features.shape[1]} features; expected dimension={self.dimension}")
@@ -360,7 +360,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
             raise RuntimeError("density: there are no public examples yet; call use_public(features) first")
         return self._engine
 
-    def _features(self, x: Tensor) -> Tensor:
+    def _features(self, x: Tensor, private: bool = False) -> Tensor:
         if x.ndim != 4:
             return x
         if self.extractor is None:
@@ -370,8 +370,9 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         shape = tuple(x.shape[1:])
         if shape not in self._extract:
             self._extract[shape], self.conditions = kept_apart(self.extractor, made_up(shape))
+        extract = self._extract[shape]
         with torch.no_grad():
-            return self._extract[shape](x)
+            return in_full_batches(extract, x) if private and not self.conditions else extract(x)
 
 
 def _read(budgets: BudgetTable, name: str, dimension: int) -> tuple[Ids, Ids, Ids, Tensor]:
