@@ -16,7 +16,8 @@ from pl_privknn._lightning import rank_zero_warn
 from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.callbacks.selection import Selection, Spread, label_by_spread
 from pl_privknn.labelers.base import Release
-from pl_privknn.privacy.mechanisms.base import Charge, guarantee_rank
+from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.mechanisms.base import Charge
 from pl_privknn.privacy.run import PLAN, RUN_FILE, Run, RunFileError, is_labelling, query_counts, reading_run
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.sqlite_file import SQLiteFile
@@ -217,6 +218,7 @@ class LabelRun(Run):
         RunFileError: if the folder holds an older copy of the file; for others see ``Run``.
     """
 
+    exact = True
     processes: ProcessGroup = ALONE
     leads = True
 
@@ -245,8 +247,16 @@ class LabelRun(Run):
     def followed(cls, folder: Path, run_id: str) -> LabelRun:
         """The run in a process without its file, which may call the collective methods alone."""
         run = cls.__new__(cls)
-        run.folder, run.run_id, run.leads = folder, run_id, False
+        run.folder, run.run_id, run.leads, run.ledger = folder, run_id, False, None  # type: ignore[assignment]
         return run
+
+    def hear(self, reports: tuple[PrivacyReport, PrivacyReport]) -> None:
+        """Take the guarantee and the spent budget that global rank 0 has sent."""
+        self._heard = reports
+
+    def reports(self, exact: bool | None = None) -> tuple[PrivacyReport, PrivacyReport]:
+        """Guarantee and spent budget; in a process without the file those that were sent last."""
+        return super().reports(exact) if self.leads else self._heard
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
         """Worst-case plan of all rounds."""
@@ -338,7 +348,7 @@ class LabelRun(Run):
     def metrics(
         self, truth: Tensor | None, examples: Tensor, labels: Tensor, earlier: Tensor
     ) -> dict[str, float]:
-        """Metrics that are logged with the student's accuracy.
+        """Logged figures of the labels.
 
         Args:
             truth: int64 classes (or attributes) of all public examples, -1 where they aren't known; for
@@ -348,17 +358,12 @@ class LabelRun(Run):
                 accuracy is the mean over attributes.
             earlier: int64, public examples that had a label before the last round.
         """
-        guarantee, spent = self.reports(exact=True)  # one ε everywhere: the summary's, from the first step on
         counts = self.stored.counts()
         metrics = {
-            "privacy/epsilon": guarantee.epsilon,
-            "privacy/epsilon_spent": spent.epsilon,
-            "privacy/delta": self.delta,
-            "privacy/guarantee": float(guarantee_rank(guarantee.guarantee)),
             "labels/queried": float(counts["queried"]),
             "labels/answered": float(counts["answered"]),
+            "labels/labelled": float(len(examples)),
         }
-        metrics["labels/labelled"] = float(len(examples))
         if truth is not None and len(examples):
             right, known = truth[examples] == labels, truth[examples] >= 0
             new = ~torch.isin(examples, earlier)

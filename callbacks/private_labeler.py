@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_choice, check_int, check_path
+from pl_privknn._checks import check_choice, check_int
 from pl_privknn._lightning import rank_zero_info, rank_zero_warn
 from pl_privknn._processes import ProcessGroup
 from pl_privknn._progress import progress_bars
@@ -57,19 +57,16 @@ from pl_privknn.labelers.base import (
     SpendsBudget,
     stated_plan,
 )
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.folders import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import (
     READS_ALONE,
     Guarantee,
-    Level,
 )
 from pl_privknn.privacy.persons import check_owners
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader, foreign_reader
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.privacy.run import run_id_in
+from pl_privknn.privacy.run import StatesPrivacy, run_id_in
 from pl_privknn.privacy.same_table import table_digest
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS, Outputs
@@ -78,7 +75,7 @@ _NARROW = ("bf16-true", "16-true", "64-true")  # precisions of whole students
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
 
-class PrivateLabeler(HasInitArguments, pl.Callback):
+class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
     """Callback that queries a private teacher before the first epoch and after every ``epochs_per_round`` epochs.
 
     Each round extracts features of private and public images, picks queries among the public images, lets
@@ -248,9 +245,10 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         self._place = self._folder(trainer)
         if self.budget.unit == "person":
             check_owners(data.private_groups, len(data.private))
-        place, run_id = self._group.shared(functools.partial(self._open, trainer, pl_module, data))
+        place, run_id, reports = self._group.shared(functools.partial(self._open, trainer, pl_module, data))
         if self._group.rank:
             self._run = LabelRun.followed(place, run_id)
+            self._run.hear(reports)
         self._hold_out(data)
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
@@ -389,8 +387,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
             self.labeler.take_budget(self.budget, asking)
 
     def _folder(self, trainer: pl.Trainer) -> Path:
-        if self._run_dir is not None:
-            return self._run_dir
+        if self.asked_dir is not None:
+            return self.asked_dir
         if self._loaded is None:
             place = trainer.log_dir or trainer.default_root_dir  # asked for by all processes together
             name = type(trainer.lightning_module).__name__
@@ -400,13 +398,13 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
 
     def _open(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule
-    ) -> tuple[Path, str]:
-        """State the plan, or continue its run; the run's folder and id."""
+    ) -> tuple[Path, str, Any]:
+        """State the plan, or continue its run; returns the run's folder, its id and its reports."""
         assert self.labeler is not None
         queries = self._queries(len(data.public))
         self._conditions = self._conditions_of(trainer, pl_module, data, queries)
         if self._group.rank:
-            return self._place, ""
+            return self._place, "", None
         for condition in self._conditions:
             rank_zero_warn(f"features: can't be traced, so that the guarantee is conditional: {condition}")
         reader = None if data.reads_alone else foreign_reader(data.private) or foreign_loader(data)
@@ -445,7 +443,7 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         if self._conditions:  # a resumed run keeps the plan that it has
             check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)
         rank_zero_info(f"run: {self._place}")
-        return self._place, self._run.run_id
+        return self._place, self._run.run_id, self._run.reports(exact=False)
 
     def _conditions_of(
         self,
@@ -472,7 +470,9 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
     ) -> None:
         """Round ``index`` on global rank 0, its answers on every rank."""
         take_part = functools.partial(self._take_part, trainer, pl_module, data, index)
-        examples, labels, soft, self._metrics = self._group.shared(take_part)
+        examples, labels, soft, self._metrics, reports = self._group.shared(take_part)
+        if self._led is None and self._run is not None:
+            self._run.hear(reports)
         data.public.clear_labels()
         data.public.set_labels(examples, labels, soft)
         self._rounds_applied = index + 1
@@ -515,7 +515,8 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         labels, soft = self._in_use(labels, soft, is_first=index == 0)
         run.warn_lost(len(examples))
         earlier = run.stored.answers(index)[0]
-        return examples, labels, soft, run.metrics(data.public.truth, examples, labels, earlier)
+        figures = run.metrics(data.public.truth, examples, labels, earlier)
+        return examples, labels, soft, {**self.privacy_metrics(), **figures}, run.reports()
 
     def _in_use(
         self, labels: torch.Tensor, soft: torch.Tensor | None, is_first: bool
@@ -547,76 +548,28 @@ class PrivateLabeler(HasInitArguments, pl.Callback):
         return self._run if self._run is not None and self._run.leads else None
 
     @property
-    def epsilon(self) -> float:
-        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
-        return self._metrics.get("privacy/epsilon", 0.0)
-
-    @property
-    def epsilon_spent(self) -> float:
-        """ε of the releases so far; for information, the guarantee is :attr:`epsilon`."""
-        return self._metrics.get("privacy/epsilon_spent", 0.0)
-
-    @property
-    def guarantee(self) -> Level:
-        """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; :meth:`report` has the reasons."""
-        return "unconditional" if self._led is None else self.report(exact=False).guarantee
+    def stated_run(self) -> LabelRun | None:
+        """The run, once the fit has started."""
+        return self._run
 
     @property
     def metrics(self) -> dict[str, float]:
         """Logged metrics: ``privacy/…`` and ``labels/…``."""
         return dict(self._metrics)
 
-    @property
-    def delta(self) -> float:
-        """δ of the guarantee."""
-        return self.budget.delta
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The ledger, once the fit has started, on the process that asks (global rank 0)."""
-        return None if self._led is None else self._led.ledger
-
-    def report(self, exact: bool = True) -> PrivacyReport:
-        """The guarantee of the run, with the ε of each way of accounting.
-
-        Args:
-            exact: also compute the exact worst case, which takes some seconds.
-
-        Raises:
-            RuntimeError: before the fit, and on other processes than global rank 0.
-        """
-        if self._led is None:
-            raise RuntimeError("report: there is none before trainer.fit")
-        return self._led.reports(exact)[0]
-
     def privacy_summary(self) -> dict[str, Any] | None:
         """Privacy figures of the run for a summary, in plain types; None before the fit."""
         if (run := self._led) is None:
             return None
-        report = run.ledger.report(run.delta, exact=True)
         return {
-            **report.guarantee.to_dict(),
-            **report.trade_off().to_dict(),
-            "epsilon_spent": report.spent.epsilon,
-            "max_epsilon": self.budget.epsilon,
+            **run.summary(),
             **self.label_counts(),
             **self.accuracy,
             "label_accuracy": self.metrics.get("labels/accuracy"),
             "label_accuracy_last_round": self.metrics.get("labels/accuracy_last_round"),
             "labeler": type(self.labeler).__name__,
             **({"remark": remark} if (remark := remark_of(self._place, self.labeler)) else {}),
-            "ledger_head": report.head,
-            "run": self.run_id,
         }
-
-    @property
-    def run_dir(self) -> Path | None:
-        """The run's folder, once the fit has started, on global rank 0; before, the one asked for, or None."""
-        return self._run_dir if self._led is None else self._led.folder
-
-    @run_dir.setter
-    def run_dir(self, folder: str | Path | None) -> None:
-        self._run_dir = None if folder is None else Path(check_path("run_dir", folder))
 
     def load_head(self, folder: Path) -> ReleasedHead | None:
         """Model of the releases, from a run's folder; None where there is none."""

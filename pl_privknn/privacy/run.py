@@ -7,12 +7,13 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
+from pl_privknn._checks import check_path
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.folders import FolderLock
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerRun
-from pl_privknn.privacy.mechanisms.base import Charge
+from pl_privknn.privacy.mechanisms.base import Charge, Level, guarantee_rank
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.sqlite_file import SQLiteFile
 from pl_privknn.privacy.store import LAST_ROW, RowStore, refuse_wal
@@ -27,6 +28,96 @@ PLAN = "plan"
 
 class RunFileError(RuntimeError):
     """Raised where a run's file is an older copy or can't be read, or where none of its answers is left."""
+
+
+class StatedRun(Protocol):
+    """Protocol of a run, in the process that has its file or in another one of the same fit."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder; None where this process does not know it."""
+        ...
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger; None in a process without it."""
+        ...
+
+    def reports(self, exact: bool | None = None) -> tuple[PrivacyReport, PrivacyReport]:
+        """Guarantee and spent budget."""
+        ...
+
+
+class StatesPrivacy:
+    """What a callback or a module that makes a run says of its privacy, before, during and after a fit."""
+
+    budget: Budget
+    asked_dir: Path | None
+
+    @property
+    def stated_run(self) -> StatedRun | None:
+        """The run, once the fit has started."""
+        raise NotImplementedError
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
+        return 0.0 if self.stated_run is None else self.stated_run.reports()[0].epsilon
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of the releases so far; for information, the guarantee is :attr:`epsilon`."""
+        return 0.0 if self.stated_run is None else self.stated_run.reports()[1].epsilon
+
+    @property
+    def delta(self) -> float:
+        """δ of the guarantee."""
+        return self.budget.delta
+
+    @property
+    def guarantee(self) -> Level | None:
+        """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; None before the fit."""
+        return None if self.stated_run is None else self.stated_run.reports()[0].guarantee
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, once the fit has started, in the process that has it (global rank 0)."""
+        return None if self.stated_run is None else self.stated_run.ledger
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run's folder, once the fit has started; before, the one that is asked for, or None."""
+        found = None if self.stated_run is None else self.stated_run.folder
+        return self.asked_dir if found is None else found
+
+    @run_dir.setter
+    def run_dir(self, folder: str | Path | None) -> None:
+        self.asked_dir = None if folder is None else Path(check_path("run_dir", folder))
+
+    def report(self, exact: bool = True) -> PrivacyReport:
+        """The guarantee of the run, with the ε of each way of accounting.
+
+        Args:
+            exact: also compute the exact worst case, which takes some seconds.
+
+        Raises:
+            RuntimeError: before the fit.
+        """
+        if self.stated_run is None:
+            raise RuntimeError("report: there is none before trainer.fit")
+        return self.stated_run.reports(exact)[0]
+
+    def privacy_metrics(self) -> dict[str, float]:
+        """Logged privacy figures by name; nothing before the fit."""
+        if self.stated_run is None:
+            return {}
+        guarantee, spent = self.stated_run.reports()
+        return {
+            "privacy/epsilon": guarantee.epsilon,
+            "privacy/epsilon_spent": spent.epsilon,
+            "privacy/delta": self.delta,
+            "privacy/guarantee": float(guarantee_rank(guarantee.guarantee)),
+        }
 
 
 class Run:
@@ -49,6 +140,7 @@ class Run:
         file: the run's file, with facts in JSON.
         ledger: the ledger that the run charges.
         ledger_run: its handle, to charge.
+        exact: whether the figures that are logged include the exact worst case, which takes some seconds.
 
     Raises:
         FolderInUse: if another run has the folder.
@@ -58,6 +150,9 @@ class Run:
         FileNotFoundError: if the ledger of a run that has begun is missing.
         ValueError: if the folder holds a run with other parameters, or another run than the checkpoint's.
     """
+
+    exact: ClassVar[bool] = False
+    _reported: tuple[str, bool, tuple[PrivacyReport, PrivacyReport]] | None = None
 
     def __init__(
         self,
@@ -119,10 +214,29 @@ class Run:
         """State for a checkpoint: the run, its folder, and the last row that it paid."""
         return {"run_id": self.run_id, "run_dir": str(self.folder), LAST_ROW: self.file.fact(LAST_ROW)}
 
-    def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
-        """Guarantee and spent budget of the whole ledger at this run's δ."""
-        report = self.ledger.report(delta=self.delta, exact=exact)
-        return report.guarantee, report.spent
+    def reports(self, exact: bool | None = None) -> tuple[PrivacyReport, PrivacyReport]:
+        """Guarantee and spent budget of the whole ledger at this run's δ.
+
+        Args:
+            exact: also compute the exact worst case; :attr:`exact` if None.
+        """
+        exact = self.exact if exact is None else exact
+        if self._reported is None or self._reported[:2] != (self.ledger.head, exact):
+            report = self.ledger.report(delta=self.delta, exact=exact)
+            self._reported = report.head, exact, (report.guarantee, report.spent)
+        return self._reported[2]
+
+    def summary(self) -> dict[str, Any]:
+        """Privacy figures of the run for a summary, in plain types."""
+        report = self.ledger.report(delta=self.delta, exact=True)
+        return {
+            **report.guarantee.to_dict(),
+            **report.trade_off().to_dict(),
+            "epsilon_spent": report.spent.epsilon,
+            "max_epsilon": self.ledger.budget.epsilon,
+            "ledger_head": report.head,
+            "run": self.run_id,
+        }
 
     def close(self) -> None:
         """Release the folder; the ledger stays readable for reports."""

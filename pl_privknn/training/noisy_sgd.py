@@ -19,10 +19,10 @@ from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import FeatureNetwork, Normalization, build_network, register_network
 from pl_privknn.networks.base import Optimization, image_shape, output_size
 from pl_privknn.networks.layer_gradients import losses_of, separable
-from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.run import StatedRun, StatesPrivacy
+from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.records import PrivateData
 from pl_privknn.training.requirements import replace_batch_norms
@@ -163,7 +163,7 @@ def tanh_cnn(num_classes: int, in_channels: int, image_size: int | tuple[int, in
 register_network("tanh_cnn", tanh_cnn)
 
 
-class NoisySGD(HasInitArguments, OnFrozenFeatures):
+class NoisySGD(HasInitArguments, StatesPrivacy, OnFrozenFeatures):
     """Image classifier trained on the private records by noisy SGD (Abadi et al. 2016).
 
     It is a module for :class:`~pl_privknn.training.private_training.PrivateTraining`, which it brings to
@@ -271,38 +271,19 @@ class NoisySGD(HasInitArguments, OnFrozenFeatures):
         self._takes_vectors = False
 
     @property
-    def epsilon(self) -> float:
-        """The guarantee stated beforehand; 0 before the fit."""
-        return self.private_training.epsilon
+    def stated_run(self) -> StatedRun | None:
+        """The run of the training, once the fit has started."""
+        return self.private_training.stated_run
 
     @property
-    def epsilon_spent(self) -> float:
-        """ε of the steps that were paid for so far; for information."""
-        return self.private_training.epsilon_spent
+    def budget(self) -> Budget:  # type: ignore[override]
+        """ε and δ of the whole training, and its unit of privacy."""
+        return self.private_training.budget
 
     @property
-    def delta(self) -> float:
-        """δ of the guarantee."""
-        return self.private_training.delta
-
-    @property
-    def guarantee(self) -> str:
-        """Guarantee level of :attr:`epsilon`: unconditional, conditional or none."""
-        return self.private_training.guarantee
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The ledger, once the fit has started."""
-        return self.private_training.ledger
-
-    @property
-    def run_dir(self) -> Path | None:
-        """The run's folder, once the fit has started; before, the one that is asked for, or None."""
-        return self.private_training.run_dir
-
-    def report(self, exact: bool = True) -> PrivacyReport:
-        """The guarantee of the run; see :meth:`PrivateTraining.report`."""
-        return self.private_training.report(exact)
+    def asked_dir(self) -> Path | None:  # type: ignore[override]
+        """The folder that was asked for, or None."""
+        return self.private_training.asked_dir
 
     # ------------------------------------------------------------------ the classifier
 

@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_int, check_non_negative, check_path, check_positive, check_switch
+from pl_privknn._checks import check_int, check_non_negative, check_positive, check_switch
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn._processes import ProcessGroup
 from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.config import HasInitArguments, as_group
-from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
+from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
-from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, Charge, Unit, guarantee_rank
+from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, Charge, Unit
 from pl_privknn.privacy.mechanisms.steps import noise_for_steps, steps_per_epoch, steps_within
 from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader
 from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.run import StatesPrivacy
 from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.gradients import RecordGradients
 from pl_privknn.training.records import PrivateData, Steps
@@ -55,7 +55,7 @@ _MARK = "private_training_run"
 _REMEDY = "replace_batch_norm=True"
 
 
-class PrivateTraining(HasInitArguments, pl.Callback):
+class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
     """Callback that trains any LightningModule on private records by noisy SGD (DP-SGD, Abadi et al. 2016).
 
     At each step every private record is drawn with probability ``expected_batch_size / private_records``,
@@ -181,7 +181,6 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         self._loaded: dict[str, Any] | None = None  # what a checkpoint that is being resumed says of its run
         self.__dict__.update(_outside_fits())
 
-    asked_dir: Path | None
     run: TrainingRun | FollowedRun | None
     private: PrivateData | None
     _processes: ProcessGroup | None
@@ -199,11 +198,6 @@ class PrivateTraining(HasInitArguments, pl.Callback):
     def steps_per_epoch(self) -> int:
         """Steps of one of the trainer's epochs; it depends on public constants alone."""
         return steps_per_epoch(self.sampling_rate)
-
-    @property
-    def delta(self) -> float:
-        """δ of the guarantee."""
-        return self.budget.delta
 
     @property
     def unit(self) -> Unit:
@@ -243,46 +237,9 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         return [charge.with_guarantee(guarantee) for charge in charges]
 
     @property
-    def epsilon(self) -> float:
-        """The guarantee stated beforehand: ε of the ledger's worst case at this δ; 0 before the fit."""
-        return 0.0 if self.run is None else self.run.reports()[0].epsilon
-
-    @property
-    def epsilon_spent(self) -> float:
-        """ε of the steps that were paid for so far; for information."""
-        return 0.0 if self.run is None else self.run.reports()[1].epsilon
-
-    @property
-    def guarantee(self) -> str:
-        """Guarantee level of :attr:`epsilon`: unconditional, conditional or none; unconditional before the fit."""
-        return "unconditional" if self.run is None else self.run.reports()[0].guarantee
-
-    def report(self, exact: bool = True) -> PrivacyReport:
-        """The guarantee of the run, with the ε of each way of accounting.
-
-        Args:
-            exact: also compute the exact worst case, which takes some seconds.
-
-        Raises:
-            RuntimeError: before the fit.
-        """
-        if self.run is None:
-            raise RuntimeError("report: there is none before trainer.fit")
-        return self.run.reports(exact)[0]
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The ledger, once the fit has started."""
-        return None if self.run is None else self.run.ledger
-
-    @property
-    def run_dir(self) -> Path | None:
-        """The run's folder, once the fit has started; before, the one that is asked for, or None."""
-        return self.asked_dir if self.run is None or self.run.folder is None else self.run.folder
-
-    @run_dir.setter
-    def run_dir(self, folder: str | Path | None) -> None:
-        self.asked_dir = None if folder is None else Path(check_path("run_dir", folder))
+    def stated_run(self) -> TrainingRun | FollowedRun | None:
+        """The run, once the fit has started."""
+        return self.run
 
     @property
     def planned_steps(self) -> int:
@@ -295,18 +252,6 @@ class PrivateTraining(HasInitArguments, pl.Callback):
         if found is None:
             return None
         return {**found, **self.accuracy, **({"constants": self._constants} if self._constants else {})}
-
-    def privacy_metrics(self) -> dict[str, float]:
-        """Logged privacy figures by name; nothing before the fit."""
-        if self.run is None:
-            return {}
-        guarantee, spent = self.run.reports()
-        return {
-            "privacy/epsilon": guarantee.epsilon,
-            "privacy/epsilon_spent": spent.epsilon,
-            "privacy/delta": self.delta,
-            "privacy/guarantee": float(guarantee_rank(guarantee.guarantee)),
-        }
 
     # ------------------------------------------------------------------ hooks
 

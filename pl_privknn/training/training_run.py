@@ -235,12 +235,8 @@ class TrainingRun(Run):
 
     def summary(self) -> dict[str, Any]:
         """Privacy figures of the run for a summary, in plain types."""
-        report = self.ledger.report(delta=self.delta, exact=True)
         return {
-            **report.guarantee.to_dict(),
-            **report.trade_off().to_dict(),
-            "epsilon_spent": report.spent.epsilon,
-            "max_epsilon": self.ledger.budget.epsilon,
+            **super().summary(),
             "steps": self.charged,
             "steps_planned": self.planned,
             "sampling_rate": self.asked.sampling_rate,
@@ -248,8 +244,6 @@ class TrainingRun(Run):
             "noise_multiplier": self.noise_multiplier,
             "max_grad_norm": self.asked.max_grad_norm,
             "step": self.asked.step,
-            "ledger_head": report.head,
-            "run": self.run_id,
         }
 
     def _noise(self) -> float:
@@ -385,7 +379,7 @@ class FollowedRun:
 
     ledger = ledger_run = folder = None
 
-    def reports(self, exact: bool = False) -> tuple[PrivacyReport, PrivacyReport]:
+    def reports(self, exact: bool | None = None) -> tuple[PrivacyReport, PrivacyReport]:
         """Guarantee and spent budget, as received from the first process."""
         return self.last_reports
 
