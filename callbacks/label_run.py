@@ -17,6 +17,7 @@ from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.callbacks.selection import Selection, Spread, label_by_spread
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
+from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.mechanisms.base import Charge
 from pl_privknn.privacy.run import PLAN, RUN_FILE, Run, RunFileError, is_labelling, query_counts, reading_run
 from pl_privknn.privacy.settings import Budget
@@ -247,7 +248,8 @@ class LabelRun(Run):
     def followed(cls, folder: Path, run_id: str) -> LabelRun:
         """The run in a process without its file, which may call the collective methods alone."""
         run = cls.__new__(cls)
-        run.folder, run.run_id, run.leads, run.ledger = folder, run_id, False, None  # type: ignore[assignment]
+        run.folder, run.private, run.run_id, run.leads = folder, private_folder(folder), run_id, False
+        run.ledger = None  # type: ignore[assignment]
         return run
 
     def hear(self, reports: tuple[PrivacyReport, PrivacyReport]) -> None:

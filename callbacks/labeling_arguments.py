@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_path, check_positive, check_switch
 from pl_privknn.callbacks.labeling_round import FeatureStore
 from pl_privknn.config import as_group
+from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.backbone import BackboneFeatures
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.joined import JoinedFeatures
@@ -218,3 +220,33 @@ class _Probabilities(nn.Module):
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         return self.student(images).float().softmax(dim=1)
+
+
+def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Placeholder labels for a run without queries, in the shape of ``labels``."""
+    numbers = torch.arange(len(labels))
+    return numbers % num_classes if labels.ndim == 1 else (numbers % 2)[:, None].expand_as(labels)
+
+
+def data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
+    """The trainer's data module.
+
+    Raises:
+        TypeError: where it is of another kind.
+    """
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(data, PrivatePublicDataModule):
+        raise TypeError(
+            f"PrivateLabeler needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
+            "datamodule=ArraysDataModule(...) or another one of pl_privknn.datamodules to trainer.fit"
+        )
+    return data
+
+
+def is_last_epoch(trainer: pl.Trainer) -> bool:
+    """Whether the present epoch is the last one."""
+    if trainer.should_stop:
+        return True
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
+        return True
+    return trainer.max_steps not in (None, -1) and trainer.global_step >= trainer.max_steps

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import InputError, check_path, check_positive
-from pl_privknn._lightning import rank_zero_warn
+from pl_privknn._lightning import rank_zero_info, rank_zero_warn
 from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn._progress import ProgressHook
 from pl_privknn.callbacks.label_run import LabelRun
@@ -36,9 +36,9 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.privacy.audit import HEAD
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.folders import private_folder
 from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
 from pl_privknn.privacy.persons import check_owners
+from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.redaction import redacted
 
 if TYPE_CHECKING:
@@ -213,10 +213,10 @@ class LabelingRound:
         if asked is not None and asked.ask_means:
             means = asked.query_features(self._public_features(data))
         if isinstance(labeler, JoinsRuns):
-            redacted(labeler.join_run, private_folder(run.folder) / run.run_id, paying)
+            redacted(labeler.join_run, run.private / run.run_id, paying)
         self._check_alike(data)
         progress("fitting the private teacher", 0, None)
-        redacted(labeler.fit, redacted(self._records, data, private_folder(run.folder)))
+        redacted(labeler.fit, redacted(self._records, data, run.private))
         progress("fitting the private teacher", 1, None)
         # One release may answer all queries of a round at once: such a teacher must not be asked piecewise.
         size = self.query_batch_size if labeler.capabilities.in_batches else len(positions)
@@ -404,6 +404,39 @@ def shifted(soft: Tensor, shift: Tensor | None) -> Tensor:
     return scaled / scaled.sum(dim=1, keepdim=True).clamp_min(1e-12)
 
 
+def labels_in_use(
+    labeler: Labeler, labels: Tensor, soft: Tensor | None, class_prior: Sequence[float] | None, is_first: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Labels and probabilities under the class shares in use; log the shares that are assumed without them.
+
+    Args:
+        labeler: released them.
+        labels: of public examples.
+        soft: their probabilities, or None.
+        class_prior: shares in use, or None.
+        is_first: whether the round is the first one.
+
+    Raises:
+        ValueError: where shares are given and there are no probabilities.
+    """
+    if labels.ndim != 1 or not len(labels):
+        return labels, soft
+    if class_prior is None:
+        if soft is not None and is_first:
+            shares = " ".join(f"{share:.2g}" for share in soft.double().mean(dim=0)[:10].tolist())
+            rank_zero_info(
+                f"class shares estimated from the noisy answers: {shares}; set options.class_prior if yours differ"
+            )
+        return labels, soft
+    if soft is None:
+        raise ValueError(
+            f"class_prior: {type(labeler).__name__} releases no probabilities to adjust; leave class_prior out, or "
+            "take ReverseKNN or PreconditionedGradients"
+        )
+    soft = shifted(soft, prior_shift(soft, class_prior))
+    return torch.where(labels >= 0, soft.argmax(dim=1), labels), soft
+
+
 #: What a run may release as its model; ``"mean"`` averages the probabilities of student and head.
 MODELS = ("student", "head", "mean")
 
@@ -428,6 +461,8 @@ class ReleasedHead(nn.Module):
             self.extractor.load_state_dict(state["extractor"])
         if not isinstance(labeler, MakesModel):
             raise TypeError(f"labeler={type(labeler).__name__} releases no model")
+        #: Whether its predictions are computed by code from outside this package.
+        self.calls_others = not is_ours(labeler)
         self._predict, self._shift = labeler.head(state["head"]), state.get("shift", {}).get("prior")
 
     def has_features_of(self, module: nn.Module) -> bool:

@@ -22,10 +22,13 @@ from pl_privknn.callbacks.labeling_arguments import (
     LabelingOptions,
     RoundFeatures,
     check_fits,
+    data_module,
     device_of,
     extractor_of,
     features_of_rounds,
+    is_last_epoch,
     lasting_extractor,
+    placeholders,
     probabilities_of,
     queries_of_rounds,
 )
@@ -34,13 +37,12 @@ from pl_privknn.callbacks.labeling_round import (
     LabelingRound,
     ReleasedHead,
     check_stated,
+    labels_in_use,
     load_head,
-    prior_shift,
     public_extractor,
     remark_of,
     same_buffers,
     shard_of,
-    shifted,
 )
 from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.callbacks.selection import FullSelection, RandomSelection, Selector
@@ -512,33 +514,11 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         if not run.leads:
             return None
         examples, labels, soft = run.stored.answers(index + 1)
-        labels, soft = self._in_use(labels, soft, is_first=index == 0)
+        labels, soft = labels_in_use(self.labeler, labels, soft, options.class_prior, is_first=index == 0)
         run.warn_lost(len(examples))
         earlier = run.stored.answers(index)[0]
         figures = run.metrics(data.public.truth, examples, labels, earlier)
         return examples, labels, soft, {**self.privacy_metrics(), **figures}, run.reports()
-
-    def _in_use(
-        self, labels: torch.Tensor, soft: torch.Tensor | None, is_first: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Labels and probabilities under ``options.class_prior``; logs the shares assumed without it."""
-        if labels.ndim != 1 or not len(labels):
-            return labels, soft
-        if self.options.class_prior is None:
-            if soft is not None and is_first:
-                shares = " ".join(f"{share:.2g}" for share in soft.double().mean(dim=0)[:10].tolist())
-                rank_zero_info(
-                    f"class shares estimated from the noisy answers: {shares}; set options.class_prior if yours "
-                    "differ"
-                )
-            return labels, soft
-        if soft is None:
-            raise ValueError(
-                f"class_prior: {type(self.labeler).__name__} releases no probabilities to adjust; leave class_prior "
-                "out, or take ReverseKNN or PreconditionedGradients"
-            )
-        soft = shifted(soft, prior_shift(soft, self.options.class_prior))
-        return torch.where(labels >= 0, soft.argmax(dim=1), labels), soft
 
     # ------------------------------------------------------------------ what the run says
 
@@ -597,33 +577,3 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
 
 def _no_records() -> None:
     """Stand for a weak reference before the fit."""
-
-
-def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """Placeholder labels for a run without queries, in the shape of ``labels``."""
-    numbers = torch.arange(len(labels))
-    return numbers % num_classes if labels.ndim == 1 else (numbers % 2)[:, None].expand_as(labels)
-
-
-def data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:
-    """The trainer's data module.
-
-    Raises:
-        TypeError: where it is of another kind.
-    """
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    if not isinstance(data, PrivatePublicDataModule):
-        raise TypeError(
-            f"PrivateLabeler needs a PrivatePublicDataModule, got {type(data).__name__}; pass "
-            "datamodule=ArraysDataModule(...) or another one of pl_privknn.datamodules to trainer.fit"
-        )
-    return data
-
-
-def is_last_epoch(trainer: pl.Trainer) -> bool:
-    """Whether the present epoch is the last one."""
-    if trainer.should_stop:
-        return True
-    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
-        return True
-    return trainer.max_steps not in (None, -1) and trainer.global_step >= trainer.max_steps

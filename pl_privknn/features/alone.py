@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pl_privknn._checks import InputError
 from pl_privknn._tracing import bound_ids, outside, recorded
 from pl_privknn.features.backbone import (
     BackboneFeatures,
@@ -103,6 +104,7 @@ def _parts(extractor: Any) -> dict[str, list[Extract]]:
 def keeps_apart(module: nn.Module) -> bool:
     """Whether a network of this package processes examples independently by its structure."""
     own = type(module).__module__.startswith(_OWN) and all(map(_is_plain, module.modules()))
+    own = own and not any(getattr(layer, "calls_others", False) for layer in module.modules())
     inner = [getattr(layer, "extractor", None) for layer in module.modules()]  # of students and heads, frozen
     return own and not any(is_foreign(extractor) for extractor in inner if extractor is not None)
 
@@ -154,7 +156,7 @@ class _Alone:
                 self._graph = _recorded(copied, images[0])
                 self._by_vmap = self._try(images, alone)
             except _ChangesItselfError:
-                raise ValueError(
+                raise InputError(
                     f"features: {self._name} changes its own tensors while it computes vectors, as batch statistics "
                     "in training mode do; call .eval() on its modules, and let it keep nothing of an image"
                 ) from None
@@ -191,7 +193,7 @@ class _Alone:
     def _refuse_training_mode(self) -> None:
         for name, layer in self._module.named_modules():
             if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-                raise ValueError(
+                raise InputError(
                     f"features: layer {name!r} ({type(layer).__name__}) of {self._name} would mix the images of a "
                     "batch; call .eval() on the module, whose layers must have running statistics"
                 )
@@ -201,14 +203,14 @@ class _Alone:
         found, again = self._function(images), self._function(images)
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(images):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(
+            raise InputError(
                 f"features: {self._name} returned {shape} for {len(images)} images; expected (n, d): flatten or pool"
             )
         alone = self._function(images[:1])
         if not torch.equal(found, again):
             return None
         if not _close(alone, found[:1]):
-            raise ValueError(
+            raise InputError(
                 f"features: {self._name} gives a public image another vector alone than among others, and "
                 "would mix private records; take statistics of public images, and put modules into evaluation mode "
                 "(.eval())"

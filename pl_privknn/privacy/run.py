@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from pl_privknn._checks import check_path
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.folders import FolderLock
+from pl_privknn.privacy.folders import FolderLock, private_folder
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerRun
 from pl_privknn.privacy.mechanisms.base import Charge, Level, guarantee_rank
 from pl_privknn.privacy.settings import Budget
@@ -136,6 +136,7 @@ class Run:
         ledger_path: a ledger that several runs share; None where the run's file holds its own.
 
     Attributes:
+        private: folder of the run's private state, next to its own.
         is_new: whether the run has just begun.
         file: the run's file, with facts in JSON.
         ledger: the ledger that the run charges.
@@ -163,7 +164,7 @@ class Run:
         budget: Budget,
         ledger_path: str | Path | None = None,
     ) -> None:
-        self.folder, self.delta = folder, budget.delta
+        self.folder, self.private, self.delta = folder, private_folder(folder), budget.delta
         self._lock = FolderLock(folder)
         path = folder / RUN_FILE
         ledger = path if ledger_path is None else Path(ledger_path)

@@ -156,3 +156,20 @@ def test_a_student_that_cannot_be_traced_is_a_condition(tmp_path, student, level
 def test_a_shared_ledger_is_refused():
     with pytest.raises(ValueError, match="evaluate: the hold-out is charged in parallel with one run"):
         PrivateLabeler(PrivateKNN(5), evaluate=PaidEvaluation(), options={"ledger_path": "shared.sqlite"})
+
+
+class MixingHead(SufficientStatistics):
+    """A teacher of others whose model looks at a whole batch."""
+
+    def head(self, state):
+        predict = super().head(state)
+        return lambda features: predict(features).roll(len(features) // 2, dims=0)
+
+
+def test_a_released_model_of_others_predicts_each_held_out_record_alone(tmp_path):
+    data = ArraysDataModule(*easy_images(PRIVATE, 60, 30), num_classes=3, batch_size=16)
+    teacher = MixingHead(noise_multiplier=1.0, private_records=PRIVATE // 2, noise_source=SeededNoise(0))
+    given = {"selection": FullSelection(), "released": "head", "features": Pixels(), "evaluate": HALF}
+    labeling = PrivateLabeler(teacher, run_dir=tmp_path, **grouped(PrivateLabeler, progress=False, **given))
+    with pytest.raises(ValueError, match="another vector alone than among others"):
+        quiet_trainer(tmp_path, 1, callbacks=[labeling]).fit(small_student(), data)
