@@ -189,9 +189,11 @@ def test_two_runs_share_one_ledger_and_its_budget(tmp_path):
     shared = tmp_path / "shared.sqlite"
     one, two = callback(ledger_path=shared), callback(ledger_path=shared)
     fit(tmp_path / "one", one, epochs=1)
+    alone = one.epsilon
     fit(tmp_path / "two", two, epochs=1)
-    assert two.epsilon > one.epsilon * 1.3
-    three = callback(epsilon=one.epsilon / 2)
+    assert two.epsilon > alone * 1.3
+    assert one.epsilon == two.epsilon  # that of the whole ledger
+    three = callback(epsilon=alone / 2)
     with pytest.raises(BudgetExceeded):
         fit(tmp_path / "three", three)
     assert three.labeler.asked == []
