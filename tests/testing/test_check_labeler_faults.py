@@ -13,12 +13,11 @@ from pl_privknn.labelers import (
     NoisySGDTeacher,
     PrivateKNN,
     Screening,
-    noisy_sgd,
 )
 from pl_privknn.labelers.ind_knn import algorithm
 from pl_privknn.neighbors import PoissonNeighbors
-from pl_privknn.privacy import Budget
-from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy import Budget, clipped_sums
+from pl_privknn.privacy.mechanisms import Gaussian, steps
 from pl_privknn.testing import LabelerCheckError, check_labeler
 from tests.setup.grouped import grouped
 
@@ -153,14 +152,14 @@ def sgd():
 
 
 def test_a_step_by_the_true_batch_size_is_caught(monkeypatch):
-    sizes, original = [1], noisy_sgd.poisson_sample
+    sizes, original = [1], steps.poisson_sample
 
     def noted(count, rate, noise):
         drawn = original(count, rate, noise)
         sizes.append(max(1, len(drawn)))
         return drawn
 
-    monkeypatch.setattr(noisy_sgd, "poisson_sample", noted)
+    monkeypatch.setattr(steps, "poisson_sample", noted)
     batch_size = property(lambda self: sizes[-1], lambda self, value: None)
     monkeypatch.setattr(NoisySGDTeacher, "expected_batch_size", batch_size, raising=False)
     with pytest.raises(LabelerCheckError, match=r"sensitivity under add_remove.*moves gaussian"):
@@ -168,15 +167,15 @@ def test_a_step_by_the_true_batch_size_is_caught(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "fault", "told"),
+    ("place", "name", "fault"),
     [
-        ("clip_factors", lambda norms, clip_norm: torch.ones_like(norms), r"moves gaussian .*, and 0.25"),
-        ("poisson_sample", lambda count, rate, noise: torch.arange(count // 3), r"moves gaussian .*, and 0.25"),
+        (clipped_sums, "clip_factors", lambda norms, *bounds: torch.ones_like(norms)),
+        (steps, "poisson_sample", lambda count, rate, noise: torch.arange(count // 3)),
     ],
-)  # fmt: skip
-def test_noisy_sgd_with_a_fault_is_caught(monkeypatch, name, fault, told):
-    monkeypatch.setattr(noisy_sgd, name, fault)
-    with pytest.raises(LabelerCheckError, match=told):
+)
+def test_noisy_sgd_with_a_fault_is_caught(monkeypatch, place, name, fault):
+    monkeypatch.setattr(place, name, fault)
+    with pytest.raises(LabelerCheckError, match=r"moves gaussian .*, and 0.25"):
         check_labeler(sgd())
 
 
