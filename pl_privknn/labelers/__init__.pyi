@@ -7,6 +7,8 @@ from .base import PrivateRecords as PrivateRecords
 from .base import Release as Release
 from .ind_knn.labeler import IndKNN as IndKNN
 from .ind_knn.predictor import IndKNNPredictor as IndKNNPredictor
+from .linear_models import PreconditionedGradients as PreconditionedGradients
+from .linear_models import SufficientStatistics as SufficientStatistics
 from .local import LocalReverseKNN as LocalReverseKNN
 from .local import ShuffledReverseKNN as ShuffledReverseKNN
 from .noisy_sgd import LinearModel as LinearModel
@@ -16,8 +18,6 @@ from .partitions import ClassBalancedPartition as ClassBalancedPartition
 from .partitions import GuidedPartition as GuidedPartition
 from .partitions import RandomPartition as RandomPartition
 from .pate import PATE as PATE
-from .released_sums import PreconditionedGradients as PreconditionedGradients
-from .released_sums import SufficientStatistics as SufficientStatistics
 from .reverse_knn import ReverseKNN as ReverseKNN
 from .teachers import CNNTeachers as CNNTeachers
 from .teachers import LinearTeachers as LinearTeachers

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_choice, check_open_unit, check_positive, check_switch
-from pl_privknn.privacy.mechanisms.base import Mechanism
-from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian, Laplace
+from pl_privknn.labelers.base import sum_noise
+from pl_privknn.privacy.mechanisms.base import AdditiveNoise, Mechanism
 
 #: Least number of answers for which mixtures are fitted.
 _FEWEST_ANSWERS = 50
@@ -310,20 +310,6 @@ def _votes(tau: float | None, num_attributes: int) -> Iterator[tuple[int, float]
         yield ones, 1.0 if tau is None or ones <= tau else tau / ones
 
 
-def sum_noise(noise: Mechanism, l1: float, l2: float, rate: float = 1.0) -> Gaussian | Laplace:
-    """Fill in the sensitivities of sums of clipped votes.
-
-    Raises:
-        ValueError: for noise other than ``Gaussian`` and ``Laplace`` (clipped votes are no whole numbers), or a
-            stated sensitivity that differs.
-    """
-    if not isinstance(noise, Gaussian | Laplace):
-        raise ValueError(
-            f"noise={noise!r} can't be added to sums of clipped votes; use Gaussian(sigma) or Laplace(scale)"
-        )
-    return noise.for_votes(l1, l2, rate)
-
-
 @dataclasses.dataclass(frozen=True)
 class Attributes:
     """Settings of a teacher whose records have attributes: clipping of votes and decision rule.
@@ -362,9 +348,10 @@ class Attributes:
         """The rule in force."""
         return LearnedThresholds() if self.rule is None else self.rule
 
-    def swapped(self, noise: Mechanism, num_attributes: int, rate: float = 1.0) -> Gaussian | Laplace:
+    def swapped(self, noise: Mechanism, num_attributes: int, rate: float = 1.0) -> AdditiveNoise:
         """The mechanism that noises sums in which one vote may replace another; see :func:`swapped_vote_norms`."""
-        return sum_noise(noise, *swapped_vote_norms(self.tau, num_attributes), rate)
+        l1, l2 = swapped_vote_norms(self.tau, num_attributes)
+        return sum_noise(noise, l1, l2, rate, "sums of clipped votes")
 
     def decide(self, noisy: Tensor, total: float, deviation: float) -> Tensor:
         """Probabilities of attributes, float64 ``(m, a)``; see :meth:`DecisionRule.__call__`."""

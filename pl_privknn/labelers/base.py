@@ -19,6 +19,7 @@ from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms.base import (
     MOVES_AS_CHARGED,
+    AdditiveNoise,
     Adjacency,
     Charge,
     Guarantee,
@@ -324,6 +325,31 @@ def nonnegative_shares(noisy: Tensor) -> Tensor:
     total = positive.sum(dim=1, keepdim=True)
     uniform = torch.full_like(positive, 1.0 / positive.shape[1])
     return torch.where(total > 0, positive / total.clamp(min=torch.finfo(torch.float64).tiny), uniform)
+
+
+def sum_noise(
+    noise: Mechanism, l1: float, l2: float, rate: float = 1.0, what: str = "counts"
+) -> AdditiveNoise:
+    """Complete the noise that a user gives by how far one record moves the sums that it is added to.
+
+    Args:
+        noise: a mechanism with its noise scale.
+        l1: L1 distance that one record can move the sums.
+        l2: L2 distance.
+        rate: Poisson rate at which records take part.
+        what: the sums, for the message.
+
+    Returns:
+        The mechanism that both draws and accounts.
+
+    Raises:
+        ValueError: for noise of another kind, or that states another value than the labeler's.
+    """
+    if not isinstance(noise, AdditiveNoise):
+        raise ValueError(
+            f"noise={noise!r} can't be added to {what}; use for instance Gaussian(sigma) or Laplace(scale)"
+        )
+    return noise.for_votes(l1, l2, rate)
 
 
 class SpendsBudget(Labeler):

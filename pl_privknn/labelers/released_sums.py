@@ -1,4 +1,4 @@
-"""Teachers that release sums over the private records once and fit a linear model to them by public data."""
+"""Base of teachers that release sums over the private records once and answer by a linear model of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import copy
 import functools
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,26 +36,227 @@ from pl_privknn.labelers.base import (
     Release,
     SpendsBudget,
 )
-from pl_privknn.labelers.linear_models import (
-    LEFT_BITS,
-    RIGHT_BITS,
-    TARGETS,
-    Centre,
-    centre_of,
-    clipped_differences,
-    fit_least_squares,
-    fit_maximum_likelihood,
-    not_too_long,
-    step_for,
-    whole_steps,
-    within,
-)
 from pl_privknn.privacy.mechanisms.base import ADJACENCIES, Charge, merged
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.mechanisms.steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
 from pl_privknn.privacy.settings import Budget
+
+
+class Targets(abc.ABC):
+    """Labels as vectors, and their exponential family in a linear model.
+
+    A record's part in a gradient is (p − y) xᵀ, y its vector and p what the model expects of it. ``c`` is the number
+    of classes or attributes.
+    """
+
+    task: ClassVar[str]
+    #: What sums subtract from each entry of y: the vectors are then short, of length 1 after :meth:`error_scale`.
+    centre: ClassVar[float] = 0.0
+    #: Largest distance of two such vectors.
+    farthest: ClassVar[float]
+
+    @abc.abstractmethod
+    def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
+        """Y of labels, float64 ``(n, c)``, entries 0 or 1."""
+
+    @abc.abstractmethod
+    def expected(self, scores: Tensor) -> Tensor:
+        """E[y] of a model with these scores, ``(n, c)``: the gradient of :meth:`log_partition`."""
+
+    @abc.abstractmethod
+    def log_partition(self, scores: Tensor) -> Tensor:
+        """Log of what exp⟨scores, y⟩ is divided by, ``(n,)``."""
+
+    @abc.abstractmethod
+    def probabilities_of(self, estimates: Tensor) -> Tensor:
+        """Probabilities nearest to least-squares estimates of y, ``(n, c)``."""
+
+    @abc.abstractmethod
+    def answers(self, probabilities: Tensor) -> Tensor:
+        """Labels of the most likely vectors, int64 as labels are."""
+
+    @abc.abstractmethod
+    def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
+        """Labels and probabilities of refused queries."""
+
+    def error_scale(self, num_targets: int) -> float:
+        """Public factor of errors p − y, which gives them a length of about 1 before training."""
+        return 1.0
+
+
+class ClassTargets(Targets):
+    """One class per record: softmax."""
+
+    task = "multiclass"
+    farthest = math.sqrt(2.0)
+
+    def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
+        """Of class j, the j-th unit vector."""
+        return functional.one_hot(labels, num_targets).double()
+
+    def expected(self, scores: Tensor) -> Tensor:
+        """Class probabilities."""
+        return scores.softmax(dim=1)
+
+    def log_partition(self, scores: Tensor) -> Tensor:
+        """Log Σ exp."""
+        return scores.logsumexp(dim=1)
+
+    def probabilities_of(self, estimates: Tensor) -> Tensor:
+        """The positive parts over their sum."""
+        # The largest stays the largest where none is positive.
+        positive = (estimates - estimates.amax(dim=1, keepdim=True).clamp(max=0)).clamp(min=0) + 1e-12
+        return positive / positive.sum(dim=1, keepdim=True)
+
+    def answers(self, probabilities: Tensor) -> Tensor:
+        """The likeliest class, ``(n,)``."""
+        return probabilities.argmax(dim=1)
+
+    def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
+        """-1, ``(n,)``, and zeros."""
+        return torch.full((count,), -1), torch.zeros(count, num_targets)
+
+
+class AttributeTargets(Targets):
+    """Independent binary attributes: one sigmoid each."""
+
+    task = "multilabel"
+    centre, farthest = 0.5, 2.0
+
+    def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
+        """The attributes themselves."""
+        return labels.double()
+
+    def expected(self, scores: Tensor) -> Tensor:
+        """Probabilities of the attributes."""
+        return scores.sigmoid()
+
+    def log_partition(self, scores: Tensor) -> Tensor:
+        """Σ log(1 + exp)."""
+        return functional.softplus(scores).sum(dim=1)
+
+    def probabilities_of(self, estimates: Tensor) -> Tensor:
+        """Cut off at 0 and 1."""
+        return estimates.clamp(0, 1)
+
+    def answers(self, probabilities: Tensor) -> Tensor:
+        """Most likely labels, ``(n, c)``."""
+        return (probabilities > 0.5).long()
+
+    def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
+        """-1, ``(n, c)``, and ½."""
+        return torch.full((count, num_targets), -1), torch.full((count, num_targets), 0.5)
+
+    def error_scale(self, num_targets: int) -> float:
+        """2/√c: before anything is learned, each entry of an error is ½ or −½."""
+        return 2 / math.sqrt(num_targets)
+
+
+#: By the name of what data modules call a task.
+TARGETS: dict[str, Targets] = {kind.task: kind for kind in (ClassTargets(), AttributeTargets())}
+
+
+#: Binary digits of a record's coordinates, counted from its greatest length.
+BITS = 24
+#: Of the two sides of an outer product, whose steps are products of theirs.
+LEFT_BITS, RIGHT_BITS = 14, 18
+# Squares of whole numbers are exact in float64 below this, and wrong by less than so much of them above.
+_EXACT, _ROUNDING = 2**53, 2.0**-40
+
+
+def step_for(length: float, bits: int = BITS) -> float:
+    """The largest power of two that is at most ``length`` · 2**−bits."""
+    return math.ldexp(0.5, math.frexp(length)[1] - bits)
+
+
+def whole_steps(rows: Tensor, step: float) -> Tensor:
+    """Multiples of ``step`` (a power of two) next to ``rows``, towards zero: whole numbers, float64."""
+    return (rows.double() / step).trunc()
+
+
+def not_too_long(squares: Tensor, length: float, step: float) -> Tensor:
+    """Whether vectors of these squared lengths, in steps, are at most as long as ``length``; bool."""
+    bound = math.floor((Fraction(length) / Fraction(step)) ** 2)
+    return squares <= (bound if bound < _EXACT else bound * (1 - _ROUNDING))
+
+
+def within(rows: Tensor, length: float, step: float) -> Tensor:
+    """:func:`whole_steps` of rows that are no longer than ``length``, float64 ``(n, p)``.
+
+    A row that is longer, which an error alone could make, counts as none.
+
+    Args:
+        rows: shape ``(n, p)``.
+        length: public bound.
+        step: power of two.
+    """
+    steps = whole_steps(rows, step)
+    kept = not_too_long(steps.square().sum(dim=1, keepdim=True), length, step)
+    return torch.where(kept, steps, 0.0)
+
+
+#: Share of runs on public and private examples of one kind that are taken for runs on two kinds.
+ERROR_RATE = 1e-3
+
+
+class Centre(NamedTuple):
+    """Released difference of the private and the public mean, with its test: post-processing.
+
+    Attributes:
+        offset: the difference, float64 ``(d,)``, noisy.
+        chance_distance: length that noise and sampling alone give the difference (root mean square).
+        p_value: probability of such a length or more where both means are the same.
+    """
+
+    offset: Tensor
+    chance_distance: float
+    p_value: float
+
+    @property
+    def is_shift(self) -> bool:
+        """Whether the difference is significant at :data:`ERROR_RATE`; otherwise it is not subtracted."""
+        return self.p_value < ERROR_RATE
+
+    def __str__(self) -> str:
+        figures = f"(distance {float(self.offset.norm()):.3f}, noise {self.chance_distance:.3f})"
+        if self.is_shift:
+            return f"public examples are of another kind than private ones {figures}; private features are centred"
+        return f"no shift between public and private examples was found {figures}; nothing is subtracted"
+
+
+def clipped_differences(unit: Tensor, mean: Tensor) -> Tensor:
+    """Differences of vectors ``(n, d)`` from the public mean ``(d,)``, clipped to length 1: a record's part."""
+    rows = unit - mean
+    return rows * clip_factors(rows.norm(dim=1), 1.0)[:, None]
+
+
+def centre_of(noisy: Tensor, sigma: float, records: int, public: Tensor) -> Centre:
+    """Centre of a noisy sum of :func:`clipped_differences`, with the test of its length.
+
+    Where private and public examples have one distribution, the difference of the means is about normal with
+    covariance K = (σ/N)² + Σ (1/N + 1/m), Σ of public differences. Its squared length is compared with the scaled
+    χ² of the same mean and variance (Satterthwaite), of which traces of K are all that has to be estimated.
+
+    Args:
+        noisy: released sum, float64 ``(d,)``.
+        sigma: standard deviation of its noise.
+        records: N, public constant by which it is divided.
+        public: unit vectors of the public examples, float64 ``(m, d)``.
+    """
+    from scipy.stats import chi2
+
+    rows = clipped_differences(public, public.mean(dim=0))
+    offset = noisy / records - rows.mean(dim=0)
+    spread = torch.cov(rows.T, correction=0).view(len(offset), -1) * (1 / records + 1 / len(rows))
+    spread.diagonal().add_((sigma / records) ** 2)
+    mean, square = float(spread.trace()), float(spread.square().sum())
+    if square:
+        p_value = float(chi2.sf(float(offset.square().sum()) * mean / square, mean**2 / square))
+    else:  # equal public examples and no noise: any difference is none of chance
+        p_value = float(not offset.any())
+    return Centre(offset, math.sqrt(mean), p_value)
 
 
 class NoisySum(NamedTuple):
@@ -122,7 +324,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     **Centre.** With ``centre`` the first release is the sum of the differences of f / |f| from the public mean, each
     clipped to length 1 (of a person the mean of at most ``records_per_person``): its sensitivity is 1, and 2 under
     ``replace_one``. Over N it estimates the shift of private features from public ones. Where that is more than
-    chance (:class:`~pl_privknn.labelers.linear_models.Centre`), it is subtracted from f / |f| of private records and
+    chance (:class:`~pl_privknn.labelers.released_sums.Centre`), it is subtracted from f / |f| of private records and
     of examples that the released model is for, and the rest is scaled to length 1 again.
 
     Args:
@@ -149,6 +351,8 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     releases_once = True
     free_parameters = ("noise_multiplier",)
     _noise_multiplier: float | None = None
+    _table: tuple[Tensor, Tensor, int]  # features, labels and the number of classes
+    _public_mean: Tensor
 
     def __init__(
         self,
@@ -179,10 +383,8 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         self.numbers = range(0 if self.share is None else CENTRE, self.releases)
         if noise_multiplier is not None:
             self._set_noise(check_positive("noise_multiplier", noise_multiplier))
-        self._table: tuple[Tensor, Tensor, int] | None = None
         self._persons: Tensor | None = None  # of the table's rows, in order; None where each has one row
         self._public: Tensor | None = None  # x of the public examples
-        self._public_mean: Tensor | None = None
         self._change: PublicWhitening | None = None
         self._kept: PrivateStore | None = None
         self._paid_by: ChargesLedger | None = None
@@ -229,15 +431,8 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         """Vectors to be scaled to unit length, float64 ``(n, d)``: functions of a row and of public examples."""
         return features.double() if self._change is None else self._change(features).double()
 
-    def learn_publicly(self, features: Tensor) -> None:
-        """Learn what :meth:`transformed` needs from public features."""
-        self._change = None
-        if self.components is not None:
-            kept = min(self.components, *features.shape)
-            self._change = PublicWhitening(features.shape[1], kept, self.whitening).fit(features)
-
     def learned(self) -> dict[str, Tensor]:
-        """State that :meth:`learn_publicly` learned, as tensors."""
+        """What was learned of public features, and the released centre, as tensors."""
         change, centre = self._change, self.centre
         found = {} if change is None else {"mean": change.mean, "directions": change.directions}
         if centre is not None:
@@ -257,7 +452,6 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         """**Private.** :meth:`private_sum`, or the centre's sum of differences ``(1, d)``, int64, in steps."""
         if release != CENTRE:
             return self.private_sum(release, weights)
-        assert self._public_mean is not None
         mean, step = self._public_mean[: len(self._public_mean) - bool(self.bias)], step_for(1.0)
 
         def parts(features: Tensor) -> Tensor:
@@ -271,13 +465,6 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         for rows, _ in self.private_parts(parts):
             total += within(rows, 1.0, step).long().sum(dim=0)
         return total
-
-    def exact_sum(self, release: int, weights: Tensor) -> Tensor:
-        """**Private.** :meth:`whole_sum` in the units of the released sum, float64."""
-        return self.whole_sum(release, weights).double() * self._step(release)
-
-    def _step(self, release: int) -> float:
-        return step_for(1.0) if release == CENTRE else self.step(release)
 
     # ------------------------------------------------------------------ costs
 
@@ -375,7 +562,10 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
                 f"records.public={given}: {type(self).__name__} learns from public features; expected float of shape "
                 "(m, d)"
             )
-        self.learn_publicly(features)
+        self._change = None
+        if self.components is not None:
+            kept = min(self.components, *features.shape)
+            self._change = PublicWhitening(features.shape[1], kept, self.whitening).fit(features)
         public = self.inputs(features)
         if self.share is not None:
             width = public.shape[1] - bool(self.bias)
@@ -420,13 +610,6 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
             soft[: len(asked)] = probabilities.float()
         return Release(released, soft)
 
-    def with_table(self, features: Tensor, labels: Tensor, num_classes: int) -> StatisticsTeacher:
-        """A shallow copy with another table, for audits."""
-        made = copy.copy(self)
-        made._table = features, labels, num_classes
-        made._persons = None if self._persons is None else torch.arange(len(features))
-        return made
-
     def head_state(self) -> dict[str, Tensor] | None:
         """Weights, float64 ``(c, p)``, the centre, and what public features were learned."""
         return None if self._weights is None else {"weights": self._weights, **self.learned()}
@@ -434,7 +617,8 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Model of a state, independent of this labeler and its private table; see :meth:`MakesModel.head`."""
         model, learned = copy.copy(self), dict(state)
-        model._table = model._records = model._paid_by = model._kept = None
+        model._records = model._paid_by = model._kept = None
+        vars(model).pop("_table", None)
         weights = learned.pop("weights")
         model.relearn(learned)
         return functools.partial(model.predict, weights=weights, private=True)
@@ -471,7 +655,6 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         self, vectors: Callable[[Tensor], Tensor] | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """X (or other vectors) and labels of this process's private records, some at a time: **private**."""
-        assert self._table is not None
         features, labels, _ = self._table
         for part, classes in zip(features.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True):
             yield self.inputs(part, private=True) if vectors is None else vectors(part), classes
@@ -494,7 +677,6 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         Returns:
             In steps, int64 ``(c, p)``.
         """
-        assert self._table is not None
         assert self._persons is not None
         features, labels, _ = self._table
         total = torch.zeros((), dtype=torch.int64)
@@ -530,7 +712,6 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     def _so_far(self, ledger: ChargesLedger | None) -> tuple[Tensor, int, dict[str, Tensor], Tensor]:
         """Model of the releases so far, number of paid releases, learned state, and the public mean."""
-        assert self._public_mean is not None
         if self._paid_by is not ledger:  # a table asked directly, outside of a run
             self._forget(ledger)
         sketch = self._public_mean
@@ -549,9 +730,9 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         self, number: int, exact: Tensor, noise: NoiseSource, weights: Tensor
     ) -> tuple[Tensor, Centre | None]:
         """Draw a paid release, store it, and return the model and the centre of all releases."""
-        assert self._public_mean is not None
         self._charged += 1
-        noisy = self.mechanism(number).add_noise_to_multiples(exact, self._step(number), noise)
+        step = step_for(1.0) if number == CENTRE else self.step(number)
+        noisy = self.mechanism(number).add_noise_to_multiples(exact, step, noise)
         self.noisy_sums[number], self._sketch = NoisySum(noisy, weights), self._public_mean
         if self._kept is not None:
             write_release(self._kept, number, self.noisy_sums[number], self._sketch)
@@ -560,7 +741,6 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     def _model(self) -> tuple[Tensor, Centre | None]:
         """Model and centre of the releases so far; weights of 0 before the first sum."""
         assert self._public is not None
-        assert self._table is not None
         sums = dict(self.noisy_sums)
         if (centre := sums.pop(CENTRE, None)) is not None:
             noisy, sigma = centre.noisy[0], self.mechanism(CENTRE).sigma
@@ -584,204 +764,3 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 def _centre_in(state: Mapping[str, Tensor]) -> Centre | None:
     """Centre in the state of :meth:`StatisticsTeacher.learned`; None where none was released."""
     return Centre(state["offset"], *state["chance"].tolist()) if "offset" in state else None
-
-
-FITS = ("least_squares", "maximum_likelihood")
-
-
-class SufficientStatistics(StatisticsTeacher):
-    """Teacher that is a linear model from one noisy release of Σ y xᵀ, the sums of unit features by class.
-
-    In least squares and in softmax regression labels enter by E[y xᵀ] alone. The other part, E[x xᵀ] or
-    E[log Σ exp(Wx)], is taken from public examples, without noise (Mehta et al. 2022, arXiv:2211.13403).
-
-    **Sensitivity.** A record adds x in its class's row and nothing elsewhere, so under ``add_remove`` the sum moves
-    by |x| ≤ R = √(1 + bias²). Under ``replace_one`` it moves by √(|x|² + |x'|²) ≤ √2·R where the class changes and
-    by |x − x'| ≤ 2 where it does not (the bias cancels), so by max(2, √2·R).
-
-    **Attributes** (``task="multilabel"``): t = (2y − 1)/√a takes the place of y, with a attributes. Every record's t
-    has length 1, whichever attributes it has, so the sum moves by R under ``add_remove`` and by 2R at most under
-    ``replace_one``, and nothing is clipped. E[y xᵀ] follows from E[t xᵀ] and the public E[x].
-
-    Args:
-        *args: ``budget`` or ``noise_multiplier``.
-        fit: ``"least_squares"`` or ``"maximum_likelihood"``.
-        **kwargs: see :class:`~pl_privknn.labelers.released_sums.StatisticsTeacher`.
-
-    Raises:
-        ValueError: for arguments out of range.
-
-    Example:
-        >>> from pl_privknn.labelers import SufficientStatistics
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = SufficientStatistics(noise_multiplier=4.0)
-        >>> round(epsilon_for_delta(teacher.plan(5000, 5000, 10), 1e-5), 3)
-        0.926
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        fit: str = "least_squares",
-        **kwargs: Any,
-    ) -> None:
-        self.fitted_by = check_choice("fit", fit, FITS)
-        super().__init__(1, *args, **kwargs)
-
-    def sensitivity(self, release: int) -> float:
-        """R, or max(2, √2·R), of attributes and of several records a person 2R; see the class."""
-        longest = math.sqrt(1 + self.bias**2)
-        if self.adjacency == "add_remove":
-            return longest
-        if self.records_per_person > 1:
-            return 2 * longest
-        return max(2.0, self.targets.farthest * longest)
-
-    def step(self, release: int) -> float:
-        """2⁻²⁴ for a bias below 2; of attributes, whose t are no whole numbers, 2⁻³²."""
-        left, right = self._steps
-        return left * right
-
-    @property
-    def _steps(self) -> tuple[float, float]:
-        """Steps of labels and of x."""
-        longest = max(1.0, self.bias)
-        if not self.targets.centre:  # whole numbers already
-            return 1.0, step_for(longest)
-        return step_for(1.0, LEFT_BITS), step_for(longest, RIGHT_BITS)
-
-    def _vectors(self, labels: Tensor, num_targets: int) -> Tensor:
-        """Y of classes, t of attributes, float64 ``(n, c)``, of length 1."""
-        vectors = self.targets.vectors(labels, num_targets) - self.targets.centre
-        return vectors * self.targets.error_scale(num_targets)
-
-    def private_sum(self, release: int, weights: Tensor) -> Tensor:
-        """Σ y xᵀ in steps, the unit vector in x of length 1 at most and the bias the same for all."""
-        total, (left, right) = torch.zeros(weights.shape, dtype=torch.int64), self._steps
-        if self._persons is not None:
-            longest = math.sqrt(1 + self.bias**2)
-            return total + self.sum_over_persons(
-                lambda _, labels: self._vectors(labels, len(weights)), longest, self.step(release)
-            )
-        for inputs, labels in self.private_parts():
-            unit = inputs[:, :-1] if self.bias else inputs
-            rows = torch.cat(
-                [within(unit, 1.0, right), whole_steps(inputs[:, unit.shape[1] :], right)], dim=1
-            )
-            total += (within(self._vectors(labels, len(weights)), 1.0, left).T @ rows).long()
-        return total
-
-    def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
-        """The public fit."""
-        num_targets = len(releases[0].noisy)
-        moment = releases[0].noisy / (self.private_records * self.targets.error_scale(num_targets))
-        moment = moment + self.targets.centre * public.mean(dim=0)
-        penalty = self.penalty(num_targets)
-        if self.fitted_by == "least_squares":
-            return fit_least_squares(public, moment, penalty)
-        return fit_maximum_likelihood(public, moment, penalty, targets=self.targets)
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """Those of the model; the scores of least squares estimate probabilities themselves."""
-        if self.fitted_by == "maximum_likelihood":
-            return self.targets.expected(scores)
-        return self.targets.probabilities_of(scores)
-
-
-# Clipping norms of the first releases, and of all later ones: gradients shrink as the model learns.
-_NORMS = (1.0, 0.5, 0.5, 0.25)
-
-
-class PreconditionedGradients(StatisticsTeacher):
-    """Teacher that is a softmax regression from a few noisy full-batch gradients and public features.
-
-    The gradient Σ (p_W(x) − y) xᵀ needs private records for its label part alone. Release t is the sum of the clipped
-    gradients of all records at the model W_t, plus noise; over N that is G_t. With public examples it gives the
-    moment E[y xᵀ] by M_t = E_public[p_{W_t}(x) xᵀ] − G_t. The next model maximises the likelihood with the mean of
-    all M so far, weighted by the inverse of their variances (see
-    :func:`~pl_privknn.labelers.linear_models.fit_maximum_likelihood`). Gradients shrink as the model learns, and
-    with them clipping norms and noise.
-
-    Of attributes (``task="multilabel"``) the same goes for one logistic regression each, whose errors p − y a record
-    has together: they are clipped as one gradient, after the public factor 2/√a that makes them as long at first,
-    with a attributes, as the errors of classes are.
-
-    **Cost.** T Gaussian releases compose to one Gaussian, exactly. **Sensitivity.** A sum of gradients clipped to C
-    moves by C under ``add_remove`` and by 2C under ``replace_one``; the model at which they are taken is public.
-
-    Args:
-        *args: ``budget`` or ``noise_multiplier``.
-        releases: T.
-        clip_norms: C of each release, public constants; by default 1, 0.5, 0.5 and then 0.25.
-        **kwargs: see :class:`~pl_privknn.labelers.released_sums.StatisticsTeacher`.
-
-    Raises:
-        ValueError: for arguments out of range.
-
-    Example:
-        >>> from pl_privknn.labelers import PreconditionedGradients
-        >>> from pl_privknn.privacy import epsilon_for_delta
-        >>> teacher = PreconditionedGradients(noise_multiplier=4.0)
-        >>> round(epsilon_for_delta(teacher.plan(5000, 5000, 10), 1e-5), 3)
-        2.502
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        releases: int = 6,
-        clip_norms: Sequence[float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(releases, *args, **kwargs)
-        if clip_norms is None:
-            clip_norms = [*_NORMS, *_NORMS[-1:] * self.releases][: self.releases]
-        self.clip_norms = [check_positive("clip_norms", norm) for norm in clip_norms]
-        if len(self.clip_norms) != self.releases:
-            raise ValueError(
-                f"clip_norms={list(clip_norms)!r}: expected one for each of releases={self.releases}"
-            )
-
-    def sensitivity(self, release: int) -> float:
-        """C, or 2C."""
-        return self.clip_norms[release] * (1.0 if self.adjacency == "add_remove" else 2.0)
-
-    def step(self, release: int) -> float:
-        """2⁻³² for a clipping norm of 1."""
-        return step_for(self.clip_norms[release], LEFT_BITS) * step_for(1.0, RIGHT_BITS)
-
-    def private_sum(self, release: int, weights: Tensor) -> Tensor:
-        """Σ of the clipped gradients (p_W(x) − y) xᵀ, in steps."""
-        total, clip_norm = torch.zeros(weights.shape, dtype=torch.int64), self.clip_norms[release]
-
-        def errors_of(inputs: Tensor, labels: Tensor) -> Tensor:
-            errors = self.targets.expected(inputs @ weights.T) - self.targets.vectors(labels, len(weights))
-            return errors * self.targets.error_scale(len(weights))
-
-        if self._persons is not None:
-            return total + self.sum_over_persons(errors_of, clip_norm, self.step(release))
-        for inputs, labels in self.private_parts():
-            errors = errors_of(inputs, labels)
-            # The norm of an outer product is the product of the norms.
-            norms = errors.norm(dim=1) * inputs.norm(dim=1)
-            clipped = errors * clip_factors(norms, clip_norm)[:, None]
-            left, right = (
-                whole_steps(clipped, step_for(clip_norm, LEFT_BITS)),
-                whole_steps(inputs, step_for(1.0, RIGHT_BITS)),
-            )
-            squares = left.square().sum(dim=1) * right.square().sum(dim=1)
-            kept = not_too_long(squares, clip_norm, self.step(release))
-            total += (torch.where(kept[:, None], left, 0.0).T @ right).long()
-        return total
-
-    def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
-        """Maximum likelihood at the mean of all moments."""
-        total, precision = torch.zeros_like(releases[min(releases)].noisy), 0.0
-        divisor = self.private_records * self.targets.error_scale(len(total))
-        for number, taken in releases.items():
-            expected = self.targets.expected(public @ taken.weights.T).T @ public / len(public)
-            weight = self.clip_norms[number] ** -2
-            total += weight * (expected - taken.noisy / divisor)
-            precision += weight
-        start, penalty = releases[max(releases)].weights, self.penalty(len(total))
-        return fit_maximum_likelihood(public, total / precision, penalty, start, self.targets)

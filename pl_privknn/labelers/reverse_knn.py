@@ -17,7 +17,6 @@ from pl_privknn.labelers.attributes import (
     clip_attributes,
     denoised,
     single_vote_norms,
-    sum_noise,
 )
 from pl_privknn.labelers.base import (
     Capabilities,
@@ -26,11 +25,11 @@ from pl_privknn.labelers.base import (
     Release,
     SpendsBudget,
     nonnegative_shares,
+    sum_noise,
 )
-from pl_privknn.labelers.voting import vote_noise
 from pl_privknn.neighbors import assign
 from pl_privknn.privacy.mechanisms.base import ADJACENCIES, AdditiveNoise, Charge, Mechanism
-from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian, Laplace
+from pl_privknn.privacy.mechanisms.noisy_votes import Laplace
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.settings import Budget
 
@@ -269,11 +268,7 @@ class ReverseKNN(RecordVotes):
             self._sum_noise(2)  # refuses what can't be added to sums at once
             return
         moved = self.k * self._moved
-        noise = self._noise_of(moved)
-        completed = vote_noise(noise, moved, math.sqrt(moved))
-        if not isinstance(completed, AdditiveNoise):
-            raise ValueError(f"noise={noise!r} can't be added to counts; use for instance Laplace(scale)")
-        self._mechanism = completed
+        self._mechanism = sum_noise(self._noise_of(moved), moved, math.sqrt(moved))
 
     @property
     def _moved(self) -> int:
@@ -286,13 +281,13 @@ class ReverseKNN(RecordVotes):
             return self.noise
         return Laplace(scale=moved / self.set_by_budget(self._epsilon))
 
-    def _sum_noise(self, num_attributes: int) -> Gaussian | Laplace:
+    def _sum_noise(self, num_attributes: int) -> AdditiveNoise:
         """The frozen mechanism that draws, and is charged for, one round of attributes."""
         assert self.attributes is not None
         l1, l2 = single_vote_norms(self.attributes.tau, num_attributes)
         moved = self._moved
         l1_moved, l2_moved = moved * self.k * (l1 + 1), math.sqrt(moved * self.k * (l2**2 + 1))
-        return sum_noise(self._noise_of(l1_moved), l1_moved, l2_moved)
+        return sum_noise(self._noise_of(l1_moved), l1_moved, l2_moved, what="sums of clipped votes")
 
     def mechanism(self, num_classes: int) -> AdditiveNoise:
         """The frozen mechanism that draws, and is charged for, one round.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_finite, check_int, check_rate, check_switch
-from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes, sum_noise
-from pl_privknn.labelers.base import Capabilities, Labeler, PayingRun, PrivateRecords, Release
+from pl_privknn.labelers.attributes import Attributes, attributes_of, clip_attributes
+from pl_privknn.labelers.base import Capabilities, Labeler, PayingRun, PrivateRecords, Release, sum_noise
 from pl_privknn.neighbors import Coins, PoissonNeighbors, PoissonSums, ShardedNeighbors
 from pl_privknn.privacy.mechanisms.base import AdditiveNoise, Charge, Mechanism, VoteNoise
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
@@ -224,9 +224,13 @@ class VotingLabeler(Labeler):
         self.release_counts = check_switch("release_counts", release_counts)
         self.attributes = attributes
         if attributes is None:
-            self.noise: Mechanism = vote_noise(
-                noise, SWAPPED_L1, SWAPPED_L2, self.sampling_rate, counts=release_counts
-            )
+            moved = (SWAPPED_L1, SWAPPED_L2, self.sampling_rate)
+            if release_counts or not isinstance(noise, VoteNoise):
+                self.noise: Mechanism = sum_noise(
+                    noise, *moved, what="counts (release_counts=True)" if release_counts else "votes"
+                )
+            else:
+                self.noise = noise.for_votes(*moved)
         else:
             self.tasks = ("multilabel",)
             if screening is not None or release_counts:
@@ -234,8 +238,8 @@ class VotingLabeler(Labeler):
                     f"attributes with screening={screening!r}, release_counts={release_counts!r}: "
                     "sums of clipped votes are answered as they are; leave these out"
                 )
-            sum_noise(noise, 1.0, 1.0)  # refuses what can't be added to sums at once
             self.noise = noise
+            attributes.swapped(noise, 2)  # refuses what can't be added to sums at once
 
     @property
     def capabilities(self) -> Capabilities:
@@ -317,36 +321,6 @@ class NeighborVoting(VotingLabeler):
         if self.records.shard is not None:
             raise RuntimeError(f"{type(self).__name__} needs the whole private table, and this is a shard")
         return self._neighbors.votes(self._neighbors.rank(queries), coins)
-
-
-def vote_noise(
-    noise: Mechanism, l1: float, l2: float, rate: float = 1.0, *, counts: bool = False
-) -> VoteNoise:
-    """Build the mechanism of votes from the user's argument and the labeler's sensitivity.
-
-    Args:
-        noise: a mechanism with its noise scale.
-        l1: L1 distance that one record can move the votes.
-        l2: L2 distance.
-        rate: Poisson rate at which records take part.
-        counts: whether all noisy counts are released.
-
-    Raises:
-        ValueError: if the mechanism can't noise such votes, or states another value than the labeler's; for
-            ``counts``, if it is paid for the winner alone.
-    """
-    if not isinstance(noise, VoteNoise):
-        raise ValueError(
-            f"noise={noise!r} can't be added to votes; use for instance Gaussian, Laplace "
-            "or ExponentialArgmax"
-        )
-    noise = noise.for_votes(l1, l2, rate)
-    if counts and not isinstance(noise, AdditiveNoise):
-        raise ValueError(
-            f"release_counts=True: noise={noise!r} is paid for the winner alone; use Gaussian, Laplace or "
-            "release_counts=False"
-        )
-    return noise
 
 
 class PrivateKNN(NeighborVoting):

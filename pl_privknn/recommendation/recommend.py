@@ -43,8 +43,8 @@ from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.pretrained import TimmFeatures
 from pl_privknn.features.public import PublicFeatures, has_pretrained
-from pl_privknn.labelers.linear_models import centre_of, clipped_differences
-from pl_privknn.labelers.released_sums import SufficientStatistics
+from pl_privknn.labelers.linear_models import SufficientStatistics
+from pl_privknn.labelers.released_sums import centre_of, clipped_differences
 from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.recommendation.rules import (

@@ -177,7 +177,7 @@ def test_an_attack_leaves_the_budgets_of_the_real_records_alone(tmp_path):
         0.5,
         Gaussian(4.0),
         budget=Budget(epsilon=1.0),
-        records={"state_dir": tmp_path / "budgets", "ids": list(range(60))},
+        identities={"state_dir": tmp_path / "budgets", "ids": list(range(60))},
     )
     target = small_target(labeler)
     placed = canaries_of(labeler, target.queries, target.num_classes)

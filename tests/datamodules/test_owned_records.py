@@ -10,6 +10,7 @@ from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.datamodules import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.labelers import SufficientStatistics
 from pl_privknn.students import SupervisedStudent
+from tests.labelers.statistics.statistics_setup import exact_sum
 
 OWNERS = np.array([5, 3, 5, 5, 9, 3, 0, 9], dtype=np.int32)
 
@@ -70,5 +71,5 @@ def test_a_run_counts_each_person_once(tmp_path, unit):
     trainer.fit(SupervisedStudent(network=network, num_classes=2), data)
     assert labeling.privacy_summary()["unit"] == unit
     # Each record adds a unit vector of labels and one bias of 0.3: the sum's last column counts them.
-    counted = teacher.exact_sum(0, torch.zeros(2, 5, dtype=torch.float64))[:, -1].sum() / 0.3
+    counted = exact_sum(teacher, 0, torch.zeros(2, 5, dtype=torch.float64))[:, -1].sum() / 0.3
     assert float(counted) == pytest.approx(4 if unit == "person" else 8, abs=1e-5)

@@ -54,7 +54,7 @@ def mapped(function, private):
 
 def predicted(function, private):
     """Vectors that a predictor's table holds."""
-    parameters = IndKNNParameters(threshold=0.1, sigma1=4.0, sigma2=1.0, rho=1.0)
+    parameters = IndKNNParameters(threshold=0.1, count_sigma=4.0, vote_sigma=1.0, rho=1.0)
     predictor = IndKNNPredictor(
         parameters, 2, 16, extractor=function, noise_source=SeededNoise(0), ledger=FreeLedger()
     )

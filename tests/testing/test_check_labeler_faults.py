@@ -122,7 +122,7 @@ def stream():
 
 @pytest.mark.parametrize(
     "quiet",
-    [{}, {"sigma2": 0.5}, {"sigma1": 2.0}],
+    [{}, {"vote_sigma": 0.5}, {"count_sigma": 2.0}],
     ids=["spent budgets vote on", "quiet votes", "quiet count"],
 )
 def test_stream_with_a_fault_is_caught(monkeypatch, quiet):

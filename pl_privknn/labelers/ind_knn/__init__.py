@@ -1,7 +1,7 @@
 """Ind-KNN: kernel votes with a budget for every private record."""
 
 from pl_privknn.labelers.ind_knn.algorithm import IndKNNParameters, IndKNNSwitches, PublicDensity
-from pl_privknn.labelers.ind_knn.labeler import IndKNN, RecordBudgets, Records, Similarity
+from pl_privknn.labelers.ind_knn.labeler import IndKNN, RecordBudgets, RecordIdentities, Similarity
 
 __all__ = [
     "IndKNN",
@@ -9,6 +9,6 @@ __all__ = [
     "IndKNNSwitches",
     "PublicDensity",
     "RecordBudgets",
-    "Records",
+    "RecordIdentities",
     "Similarity",
 ]

@@ -53,8 +53,8 @@ class IndKNNParameters:
 
     Attributes:
         threshold: τ in (0, 1): records whose kernel value is at least this are neighbours.
-        sigma1: deviation of the noise on the number of neighbours.
-        sigma2: deviation of the noise on the votes, in units of the root of that number.
+        count_sigma: deviation of the noise on the number of neighbours.
+        vote_sigma: deviation of the noise on the votes, in units of the root of that number.
         rho: B of every record; the stream is √(2B)-Gaussian DP.
         kernel: ``"cosine"``, or ``"rbf"`` for exp(−‖x − q‖² / ν²), both on unit vectors.
         bandwidth: ν of the RBF kernel.
@@ -65,8 +65,8 @@ class IndKNNParameters:
     """
 
     threshold: float
-    sigma1: float
-    sigma2: float
+    count_sigma: float
+    vote_sigma: float
     rho: float
     kernel: Kernel = "cosine"
     bandwidth: float = PAPER_BANDWIDTH
@@ -74,7 +74,7 @@ class IndKNNParameters:
 
     def __post_init__(self) -> None:
         check_open_unit("threshold", self.threshold)
-        for name in ("sigma1", "sigma2", "rho", "bandwidth", "min_count"):
+        for name in ("count_sigma", "vote_sigma", "rho", "bandwidth", "min_count"):
             check_positive(name, getattr(self, name))
         check_choice("kernel", self.kernel, KERNELS)
 
@@ -118,8 +118,8 @@ class IndKNNParameters:
             if not isinstance(given, Gaussian) and (given is not None or name == "noise"):
                 raise ValueError(f"{name}={given!r} must be Gaussian(sigma)")
         sigma = math.sqrt(check_int("num_queries", num_queries) / (6 * check_positive("rho", rho)))
-        sigma1 = sigma if count_noise is None else count_noise.sigma
-        return cls(threshold=threshold, sigma1=sigma1, sigma2=noise.sigma, rho=rho, **others)
+        count_sigma = sigma if count_noise is None else count_noise.sigma
+        return cls(threshold=threshold, count_sigma=count_sigma, vote_sigma=noise.sigma, rho=rho, **others)
 
     @property
     def total(self) -> GaussianDPStream:
@@ -129,7 +129,7 @@ class IndKNNParameters:
     @property
     def count_cost(self) -> float:
         """Cost of the noisy number of neighbours for each of them: 1 / (2 σ1²)."""
-        return 1 / (2 * self.sigma1**2)
+        return 1 / (2 * self.count_sigma**2)
 
     @property
     def quantum(self) -> float:
@@ -278,11 +278,11 @@ def ask(
     """
     near = torch.tensor([active + num_public], dtype=torch.float64)
     count = processes.from_first(
-        lambda: max(float(Gaussian(parameters.sigma1).add_noise(near, noise)), parameters.min_count)
+        lambda: max(float(Gaussian(parameters.count_sigma).add_noise(near, noise)), parameters.min_count)
     )
     exact, release = (
         torch.from_numpy(votes(count) + public_votes),
-        Gaussian(parameters.sigma2 * math.sqrt(count)),
+        Gaussian(parameters.vote_sigma * math.sqrt(count)),
     )
     return processes.from_first(lambda: Votes(count, release.add_noise(exact, noise).numpy()))
 
@@ -570,7 +570,7 @@ class IndKNNEngine:
             left,
             self.num_classes,
             float(parameters.costs(parameters.count_cost)),
-            parameters.sigma2 * float(np.sqrt(count)),
+            parameters.vote_sigma * float(np.sqrt(count)),
             parameters.quantum,
         )
         self._paying = (paying, left)
@@ -592,7 +592,7 @@ class IndKNNEngine:
         winner = int(noisy.argmax())
         if self.switches.abstain:
             margin = noisy[winner] - np.delete(noisy, winner).max()
-            if margin < self.switches.abstain * self.parameters.sigma2 * np.sqrt(2 * count):
+            if margin < self.switches.abstain * self.parameters.vote_sigma * np.sqrt(2 * count):
                 return -1
         return winner
 

@@ -79,7 +79,7 @@ class RecordBudgets:
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
+class RecordIdentities:
     """Numbers that identify the private records, and the folder that keeps their spent budgets.
 
     Args:
@@ -138,7 +138,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
         switches: thresholds from public density, answers as public records, hashing, held-back answers. Public
             examples for ``density`` are all of those in the data module (``records.public``), or else the queries
             asked so far.
-        records: which record is which, and where their budgets are kept.
+        identities: which record is which, and where their budgets are kept.
         soft: release class probabilities too: the non-negative part of the noisy votes, normalised.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
         release_counts: release the noisy votes of answered queries, over √K so that their noise is alike, to be
@@ -171,7 +171,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
         similarity: Similarity = Similarity(),
         record_budgets: RecordBudgets = RecordBudgets(),
         switches: IndKNNSwitches = IndKNNSwitches(),
-        records: Records = Records(),
+        identities: RecordIdentities = RecordIdentities(),
         soft: bool = False,
         noise_source: NoiseSource | None = None,
         release_counts: bool = False,
@@ -180,7 +180,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
         super().__init__(budget, record_budgets.rho, noise_source)
         similarity = as_group("similarity", similarity, Similarity())
         switches = as_group("switches", switches, IndKNNSwitches())
-        records = as_group("records", records, Records())
+        identities = as_group("identities", identities, RecordIdentities())
         min_count = similarity.min_count
         if min_count is None:
             min_count = PAPER_MIN_COUNT if switches.density is None else float(switches.density.neighbors)
@@ -198,8 +198,8 @@ class IndKNN(JoinsRuns, SpendsBudget):
         self.switches = switches
         self.soft = check_switch("soft", soft)
         self.release_counts = check_switch("release_counts", release_counts)
-        self.ids = records.ids
-        self.state_dir = None if records.state_dir is None else Path(records.state_dir)
+        self.ids, folder = identities.ids, identities.state_dir
+        self.state_dir = None if folder is None else Path(folder)
         self._begin()
 
     @property
@@ -290,13 +290,13 @@ class IndKNN(JoinsRuns, SpendsBudget):
                 engine.reference = torch.cat([engine.reference, unit_rows(asked)])
             answers = engine.answer(asked, run)
             labels[: len(asked)] = torch.from_numpy(answers.labels)
-            # Votes for K neighbours have noise of deviation sigma2·√K; K was released, so all are put on one scale.
+            # Votes for K neighbours have noise of deviation vote_sigma·√K; K was released, so all get one scale.
             scores[: len(asked)] = torch.from_numpy(answers.noisy / np.sqrt(answers.counts)[:, None])
             if soft is not None:
                 soft[: len(asked)] = nonnegative_shares(torch.from_numpy(answers.noisy)).float()
         if not self.release_counts:
             return Release(labels, soft)
-        return Release(labels, soft, scores, self.parameters.sigma2)
+        return Release(labels, soft, scores, self.parameters.vote_sigma)
 
     def remaining(self) -> NDArray[np.float64]:
         """Remaining budget of each private record of this process. **Private**: for the owner of the data alone."""

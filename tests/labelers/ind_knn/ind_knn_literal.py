@@ -32,26 +32,26 @@ class Literal:
         p, tau = self.p, self.p.threshold if threshold is None else threshold
         q = np.asarray(query, np.float64)
         q = q / np.linalg.norm(q)
-        active = [i for i in self.x if self.z[i] >= 1 / (2 * p.sigma1**2)]
+        active = [i for i in self.x if self.z[i] >= 1 / (2 * p.count_sigma**2)]
         if candidates is not None:
             active = [i for i in active if i in candidates]
         near = {i: self.kernel(self.x[i], q) for i in active}
         near = {i: kappa for i, kappa in near.items() if kappa >= tau}
         around = [(self.kernel(x, q), y) for x, y in self.public]
         around = [(kappa, y) for kappa, y in around if kappa >= tau]
-        count = max(len(near) + len(around) + p.sigma1 * draws[0], p.min_count)
+        count = max(len(near) + len(around) + p.count_sigma * draws[0], p.min_count)
         votes = np.zeros(self.c)
         for i, kappa in near.items():
-            self.z[i] -= 1 / (2 * p.sigma1**2)
-            clip = p.sigma2 * math.sqrt(2 * count * max(self.z[i], 0.0))
+            self.z[i] -= 1 / (2 * p.count_sigma**2)
+            clip = p.vote_sigma * math.sqrt(2 * count * max(self.z[i], 0.0))
             f = min(kappa, clip)
             self.clipped, self.unclipped = self.clipped + (clip < kappa), self.unclipped + (clip >= kappa)
-            self.z[i] -= f**2 / (2 * p.sigma2**2 * count)
-            self.cost[i] += 1 / (2 * p.sigma1**2) + f**2 / (2 * p.sigma2**2 * count)
+            self.z[i] -= f**2 / (2 * p.vote_sigma**2 * count)
+            self.cost[i] += 1 / (2 * p.count_sigma**2) + f**2 / (2 * p.vote_sigma**2 * count)
             votes[self.y[i]] += f
         for kappa, label in around:
             votes[label] += kappa
-        noisy = votes + p.sigma2 * math.sqrt(count) * np.asarray(draws[1:])
+        noisy = votes + p.vote_sigma * math.sqrt(count) * np.asarray(draws[1:])
         answer = int(np.argmax(noisy))
         if self.reuse:
             self.public.append((q, answer))

@@ -26,19 +26,19 @@ GROUPS = {
     "budget": ("epsilon", "delta"),
     "record_budgets": ("rho", "count_noise", "conversion"),
     "switches": ("density", "reuse", "hashing", "abstain"),
-    "records": ("ids", "state_dir"),
+    "identities": ("ids", "state_dir"),
 }
 
 
-def teacher(threshold=0.4, sigma2=0.5, sigma1=None, **given):
+def teacher(threshold=0.4, vote_sigma=0.5, count_sigma=None, **given):
     """An IndKNN whose arguments are named without their groups."""
-    if sigma1 is not None:
-        given["count_noise"] = Gaussian(sigma1)
+    if count_sigma is not None:
+        given["count_noise"] = Gaussian(count_sigma)
     groups = {
         group: {name: given.pop(name) for name in names if name in given} for group, names in GROUPS.items()
     }
     named = {group: values for group, values in groups.items() if values}
-    return IndKNN(threshold, Gaussian(sigma2), **{"noise_source": SeededNoise(0), **given}, **named)
+    return IndKNN(threshold, Gaussian(vote_sigma), **{"noise_source": SeededNoise(0), **given}, **named)
 
 
 def rows(count, seed=0, dimension=D):
@@ -106,7 +106,7 @@ ROWS, LABELS = rows(12, seed=1)
 ROWS[7], LABELS[7] = ROWS[4], LABELS[4]  # two equal records
 NUMBERS = np.array([50, -7, 13, 2**40, 4, 5, 6, 99, 1, 0, 22, 23])
 UNKNOWN = "are not those that the budgets belong to"
-SETTINGS = {"rho": 2.0, "sigma1": 6.0, "min_count": 2.0, "noise_source": Silent(0)}
+SETTINGS = {"rho": 2.0, "count_sigma": 6.0, "min_count": 2.0, "noise_source": Silent(0)}
 
 
 class Stream:

@@ -165,15 +165,15 @@ def test_spent_records_give_nothing_away():
     np.testing.assert_array_equal(after.counts, empty.counts)
 
 
-@pytest.mark.parametrize("sigma2", [1e-3, 1e-12, 1e-200])
-def test_costs_beyond_all_whole_numbers_take_what_a_record_has(sigma2):
+@pytest.mark.parametrize("vote_sigma", [1e-3, 1e-12, 1e-200])
+def test_costs_beyond_all_whole_numbers_take_what_a_record_has(vote_sigma):
     """The cost of a whole vote is far beyond what fits into 64 bits of quanta, or is infinite."""
     rng = np.random.default_rng(1)
-    parameters, rows = IndKNNParameters(0.375, 20.0, sigma2, 0.06, min_count=40.0), exact_rows(rng, 100)
+    parameters, rows = IndKNNParameters(0.375, 20.0, vote_sigma, 0.06, min_count=40.0), exact_rows(rng, 100)
     made = engine(parameters, rows.shape[1], np.arange(100), rows, rng.integers(NUM_CLASSES, size=100))
     assert np.isfinite(answer(made, exact_rows(rng, 30), 0).noisy).all()
     left = made.budgets.left
     assert ((left >= 0) & (left == np.floor(left))).all()  # whole quanta
     assert (left == 0).sum() > 20
-    if sigma2 > 1e-200:  # whose square is zero in the loop
+    if vote_sigma > 1e-200:  # whose square is zero in the loop
         compare(parameters, rows, exact_rows(rng, 30), batches=[30], rtol=1e-9)

@@ -11,7 +11,7 @@ from pl_privknn.config import as_section
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import IndKNN
 from pl_privknn.labelers.base import PayingRun, stated_plan
-from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, Records
+from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, RecordIdentities
 from pl_privknn.labelers.ind_knn.algorithm import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget, Gaussian
@@ -191,11 +191,11 @@ test_bad_arguments_are_named = refusals(
 def test_what_tells_records_apart_stands_in_no_configuration():
     listed = list(range(60))
     noise = {"class_path": "pl_privknn.privacy.mechanisms.noisy_votes.Gaussian", "init_args": {"sigma": 1.0}}
-    for records in (Records(ids=np.arange(60)), Records(ids=listed), {"ids": listed}):
-        noted, left_out = as_section(IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), records=records))
+    for given in (RecordIdentities(ids=np.arange(60)), RecordIdentities(ids=listed), {"ids": listed}):
+        noted, left_out = as_section(IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), identities=given))
         assert noted["init_args"] == {"threshold": 0.2, "noise": noise, "budget": {"epsilon": 1.0}}
-        assert left_out == ["records"]
+        assert left_out == ["identities"]
     noted, left_out = as_section(
-        IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), records=Records(ids="numbers.npy"))
+        IndKNN(0.2, Gaussian(1.0), budget=Budget(epsilon=1.0), identities=RecordIdentities(ids="numbers.npy"))
     )
-    assert (noted["init_args"]["records"], left_out) == ({"ids": "numbers.npy"}, [])
+    assert (noted["init_args"]["identities"], left_out) == ({"ids": "numbers.npy"}, [])

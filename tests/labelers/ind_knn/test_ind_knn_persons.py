@@ -67,8 +67,8 @@ def test_nobody_changes_more_than_is_paid(gone, switches):
             assert abs(active[0] - active[1]) <= 1
             count = max(active[0] + noise.normal(0, 4.0), PARAMETERS.min_count)
             votes = [engine.votes(count) for engine in engines]
-            cost += (active[0] - active[1]) ** 2 / (2 * PARAMETERS.sigma1**2)
-            cost += ((votes[0] - votes[1]) ** 2).sum() / (2 * PARAMETERS.sigma2**2 * count)
+            cost += (active[0] - active[1]) ** 2 / (2 * PARAMETERS.count_sigma**2)
+            cost += ((votes[0] - votes[1]) ** 2).sum() / (2 * PARAMETERS.vote_sigma**2 * count)
             assert np.linalg.norm(votes[0] - votes[1]) <= 1 + 1e-6  # products of float32
         for engine in engines:
             engine.pay(engine.budgets.next_mark())
@@ -85,19 +85,21 @@ def literal(features, labels, queries, draws):
     for query, draw in zip(unit(queries.double().numpy()), draws, strict=True):
         kappa = x @ query
         able = [
-            z for z in left if left[z] >= 1 / (2 * p.sigma1**2) and kappa[z == PERSONS].max() >= p.threshold
+            z
+            for z in left
+            if left[z] >= 1 / (2 * p.count_sigma**2) and kappa[z == PERSONS].max() >= p.threshold
         ]
-        count, votes = max(len(able) + p.sigma1 * draw[0], p.min_count), np.zeros(C)
+        count, votes = max(len(able) + p.count_sigma * draw[0], p.min_count), np.zeros(C)
         for z in able:
             part = np.zeros(C)
             for row in np.flatnonzero((z == PERSONS) & (kappa >= p.threshold)):
                 part[labels[row]] += kappa[row]
-            left[z] -= 1 / (2 * p.sigma1**2)
+            left[z] -= 1 / (2 * p.count_sigma**2)
             norm = np.linalg.norm(part)
-            longest = min(norm, 1.0, p.sigma2 * math.sqrt(2 * count * max(left[z], 0)))
+            longest = min(norm, 1.0, p.vote_sigma * math.sqrt(2 * count * max(left[z], 0)))
             votes += part * longest / norm
-            left[z] -= longest**2 / (2 * p.sigma2**2 * count)
-        noisy = votes + p.sigma2 * math.sqrt(count) * draw[1:]
+            left[z] -= longest**2 / (2 * p.vote_sigma**2 * count)
+        noisy = votes + p.vote_sigma * math.sqrt(count) * draw[1:]
         answers.append(int(noisy.argmax()))
     return answers, left
 
@@ -113,7 +115,7 @@ def test_answers_and_budgets_are_those_of_the_algorithm_person_by_person():
     np.testing.assert_allclose(predictor.remaining()[1], [left[z] for z in PERSONS.tolist()], atol=1e-6)
     assert min(left.values()) < 1 / 32 < max(left.values())  # some can not pay to be counted any more
     # The teacher of students is the same algorithm.
-    labeler = any_teacher(0.2, 1.5, rho=0.3, sigma1=4.0, min_count=2.0, noise_source=Draws(0))
+    labeler = any_teacher(0.2, 1.5, rho=0.3, count_sigma=4.0, min_count=2.0, noise_source=Draws(0))
     ledger = FreeLedger()
     labeler.fit(PrivateRecords.of(features, labels, C, owners=torch.from_numpy(PERSONS)))
     assert labeler.records.unit == "person"

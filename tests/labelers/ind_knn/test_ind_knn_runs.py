@@ -169,7 +169,7 @@ def test_every_run_has_a_stream_of_its_own_or_charges_for_the_one_that_it_shares
         np.testing.assert_allclose(np.sort(labeler.remaining()), np.sort(list(left.values())))
     assert len(list((tmp_path / "a" / "run.private").iterdir())) == 2
     for name in ("c", "d"):
-        callback = fit(tmp_path / name, records={"state_dir": tmp_path / "state"})
+        callback = fit(tmp_path / name, identities={"state_dir": tmp_path / "state"})
         assert charges(callback) == 1  # each run's own ledger must show the stream
         assert not (tmp_path / name / "run.private").exists()
 

@@ -1,9 +1,12 @@
 """What the tests of teachers that release statistics share: tables, and the teachers."""
 
+import copy
+
 import torch
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
+from pl_privknn.labelers.released_sums import CENTRE, step_for
 from tests.setup.grouped import grouped
 
 
@@ -29,6 +32,20 @@ def fitted(teacher, features=None, classes=None, public=None, owners=None):
     labels = labels_for(teacher, classes)
     teacher.fit(PrivateRecords.of(features, labels, 3, public=public, owners=owners))
     return teacher
+
+
+def exact_sum(teacher, number, weights):
+    """The sum of a release without noise, float64."""
+    mechanism_step = step_for(1.0) if number == CENTRE else teacher.step(number)
+    return teacher.whole_sum(number, weights).double() * mechanism_step
+
+
+def with_table(teacher, features, labels):
+    """A shallow copy with another table, each of whose records is a person's only one."""
+    made = copy.copy(teacher)
+    made._table = features, labels, 3
+    made._persons = None if teacher._persons is None else torch.arange(len(features))
+    return made
 
 
 _OF_CLASSES = {

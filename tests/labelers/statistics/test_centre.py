@@ -10,13 +10,12 @@ from dp_accounting.pld import PLDAccountant
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
-from pl_privknn.labelers.linear_models import ERROR_RATE, centre_of
-from pl_privknn.labelers.released_sums import CENTRE, ReleaseLostError, write_release
+from pl_privknn.labelers.released_sums import CENTRE, ERROR_RATE, ReleaseLostError, centre_of, write_release
 from pl_privknn.privacy import Budget, account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.testing import FreeLedger, check_labeler
-from tests.labelers.statistics.statistics_setup import MADE, fitted, table
+from tests.labelers.statistics.statistics_setup import MADE, exact_sum, fitted, table, with_table
 from tests.setup.grouped import grouped
 from tests.setup.refusals import refusals
 
@@ -67,7 +66,7 @@ def test_a_person_adds_the_mean_of_their_records():
     rows /= rows.norm(dim=1, keepdim=True).clamp(min=1)
     expected = rows[:2].mean(dim=0) + rows[2:5].mean(dim=0) + rows[5]
     weights = torch.zeros(3, 6, dtype=torch.float64)
-    torch.testing.assert_close(teacher.exact_sum(CENTRE, weights)[0], expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(exact_sum(teacher, CENTRE, weights)[0], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
@@ -76,7 +75,7 @@ def test_no_record_moves_the_centre_by_more_than_its_sensitivity(adjacency):
     rows = torch.cat([1e-6 * torch.eye(5), 3 * torch.eye(5), -torch.eye(5), torch.full((2, 5), 3e38)])
     weights = torch.zeros(3, 6, dtype=torch.float64)
     parts = torch.cat(
-        [teacher.with_table(row[None], torch.tensor([0]), 3).exact_sum(CENTRE, weights) for row in rows]
+        [exact_sum(with_table(teacher, row[None], torch.tensor([0])), CENTRE, weights) for row in rows]
     )
     moved = parts if adjacency == "add_remove" else parts[:, None] - parts
     bound = teacher.mechanism(CENTRE).l2_sensitivity

@@ -7,9 +7,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from pl_privknn.labelers import released_sums
-from pl_privknn.labelers.linear_models import step_for, whole_steps, within
-from tests.labelers.statistics.statistics_setup import MADE, fitted, labels_for, table
+from pl_privknn.labelers import linear_models
+from pl_privknn.labelers.released_sums import step_for, whole_steps, within
+from tests.labelers.statistics.statistics_setup import MADE, exact_sum, fitted, labels_for, table, with_table
 
 LENGTHS = [0.3, 0.999, 1.0, 1.5, 1e-7, 4e5]
 
@@ -79,7 +79,7 @@ def test_no_record_moves_whole_sums_by_more_than_its_sensitivity(name, given, ad
     weights = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).double()
     for release in range(min(2, teacher.releases)):
         parts = [
-            teacher.with_table(row[None], labels_for(teacher, torch.tensor([label])), 3).private_sum(
+            with_table(teacher, row[None], labels_for(teacher, torch.tensor([label]))).private_sum(
                 release, weights
             )
             for row, label in itertools.product(features, range(3))
@@ -109,12 +109,12 @@ def test_whole_sums_are_those_of_real_numbers_but_for_a_step_a_record(name):
     if name.startswith("curvature"):
         outer, error = gradients, 2.0**-13
         outer *= (1.0 / (outer.norm(dim=1) * x.norm(dim=1))).clamp(max=1.0)[:, None]
-    torch.testing.assert_close(teacher.exact_sum(0, weights), outer.T @ x, atol=len(rows) * error, rtol=0)
+    torch.testing.assert_close(exact_sum(teacher, 0, weights), outer.T @ x, atol=len(rows) * error, rtol=0)
 
 
 def test_gradients_that_are_not_clipped_count_as_none(monkeypatch):
     teacher = fitted(MADE["curvature"](noise_multiplier=1.0, clip_norms=[0.25, 0.25, 0.25, 0.25]))
     weights = torch.zeros(3, 6).double()
     assert bool(teacher.private_sum(0, weights).any())
-    monkeypatch.setattr(released_sums, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
+    monkeypatch.setattr(linear_models, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
     assert not bool(teacher.private_sum(0, weights).any())
