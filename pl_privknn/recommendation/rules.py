@@ -20,7 +20,7 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, has_pretrained
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.labelers.released_sums import PreconditionedGradients
+from pl_privknn.labelers.linear_models import PreconditionedGradients
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.ledger import FreeLedger
 from pl_privknn.privacy.mechanisms.base import Unit
