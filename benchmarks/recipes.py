@@ -191,7 +191,7 @@ def _by_hand(
         if width < _WIDTHS[-1]:
             settings: dict[str, Any] = {"noise_source": source, "model": {"components": None, "soft": True}}
             teacher = NoisySGDTeacher(1.0, len(private), 60, budget, **settings)
-            soft = _answered(teacher, x[private], labels, classes, x[public]).soft
+            soft = _answered(teacher, x[private], labels, classes, x[public]).probabilities
             assert soft is not None
             keep("NoisySGDTeacher", probe(x[public], soft))
         keep("none", probe(x[private], once, 1e-5))

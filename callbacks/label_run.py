@@ -309,7 +309,11 @@ class LabelRun(Run):
         """Write the answers of a batch, with their noisy counts where the teacher releases them."""
         nothing: list[str | None] = [None] * len(positions)
         labels = [_stored(label) for label in release.labels]
-        soft = nothing if release.soft is None else [json.dumps(row) for row in release.soft.tolist()]
+        soft = (
+            nothing
+            if release.probabilities is None
+            else [json.dumps(row) for row in release.probabilities.tolist()]
+        )
         scores = nothing
         if release.scores is not None and release.score_deviation is not None:
             known = torch.isfinite(release.scores).all(dim=1).tolist()

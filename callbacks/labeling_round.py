@@ -241,7 +241,7 @@ class LabelingRound:
     ) -> None:
         """Write the answers of a batch, and with a round's first one the model that the releases give."""
         if is_first:
-            soft = release.soft
+            soft = release.probabilities
             shift = None if soft is None else prior_shift(soft[: len(positions)], self.class_prior)
             save_head(run.folder, self.labeler, self.extractor, shift)
         run.put(index, positions, release)

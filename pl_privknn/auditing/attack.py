@@ -288,8 +288,8 @@ def values_of(release: Release, num_classes: int) -> tuple[str, Tensor]:
     """
     if release.scores is not None:
         return "counts", release.scores.double()
-    if release.soft is not None:
-        name, values = "probabilities", release.soft.double().clamp(min=1e-30).log()
+    if release.probabilities is not None:
+        name, values = "probabilities", release.probabilities.double().clamp(min=1e-30).log()
     else:
         name, values = "labels", functional.one_hot(release.labels + 1, num_classes + 1)[:, 1:].double()
     return name, torch.where(release.answered[:, None], values, torch.nan)

@@ -51,7 +51,7 @@ class Release:
     Attributes:
         labels: int64, shape ``(m,)``; class of each query, -1 where the query was refused. Of multi-label data
             ``(m, a)``: attributes 0 or 1, whole rows of -1 where refused.
-        soft: optional float32, shape ``(m, c)``; rows of answered queries sum to one. Of multi-label data
+        probabilities: optional float32, shape ``(m, c)``; rows of answered queries sum to one. Of multi-label data
             ``(m, a)``: a probability for each attribute.
         scores: optional float, shape ``(m, c)``: the noisy counts as they were released, whatever ``labels`` says;
             rows of NaN for queries whose counts were not.
@@ -66,7 +66,7 @@ class Release:
     """
 
     labels: Tensor
-    soft: Tensor | None = None
+    probabilities: Tensor | None = None
     scores: Tensor | None = None
     score_deviation: float | None = None
 

@@ -224,7 +224,7 @@ def answers(
         noise_source=source,
     )
     sums.fit(PrivateRecords.of(private, labels, sizes.num_classes, public=public))
-    soft = sums.label(public, ledger).soft
+    soft = sums.label(public, ledger).probabilities
     state = sums.head_state()
     assert soft is not None
     assert state is not None

@@ -359,7 +359,7 @@ def check_samples(new: New, table: Table) -> None:
 def check_releases(first: ObservedRun, second: ObservedRun) -> None:
     """Raise unless two runs with equal answers of all mechanisms release the same."""
     for one, other in zip(first.releases, second.releases, strict=True):
-        for name in ("labels", "soft", "scores", "score_deviation"):
+        for name in ("labels", "probabilities", "scores", "score_deviation"):
             a, b = getattr(one, name), getattr(other, name)
             if isinstance(a, Tensor) and isinstance(b, Tensor):
                 same = a.shape == b.shape and bool(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))

@@ -101,13 +101,13 @@ def test_without_noise_it_is_plain_gradient_descent(bias, scheduler):
         fall = 0.5 * (1 + math.cos(math.pi * step / 12)) if scheduler == "cosine" else 1.0
         weights = weights - 3.0 * fall * velocity
     scores = torch.cat([change(queries), torch.full((40, 1), float(bias))], dim=1) @ weights.T
-    assert torch.allclose(release.soft, scores.softmax(dim=1), atol=1e-4)
+    assert torch.allclose(release.probabilities, scores.softmax(dim=1), atol=1e-4)
     assert torch.equal(release.labels, scores.argmax(dim=1))
     # The head is the same model, in a teacher that has no table.
     head = NoisySGDTeacher(noise_multiplier=1.0, model={"components": None, "bias": bias}).head(
         teacher.head_state()
     )
-    torch.testing.assert_close(head(queries).float(), release.soft)
+    torch.testing.assert_close(head(queries).float(), release.probabilities)
 
 
 def test_every_step_is_paid_before_its_noise_and_draws_from_its_own_stream():

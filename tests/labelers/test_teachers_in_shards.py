@@ -63,7 +63,7 @@ def test_released_statistics_are_those_of_one_process(name, parts, given):
     assert ledgers[0].rows == ledgers[1].rows
     for number, taken in alone.noisy_sums.items():
         assert torch.equal(members[0].noisy_sums[number].noisy, taken.noisy)
-    torch.testing.assert_close(found.soft, expected.soft)
+    torch.testing.assert_close(found.probabilities, expected.probabilities)
     assert all(torch.equal(other.labels, found.labels) for other in others)
     assert all(member.noisy_sums == {} for member in members[1:])
     for member in members:
@@ -108,7 +108,7 @@ def test_a_process_that_dies_costs_nothing_and_its_run_goes_on_with_the_next_rel
     assert sorted(resumed.members[0].noisy_sums) == [0, 1, 2, 3]
     alone = fitted(made("curvature"), *records())
     whole = Ledger(tmp_path / "whole.sqlite").run("a", plan=teacher.plan(30, 30, 3))
-    torch.testing.assert_close(found.soft, alone.label(queries, whole).soft)
+    torch.testing.assert_close(found.probabilities, alone.label(queries, whole).probabilities)
 
 
 class Spent(FreeLedger):
@@ -212,7 +212,7 @@ def test_noisy_sgd_takes_the_steps_of_one_process_where_coins_belong_to_records(
     sources = iter(OfRecords(rows) for _, _, rows in PARTS[parts])
     shards = Members(lambda: sgd(next(sources), rate), PARTS[parts], *records(), 3)
     found = shards.label(queries, ledgers[1])[0]
-    torch.testing.assert_close(found.soft, expected.soft, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.probabilities, expected.probabilities, rtol=1e-4, atol=1e-5)
     assert torch.equal(found.labels, expected.labels)
     assert ledgers[0].rows == ledgers[1].rows
     # Six steps of 3 classes and 4 directions and a bias, in float64.

@@ -282,7 +282,7 @@ class RawProbabilities(Honest):
     def answer(self, queries, run, max_answers):
         labels = super().answer(queries, run, max_answers).labels
         votes = self.votes(queries, None).float()
-        return Release(labels, soft=votes / votes.sum(dim=1, keepdim=True))
+        return Release(labels, probabilities=votes / votes.sum(dim=1, keepdim=True))
 
 
 class AsksWhatIsSure(Honest):

@@ -296,7 +296,7 @@ def test_the_command_checks_a_class(capsys, monkeypatch):
     assert main(["check", "own_teacher.Honest"]) == 0
     assert "all passed" in capsys.readouterr().out
     assert main(["check", "own_teacher.RawProbabilities"]) == 1
-    assert "soft differ" in capsys.readouterr().out
+    assert "probabilities differ" in capsys.readouterr().out
     for wrong, told in (
         ("IndKNN", "can't be constructed without arguments"),
         ("own_teacher.math", "not a subclass"),

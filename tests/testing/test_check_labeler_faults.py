@@ -58,7 +58,7 @@ FAULTS = {
     "ClassesOfTheTable": "sensitivity under add_remove: tables 'one record decides'",
     "WeightsByNorm": r"moves gaussian \(L2\) by .*, and 1.41421 was charged",
     "ScreensTheSum": r"moves noisy_screening \(largest count\) by 2, and 1 was charged",
-    "RawProbabilities": "soft differ between private tables",
+    "RawProbabilities": "probabilities differ between private tables",
     "AsksWhatIsSure": "depends on the private table",
     "TellsTheSize": "score_deviation differ between private tables",
     "RaisesOnRareClasses": "sensitivity under add_remove: tables '.*raises ValueError",

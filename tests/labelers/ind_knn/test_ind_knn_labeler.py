@@ -104,10 +104,10 @@ def test_soft_answers_caps_and_held_back_answers():
     release = labeler.label(torch.randn(40, 4), FreeLedger(), max_answers=25)
     assert (release.labels[25:] == -1).all()
     assert 0 < release.answered.sum() < 25
-    torch.testing.assert_close(release.soft.sum(dim=1), torch.ones(40))
-    assert torch.equal(release.soft.argmax(1)[release.answered], release.labels[release.answered])
+    torch.testing.assert_close(release.probabilities.sum(dim=1), torch.ones(40))
+    assert torch.equal(release.probabilities.argmax(1)[release.answered], release.labels[release.answered])
     everything = fitted().label(torch.randn(40, 4), FreeLedger())
-    assert everything.soft is None
+    assert everything.probabilities is None
     assert everything.answered.all()
     # A margin of m deviations is passed by noise alone with about the normal probability.
     engine = engine_of(IndKNNParameters(0.5, 5.0, 1.0, 1.0), 3, num_classes=2, abstain=2.0)

@@ -71,7 +71,7 @@ def test_answers_and_payments_are_those_of_one_process(parts, settings):
     assert torch.equal(found.labels, expected.labels)
     # A product in float32 depends in its last digits on the table that the row stands in.
     torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.soft, expected.soft, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.probabilities, expected.probabilities, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(shards.left(), alone.remaining(), rtol=1e-5, atol=1e-5)
     assert (shards.left() < alone.parameters.count_cost).any(), "budgets must run out"
     assert ledgers[0].rows == ledgers[1].rows

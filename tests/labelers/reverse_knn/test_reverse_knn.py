@@ -56,15 +56,15 @@ def test_counts_carry_the_charged_noise_and_everything_follows_from_them(k, adja
     again = decide(release.scores.double(), math.sqrt(2) * scale, 0.5, soft=True)
     assert torch.equal(release.labels, again.labels)
     assert 0 < int((release.labels < 0).sum()) < 1000
-    torch.testing.assert_close(release.soft, again.soft)
+    torch.testing.assert_close(release.probabilities, again.probabilities)
 
 
 def test_decisions():
     noisy = torch.tensor([[9.0, 1.0, -3.0], [4.0, 3.5, 0.0], [-1.0, -2.0, -5.0]], dtype=torch.float64)
     release = decide(noisy, deviation=1.0, abstain=1.0, soft=True)
     assert release.labels.tolist() == [0, -1, -1]
-    assert torch.allclose(release.soft[0], torch.tensor([0.9, 0.1, 0.0]))
-    assert torch.allclose(release.soft[2], torch.full((3,), 1 / 3))
+    assert torch.allclose(release.probabilities[0], torch.tensor([0.9, 0.1, 0.0]))
+    assert torch.allclose(release.probabilities[2], torch.full((3,), 1 / 3))
     assert decide(noisy, 1.0, 0.0, False).labels.tolist() == [0, 0, 0]
     assert decide(noisy, 1.0, 0.0, False, max_answers=2).labels.tolist() == [0, 0, -1]
 

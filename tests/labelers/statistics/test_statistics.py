@@ -82,7 +82,7 @@ def test_without_noise_releases_give_the_model_of_all_labels(name, releases):
         expected /= expected.sum(axis=1, keepdims=True)
     else:
         expected = logistic(x, classes, penalty).predict_proba(x)
-    np.testing.assert_allclose(teacher.label(rows, FreeLedger()).soft.numpy(), expected, atol=2e-3)
+    np.testing.assert_allclose(teacher.label(rows, FreeLedger()).probabilities.numpy(), expected, atol=2e-3)
 
 
 # ---------------------------------------------------------------------- releases, and what a crash leaves of them
@@ -99,13 +99,15 @@ def test_later_queries_are_free_and_a_resumed_run_draws_nothing(tmp_path, name):
     assert run.num_charges == teacher.releases
     teacher.join_run(tmp_path / "kept", teacher.paying(run))
     again = fitted(teacher).label(queries, run)
-    torch.testing.assert_close(again.soft[:10], first.soft)
+    torch.testing.assert_close(again.probabilities[:10], first.probabilities)
     teacher.leave_run()
     # Another process.
     handle = ledger.run("a")
     resumed = make(noise_multiplier=2.0)
     resumed.join_run(tmp_path / "kept", resumed.paying(handle))
-    torch.testing.assert_close(fitted(resumed).label(queries, handle).soft, again.soft, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        fitted(resumed).label(queries, handle).probabilities, again.probabilities, atol=1e-4, rtol=0
+    )
     assert handle.num_charges == teacher.releases
     for path in (tmp_path / "kept", *(tmp_path / "kept").iterdir()):
         assert path.stat().st_mode & 0o077 == 0
@@ -121,7 +123,7 @@ def test_the_head_is_the_model_that_answers(tmp_path, name):
     # A labeler of the same settings, which has seen nothing; and the one that has, which goes on.
     for labeler in (MADE[name](noise_multiplier=0.5), teacher):
         head = labeler.head(state)
-        torch.testing.assert_close(head(queries).float(), answers.soft)
+        torch.testing.assert_close(head(queries).float(), answers.probabilities)
         assert not {"_table", "_records"} & {
             name for name, kept in vars(head.func.__self__).items() if kept is not None
         }
@@ -167,7 +169,7 @@ def test_releases_that_the_ledger_did_not_pay_for_are_refused(tmp_path):
 
 def test_another_ledger_pays_anew():
     teacher, ledgers = fitted(SufficientStatistics(noise_multiplier=2.0)), (FreeLedger(), FreeLedger())
-    soft = [teacher.label(table()[0], ledger).soft for ledger in ledgers]
+    soft = [teacher.label(table()[0], ledger).probabilities for ledger in ledgers]
     assert [len(ledger.rows) for ledger in ledgers] == [1, 1]
     assert not torch.equal(*soft)
 
