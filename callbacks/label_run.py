@@ -17,10 +17,10 @@ from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.callbacks.selection import Selection, Spread, label_by_spread
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.folders import private_folder
+from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.files import private_folder
 from pl_privknn.privacy.mechanisms.base import Charge
 from pl_privknn.privacy.run import PLAN, RUN_FILE, Run, RunFileError, is_labelling, query_counts, reading_run
-from pl_privknn.privacy.settings import Budget
 from pl_privknn.privacy.sqlite_file import SQLiteFile
 
 

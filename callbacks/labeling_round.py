@@ -34,12 +34,11 @@ from pl_privknn.labelers.base import (
     MakesModel,
     Release,
 )
-from pl_privknn.privacy.audit import HEAD
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
-from pl_privknn.privacy.persons import check_owners
-from pl_privknn.privacy.records import is_ours
+from pl_privknn.privacy.records import check_owners, is_ours
 from pl_privknn.privacy.redaction import redacted
+from pl_privknn.privacy.verify import HEAD
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules.base import PrivatePublicDataModule

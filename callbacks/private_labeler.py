@@ -59,18 +59,23 @@ from pl_privknn.labelers.base import (
     SpendsBudget,
     stated_plan,
 )
-from pl_privknn.privacy.folders import resumed_folder, trainers_folder
+from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.files import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.mechanisms.base import (
     READS_ALONE,
     Guarantee,
 )
-from pl_privknn.privacy.persons import check_owners
-from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader, foreign_reader
+from pl_privknn.privacy.private_state import table_digest
+from pl_privknn.privacy.records import (
+    check_evaluated,
+    check_hyperparameters,
+    check_owners,
+    foreign_loader,
+    foreign_reader,
+)
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.run import StatesPrivacy, run_id_in
-from pl_privknn.privacy.same_table import table_digest
-from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS, Outputs
 
 _NARROW = ("bf16-true", "16-true", "64-true")  # precisions of whole students

@@ -10,8 +10,8 @@ from pl_privknn import _lightning as pl
 from pl_privknn._lightning import rank_zero_warn
 from pl_privknn.callbacks.loggers import labeling_of
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
-from pl_privknn.privacy.audit import CONFIG
 from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.verify import CONFIG
 
 _ORIGIN = "# Written by a run that Python started."
 _LEFT_OUT = "# Only Python knows these: "

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from pl_privknn._checks import InputError, check_choice, check_int, shape_text
+from pl_privknn.privacy.private_state import check_same_in_processes
 from pl_privknn.privacy.records import has_repeated_rows, leaves_of
-from pl_privknn.privacy.same_table import check_same_in_processes
 
 ImageShape = tuple[int, int, int]
 _CHUNK = 1024

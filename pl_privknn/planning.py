@@ -37,7 +37,7 @@ from pl_privknn.labelers.released_sums import MOST_RELEASES
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism
-from pl_privknn.privacy.verification import Releases
+from pl_privknn.privacy.verify import Releases
 
 if TYPE_CHECKING:
     from pl_privknn.callbacks.private_labeler import PrivateLabeler

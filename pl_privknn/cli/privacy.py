@@ -11,7 +11,7 @@ from pl_privknn._checks import printable
 from pl_privknn.cli.common import add_set, figure, importable, print_report, suggest, values_set
 
 if TYPE_CHECKING:
-    from pl_privknn.privacy.verification import Releases
+    from pl_privknn.privacy.verify import Releases
 
 _ADJACENCIES = ["add_remove", "replace_one"]
 _UNITS = ["record", "person"]
@@ -54,7 +54,7 @@ def add_epsilon(commands: Any) -> None:
 def run_epsilon(parsed: argparse.Namespace) -> int:
     """Print ε of the files together."""
     from pl_privknn._checks import check_int
-    from pl_privknn.privacy.verification import epsilon_of_files, releases_of, total
+    from pl_privknn.privacy.verify import epsilon_of_files, releases_of, total
 
     exact = not parsed.fast
     if parsed.plot is not None and not parsed.tradeoff:
@@ -203,8 +203,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
         raise ValueError("no file given; name a ledger or a run's folder")
     if len(files) > 2:
         raise ValueError(f"found {len(files)} files; give a ledger, and at most one summary.json")
-    from pl_privknn.privacy.audit import audit_run, reading
-    from pl_privknn.privacy.verification import audit_ledger, export_ledger, is_ledger
+    from pl_privknn.privacy.verify import audit_ledger, audit_run, export_ledger, is_ledger, reading
 
     asked = {name: getattr(parsed, name) for name in ("delta", "head", "adjacency", "unit")}
     folder = len(files) == 1 and files[0].is_dir()
@@ -234,8 +233,7 @@ def run_audit(parsed: argparse.Namespace) -> int:
 
 
 def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
-    from pl_privknn.privacy.audit import mapping_of
-    from pl_privknn.privacy.verification import check_summary
+    from pl_privknn.privacy.verify import check_summary, mapping_of
 
     content = mapping_of(summary)
     if "epsilon" not in content:
@@ -246,7 +244,7 @@ def _checked(summary: Path, ledger: Path) -> list[dict[str, Any]]:
 
 
 def _print_charges(charges: list[dict[str, Any]]) -> None:
-    from pl_privknn.privacy.verification import parameters_text
+    from pl_privknn.privacy.verify import parameters_text
 
     print(f"\n{'row':>5} {'releases':>9}  {'noise':13} {'mechanism':21} parameters")
     for charge in charges:

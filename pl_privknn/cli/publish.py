@@ -105,7 +105,7 @@ def add_demo(commands: Any, command: Callable[[Sequence[str]], int]) -> None:
 
 def _demo(parsed: argparse.Namespace, command: Callable[[Sequence[str]], int]) -> int:
     from pl_privknn._checks import at_most, check_int
-    from pl_privknn.privacy.folders import new_number
+    from pl_privknn.privacy.files import new_number
 
     epochs, folder = check_int("epochs", parsed.epochs, minimum=1), new_number(Path(parsed.output))
     quiet = ["--trainer.enable_progress_bar", "false", "--labeling.options.progress", "false"]

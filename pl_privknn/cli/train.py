@@ -37,9 +37,8 @@ from pl_privknn.config import (
     set_yaml,
 )
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.privacy.audit import CHECKPOINT
-from pl_privknn.privacy.files import replaced_durably, write_durably
-from pl_privknn.privacy.folders import LOCK, FolderLock, new_number
+from pl_privknn.privacy.files import LOCK, FolderLock, new_number, replaced_durably, write_durably
+from pl_privknn.privacy.verify import CHECKPOINT
 from pl_privknn.report import write_report
 from pl_privknn.training.noisy_sgd import NoisySGD
 from pl_privknn.training.private_training import PrivateTraining

@@ -31,11 +31,9 @@ from pl_privknn.config import (
 )
 from pl_privknn.planning import default_parameter, private_trainings, solve
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.audit import ledger_of, mapping_of
-from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.folders import FolderLock
+from pl_privknn.privacy.files import FolderLock, write_durably
 from pl_privknn.privacy.run import RUN_FILE
-from pl_privknn.privacy.verification import epsilon_of_files
+from pl_privknn.privacy.verify import epsilon_of_files, ledger_of, mapping_of
 
 #: The comparison with its configurations, in its folder.
 COMPARISON = "comparison.yaml"

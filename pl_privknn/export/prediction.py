@@ -22,8 +22,8 @@ from pl_privknn.datamodules.datasets import TensorImages
 from pl_privknn.datamodules.folder import FileImages, images_under
 from pl_privknn.export.released_model import ReleasedModel, released_model
 from pl_privknn.features.pretrained import session_of
-from pl_privknn.privacy.audit import mapping_of
-from pl_privknn.privacy.audit import reading as reading_run
+from pl_privknn.privacy.verify import mapping_of
+from pl_privknn.privacy.verify import reading as reading_run
 
 _AT_ONCE = 64
 

@@ -19,8 +19,8 @@ from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.config import build, known_class
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
-from pl_privknn.privacy.audit import CHECKPOINT, EXPORT, HEAD, mapping_of, reading
 from pl_privknn.privacy.card import audited, has_teacher, privacy_card, write_card
+from pl_privknn.privacy.verify import CHECKPOINT, EXPORT, HEAD, mapping_of, reading
 from pl_privknn.students.base import Student
 from pl_privknn.students.losses import TASKS
 

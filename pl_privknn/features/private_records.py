@@ -16,7 +16,7 @@ from pl_privknn.features.alone import COMPARED, Extract, kept_apart
 from pl_privknn.features.base import at_once, extract_on
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.persons import check_owners, records_drawn
+from pl_privknn.privacy.records import check_owners, records_drawn
 
 # Of a table that is looked through for values that are not finite: 16 MB.
 _VALUES_AT_A_TIME = 1 << 22

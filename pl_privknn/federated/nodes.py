@@ -27,9 +27,8 @@ from pl_privknn.federated.messages import (
 from pl_privknn.labelers.local import Shuffled
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.persons import check_owners
-from pl_privknn.privacy.private_store import PrivateStore
-from pl_privknn.privacy.same_table import same_table
+from pl_privknn.privacy.private_state import PrivateStore, same_table
+from pl_privknn.privacy.records import check_owners
 
 _LOG = logging.getLogger(__name__)
 _SCHEMA = "CREATE TABLE rounds (name TEXT PRIMARY KEY, epsilon REAL NOT NULL);"
@@ -47,7 +46,7 @@ class AnsweredRounds:
 
     Args:
         path: an SQLite file by its absolute path, made if missing; see
-            :class:`~pl_privknn.privacy.private_store.PrivateStore`. Deleting it, or restoring an older copy,
+            :class:`~pl_privknn.privacy.private_state.PrivateStore`. Deleting it, or restoring an older copy,
             forgets what was spent.
         table: tensors of the node's records. The file keeps a digest of them under a random key, and refuses other
             records; none for a node without records.

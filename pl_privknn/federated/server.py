@@ -18,9 +18,9 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.federated.messages import VERSION, Fields, Request, decode, extractor_digest
 from pl_privknn.labelers.base import Release, stated_plan
 from pl_privknn.labelers.local import ClientReverseKNN, LocalRandomizer, SingleMessage
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.files import replaced_durably
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.settings import Budget
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")

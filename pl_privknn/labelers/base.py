@@ -16,6 +16,7 @@ from pl_privknn._checks import InputError, shape_text
 from pl_privknn._processes import ALONE, ProcessGroup, Shard
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.features.private_records import PrivateRecords
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms.base import (
     MOVES_AS_CHARGED,
@@ -29,7 +30,6 @@ from pl_privknn.privacy.mechanisms.base import (
 )
 from pl_privknn.privacy.noise import NoiseSource, default_noise
 from pl_privknn.privacy.records import is_ours
-from pl_privknn.privacy.settings import Budget
 
 _Value = TypeVar("_Value")
 

@@ -18,11 +18,11 @@ from pl_privknn.labelers.base import PayingRun, PrivateRecords, Release
 from pl_privknn.labelers.reverse_knn import CountTable, RecordVotes, decide, true_counts
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.accounting.pld import bisect
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.mechanisms.base import Charge, Mechanism
 from pl_privknn.privacy.mechanisms.local import NegativeBinomial, RandomizedResponse, ShuffleAmplification
 from pl_privknn.privacy.mechanisms.stated import PureDP
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.settings import Budget
 
 _KEYS = 1 << 62
 # Least ε for each place in which two messages differ: below it float64 hardly distinguishes e^ε from 1.

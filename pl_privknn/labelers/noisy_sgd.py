@@ -28,6 +28,7 @@ from pl_privknn.labelers.base import (
     SpendsBudget,
 )
 from pl_privknn.networks.layer_gradients import LayerGradients
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.mechanisms.base import Charge
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
@@ -38,7 +39,6 @@ from pl_privknn.privacy.mechanisms.steps import (
     step_mechanism,
 )
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.settings import Budget
 
 
 @dataclasses.dataclass(frozen=True)

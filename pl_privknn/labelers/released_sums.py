@@ -36,12 +36,12 @@ from pl_privknn.labelers.base import (
     Release,
     SpendsBudget,
 )
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.mechanisms.base import ADJACENCIES, Charge, merged
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.mechanisms.steps import clip_factors, noise_for_steps, step_mechanism
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore
-from pl_privknn.privacy.settings import Budget
+from pl_privknn.privacy.private_state import FILE_NAME, PrivateStore
 
 
 class Targets(abc.ABC):

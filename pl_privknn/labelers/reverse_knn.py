@@ -28,10 +28,10 @@ from pl_privknn.labelers.base import (
     sum_noise,
 )
 from pl_privknn.neighbors import assign
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.mechanisms.base import ADJACENCIES, AdditiveNoise, Charge, Mechanism
 from pl_privknn.privacy.mechanisms.noisy_votes import Laplace
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.settings import Budget
 
 
 @dataclasses.dataclass(frozen=True)

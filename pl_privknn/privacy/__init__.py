@@ -15,8 +15,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "accounting.exact": ["exact_epsilon"],
         "accounting.tradeoff": ["TradeOff", "trade_off"],
         "holdout": ["PaidEvaluation"],
-        "ledger": ["BudgetExceeded", "Ledger"],
-        "settings": ["Budget"],
+        "budget": ["Budget", "BudgetExceeded"],
+        "ledger": ["Ledger"],
         "mechanisms": [
             "Charge",
             "Conditional",

@@ -17,21 +17,22 @@ import numpy as np
 from pl_privknn import __version__
 from pl_privknn._checks import at_most, printable
 from pl_privknn.privacy.accounting.tradeoff import RATES
-from pl_privknn.privacy.audit import (
+from pl_privknn.privacy.files import file_digest, write_durably, write_json
+from pl_privknn.privacy.ledger import Ledger
+from pl_privknn.privacy.run import RUN_FILE, is_labelling
+from pl_privknn.privacy.verify import (
     CHECKPOINT,
     CONFIG,
     HEAD,
     NotARun,
+    audit_ledger,
     audit_run,
     ledger_of,
     mapping_of,
     named_values,
+    parameters_text,
     reading,
 )
-from pl_privknn.privacy.files import file_digest, write_durably, write_json
-from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.run import RUN_FILE, is_labelling
-from pl_privknn.privacy.verification import audit_ledger, parameters_text
 
 _CARD = "privacy_card"
 #: Files of which a run's folder has at least one.
@@ -180,7 +181,7 @@ def audited(folder: Path, exact: bool = False) -> dict[str, Any] | None:
 
     Args:
         folder: of the run.
-        exact: see :func:`~pl_privknn.privacy.audit.audit_run`.
+        exact: see :func:`~pl_privknn.privacy.verify.audit_run`.
 
     Raises:
         NotARun: where the audit finds something; and as :func:`audit_run`.

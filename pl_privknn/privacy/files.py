@@ -1,4 +1,4 @@
-"""Durable writing of files, and the digest of one."""
+"""Folders of runs and their locks, durable writing of files, and the digest of one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from filelock import FileLock, Timeout
 
 
 @contextlib.contextmanager
@@ -102,3 +108,122 @@ def read_numbers(name: str, path: str | Path) -> NDArray[Any]:
         raise ValueError(
             f"{name}={str(path)!r} can't be read as an array; write it with numpy.save, numbers alone"
         ) from None
+
+
+#: Name of the file in a run's folder that keeps a second run out.
+LOCK = "run.lock"
+
+
+class FolderInUse(RuntimeError):
+    """Raised where another run holds the folder."""
+
+
+class FolderLock:
+    """Exclusive lock on a folder until :meth:`release`, or the end of the process, however it ends.
+
+    Args:
+        folder: the run's folder, made if missing.
+        shared: let one run of this process use the locked folder too; for a command that starts a run.
+
+    Raises:
+        FolderInUse: if a run, of this or of another process, has the folder.
+    """
+
+    _runs: ClassVar[set[Path]] = set()
+
+    def __init__(self, folder: Path, shared: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder.resolve()
+        self._is_run = not shared
+        in_use = FolderInUse(
+            f"run_dir={str(folder)!r} is in use by another run; wait for its end, or choose another folder"
+        )
+        if self._is_run and self._folder in self._runs:
+            raise in_use
+        # One object for all locks of this process on the folder, which counts.
+        self._lock = FileLock(self._folder / LOCK, is_singleton=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise in_use from None
+        self._held = True
+        if self._is_run:
+            self._runs.add(self._folder)
+
+    def release(self) -> None:
+        """Release the lock; a second call does nothing."""
+        if self._held:
+            self._held = False
+            if self._is_run:
+                self._runs.discard(self._folder)
+            self._lock.release()
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_held", False):
+            self.release()
+
+
+def resumed_folder(
+    state: Mapping[str, Any], checkpoint: str | Path | None, run_id_in: Callable[[Path], str | None]
+) -> Path:
+    """Folder in which a resumed run continues: the one that holds its checkpoint.
+
+    A folder that was copied or moved goes on in itself, not in the one where the run began.
+
+    Args:
+        state: ``run_id`` and ``run_dir`` when the checkpoint was written.
+        checkpoint: the checkpoint's file.
+        run_id_in: id of the run whose folder it is; None where it is no run's.
+
+    Raises:
+        FileNotFoundError: if neither exists.
+    """
+    stored = Path(state["run_dir"])
+    around = [] if checkpoint is None else Path(checkpoint).absolute().parents
+    for folder in (*around, stored):
+        if folder.is_dir() and run_id_in(folder) == state["run_id"]:
+            return folder
+    raise FileNotFoundError(
+        f"the checkpoint's run folder {stored} is missing; without its ledger ε would be wrong. Restore it, or pass "
+        "run_dir with its new place"
+    )
+
+
+def new_number(folder: Path) -> Path:
+    """New folder in this one, named by the first free number."""
+    number = 0
+    while True:
+        new = folder / str(number)
+        try:
+            new.mkdir(parents=True)
+            return new
+        except FileExistsError:
+            number += 1
+
+
+def trainers_folder(trainer: Any, place: str | Path, name: str) -> Path:
+    """Folder of a new run: where the trainer's loggers write, or ``runs/NAME/NUMBER``.
+
+    A trainer without loggers and without a root folder would leave each run in the working directory, where a
+    second one would not be let in.
+
+    Args:
+        trainer: has ``loggers``.
+        place: its ``log_dir or default_root_dir``.
+        name: of the model.
+    """
+    if trainer.loggers or Path(place).resolve() != Path.cwd().resolve():
+        return Path(place)
+    return new_number(Path("runs") / name)
+
+
+def private_folder(run_dir: Path) -> Path:
+    """Folder of a run's private state, which survives a crash and is not to be shared: next to the run's folder."""
+    place = run_dir.resolve()
+    return place.parent / f"{place.name}.private"

@@ -23,16 +23,14 @@ from torch import Tensor
 
 from pl_privknn._checks import InputError, check_open_unit
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
-from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.folders import private_folder
+from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.files import private_folder, write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Charge, Guarantee, noise_guarantee
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.persons import persons_of
-from pl_privknn.privacy.private_store import PrivateStore
-from pl_privknn.privacy.same_table import same_table
-from pl_privknn.privacy.settings import Budget
+from pl_privknn.privacy.private_state import PrivateStore, same_table
+from pl_privknn.privacy.records import persons_of
 
 #: Files of a run's folder.
 LEDGER, RESULT = "holdout.sqlite", "holdout.json"

@@ -12,227 +12,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pl_privknn import __version__
-from pl_privknn._checks import InputError, check_int, check_open_unit
-from pl_privknn.privacy.accounting.accountant import PrivacyReport, account, best_order, total_pure_epsilon
-from pl_privknn.privacy.accounting.tradeoff import TradeOff, trade_off
+from pl_privknn._checks import InputError, check_int
+from pl_privknn.privacy.accounting.accountant import best_order
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
     Charge,
-    Guarantee,
     Mechanism,
     Unit,
     check_known,
     check_unit,
     merged,
 )
-from pl_privknn.privacy.settings import Budget
-from pl_privknn.privacy.store import (
-    NOISE_MARKS,
-    Balance,
-    LedgerCorrupt,
-    Releases,
-    RowStore,
-    RunBalance,
-    beyond,
-    count_of,
-    larger,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pl_privknn.privacy.noise import NoiseSource
-
-
-_ROWS_NAMED = 8
-# A pure ε is a difference of rounded logarithms; a sum may pass the budget by that alone, relative to it.
-_ROUNDING = 1e-12
-
-
-class BudgetExceeded(RuntimeError):
-    """Raised where a plan or charge would exceed the budget. Nothing was written, drawn or released.
-
-    Attributes:
-        epsilon: ε that would have been reached.
-        budget: the budget.
-
-    Example:
-        >>> import tempfile
-        >>> from pl_privknn.privacy import Budget, BudgetExceeded, Charge, Gaussian, Ledger
-        >>> plan = [Charge(Gaussian(sigma=4.0))]
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     try:
-        ...         Ledger(f"{folder}/ledger.sqlite", Budget(epsilon=0.5)).run("first", plan=plan)
-        ...     except BudgetExceeded as error:
-        ...         print(f"{error.epsilon:.3f} > {error.budget.epsilon}")
-        ...
-        0.926 > 0.5
-    """
-
-    def __init__(self, message: str, epsilon: float, budget: Budget) -> None:
-        super().__init__(message, epsilon, budget)
-        self.epsilon, self.budget = epsilon, budget
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-@dataclasses.dataclass(frozen=True)
-class LedgerReport:
-    """Totals of a ledger, or of one of its runs.
-
-    Attributes:
-        guarantee: of the worst case stated beforehand: for each run and mechanism the larger of what was
-            planned and what was charged.
-        spent: of what was charged in fact; for information.
-        filter: how the budget is kept (see :class:`~pl_privknn.privacy.ledger.Ledger`): ``"rule"``,
-            ``"composition"`` or ``"renyi filter"``; ``"order"``, the filter's order; ``"epsilon"``, ε of the
-            guarantee at that order, or its sum of pure ε; ``"late_rows"``, positions of the rows for which the
-            filter is needed.
-        head: hash of the last row; note it elsewhere to detect a ledger that was rewritten as a whole.
-        rows: number of rows.
-        guaranteed: the charges of ``guarantee``, a list that ``account`` composes to the same ε.
-        charged: the charges of ``spent``.
-    """
-
-    guarantee: PrivacyReport
-    spent: PrivacyReport
-    filter: dict[str, Any]
-    head: str
-    rows: int
-    guaranteed: tuple[Charge, ...]
-    charged: tuple[Charge, ...]
-
-    @property
-    def epsilon(self) -> float:
-        """ε of the guarantee."""
-        return self.guarantee.epsilon
-
-    @property
-    def epsilon_spent(self) -> float:
-        """ε of what was charged."""
-        return self.spent.epsilon
-
-    def trade_off(self) -> TradeOff:
-        """Attacker's error rates that the guarantee allows; exact where the report is."""
-        stated = self.guarantee
-        exact = stated.epsilon_exact is not None
-        return trade_off(self.guaranteed, delta=stated.delta, adjacency=stated.adjacency, exact=exact)
-
-
-def reached(balance: Balance, guarantee: Sequence[Charge], late: bool) -> tuple[float, str]:
-    """ε of ``guarantee`` by the rule that applies, at the budget's δ, and the rule's name.
-
-    Args:
-        balance: the ledger; its budget is the one in force.
-        guarantee: charges of all runs.
-        late: whether some of them were chosen after the first release.
-
-    Raises:
-        ValueError: if a mechanism is not defined under the ledger's adjacency.
-    """
-    budget, pure = balance.budget.epsilon, total_pure_epsilon(guarantee, balance.budget.adjacency)
-    if budget is not None and budget < pure <= budget * (1 + _ROUNDING):
-        return budget, "sum of pure ε"
-    if late:
-        return balance.filter.epsilon(guarantee), f"Rényi filter at orders {balance.order:g} and ∞"
-    epsilon = _total(balance, guarantee, balance.budget.delta, exact=False).epsilon
-    if budget is not None and epsilon > budget:
-        epsilon = _total(balance, guarantee, balance.budget.delta, exact=True).epsilon
-    return epsilon, "composition"
-
-
-def check_budget(balance: Balance, run_id: str, asked: Sequence[Charge], after: Releases, what: str) -> None:
-    """Raise ``BudgetExceeded`` where a run would exceed the budget by the rule that applies.
-
-    Args:
-        balance: the ledger as it is.
-        run_id: the run.
-        asked: what it asks for.
-        after: what it would guarantee then.
-        what: ``asked`` in words.
-
-    Raises:
-        BudgetExceeded: if the budget is exceeded.
-        ValueError: if a mechanism is not defined under the ledger's adjacency.
-    """
-    guarantee, budget = balance.guarantee({run_id: after}), balance.budget
-    if budget.epsilon is None:
-        balance.filter.total(guarantee)  # an undefined mechanism is an error now, not at the report
-        return
-    # Whatever comes after the first charge may have been chosen in view of its answers.
-    late = balance.num_charges > 0
-    epsilon, rule = reached(balance, guarantee, late)
-    if epsilon <= budget.epsilon:
-        return
-    before, _ = reached(balance, balance.guarantee(), late)
-    releases = ", ".join(f"{charge.count} × {charge.mechanism.label}" for charge in asked)
-    raise BudgetExceeded(
-        f"{what} run {run_id!r} ({releases}) would bring ε from {before:.4g} to {epsilon:.4g} at δ={budget.delta:g} "
-        f"({rule}), above epsilon={budget.epsilon:g} of the budget; nothing was charged and nothing was drawn. Ask "
-        "fewer queries, cap the answers (max_answers), add noise, or lower the sampling rate",
-        epsilon,
-        budget,
-    )
-
-
-def make_report(
-    balance: Balance,
-    guarantee: Sequence[Charge],
-    spent: Sequence[Charge],
-    late: Sequence[int],
-    delta: float | None,
-    exact: bool,
-) -> LedgerReport:
-    """Totals of some charges of a ledger.
-
-    Args:
-        balance: the ledger.
-        guarantee: what was granted.
-        spent: what was charged.
-        late: positions of the rows among these charges' that were chosen after the ledger's first charge.
-        delta: δ of the report; the budget's by default.
-        exact: also compute the exact worst case (seconds).
-    """
-    delta = balance.budget.delta if delta is None else check_open_unit("delta", delta)
-    if late:  # the condition travels with the charges, wherever they go from here
-        condition = Guarantee("conditional", (_condition(balance, late),))
-        guarantee = [charge.with_guarantee(condition) for charge in guarantee]
-        spent = [charge.with_guarantee(condition) for charge in spent]
-    by_filter = dataclasses.replace(balance.filter, delta=delta)
-    return LedgerReport(
-        guarantee=_total(balance, guarantee, delta, exact),
-        spent=_total(balance, spent, delta, exact),
-        filter={
-            "rule": "renyi filter" if late else "composition",
-            "order": balance.order,
-            "epsilon": by_filter.epsilon(guarantee),
-            "late_rows": list(late),
-        },
-        head=balance.head,
-        rows=balance.position,
-        guaranteed=tuple(guarantee),
-        charged=tuple(spent),
-    )
-
-
-def _total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool) -> PrivacyReport:
-    """The accountant's report."""
-    kept = balance.budget
-    return account(charges, delta=delta, adjacency=kept.adjacency, exact=exact, unit=kept.unit)
-
-
-def _condition(balance: Balance, late: Sequence[int]) -> str:
-    rows = ", ".join(map(str, late[:_ROWS_NAMED])) + (", …" if len(late) > _ROWS_NAMED else "")
-    text = (
-        f"the parameters in rows {rows}, written after the first release, did not depend on earlier answers"
-    )
-    if balance.budget.epsilon is None:
-        return f"{text} (no budget was set that would hold otherwise)"
-    return (
-        f"{text}; whatever they depended on, the Rényi filter at orders {balance.order:g} and ∞ keeps the ledger "
-        f"within ε = {balance.budget.epsilon:g} at δ = {balance.budget.delta:g}"
-    )
+from pl_privknn.privacy.budget import (
+    NOISE_MARKS,
+    Balance,
+    Budget,
+    BudgetExceeded,
+    LedgerReport,
+    RunBalance,
+    beyond,
+    check_budget,
+    count_of,
+    larger,
+    make_report,
+    reached,
+)
+from pl_privknn.privacy.sqlite_file import LedgerCorrupt, RowStore
 
 
 class ChargesLedger(Protocol):
@@ -408,7 +218,8 @@ class Ledger:
     Args:
         path: the file, made if missing. It holds public facts only: parameters, counts, times.
         budget: of all runs together; a ledger has one for life.
-        run_file: the file of the run that charges, see :class:`~pl_privknn.privacy.store.RowStore`; made if missing.
+        run_file: the file of the run that charges, made if missing; see
+            :class:`~pl_privknn.privacy.sqlite_file.RowStore`.
 
     Raises:
         ValueError: for another budget than the ledger's.

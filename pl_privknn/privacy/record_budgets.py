@@ -23,7 +23,7 @@ from pl_privknn.privacy.files import read_numbers
 from pl_privknn.privacy.ledger import ChargesLedger
 from pl_privknn.privacy.mechanisms.base import Mechanism, Unit
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.private_store import PrivateStore, PrivateStoreError
+from pl_privknn.privacy.private_state import PrivateStore, PrivateStoreError
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -236,7 +236,7 @@ class BudgetTable(PrivateStore):
     * *an older copy put back*: every call draws a mark, even if no record pays, that is written with what it cost and
       noted in the ledger before its answers are returned. A table without the ledger's last mark is older;
     * *a lost table*: the ledger says that this run has paid for a stream, and the table knows nothing of the run;
-    * *a second copy*, see :class:`~pl_privknn.privacy.private_store.PrivateStore`;
+    * *a second copy*, see :class:`~pl_privknn.privacy.private_state.PrivateStore`;
     * *other noise*: what the ledger says of the noise holds for all answers, so all come from one kind of source.
 
     A run is noted here before its ledger is charged, with the number of such charges that it had by then. So the

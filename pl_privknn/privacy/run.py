@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Protocol
 
 from pl_privknn._checks import check_path
 from pl_privknn.privacy.accounting.accountant import PrivacyReport
-from pl_privknn.privacy.folders import FolderLock, private_folder
+from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.files import FolderLock, private_folder
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt, LedgerRun
 from pl_privknn.privacy.mechanisms.base import Charge, Level, guarantee_rank
-from pl_privknn.privacy.settings import Budget
-from pl_privknn.privacy.sqlite_file import SQLiteFile
-from pl_privknn.privacy.store import LAST_ROW, RowStore, refuse_wal
+from pl_privknn.privacy.sqlite_file import LAST_ROW, RowStore, SQLiteFile, refuse_wal
 
 #: The file of a run in its folder.
 RUN_FILE = "run.sqlite"

@@ -22,10 +22,10 @@ from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, has_pret
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.linear_models import PreconditionedGradients
 from pl_privknn.labelers.reverse_knn import ReverseKNN
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.ledger import FreeLedger
 from pl_privknn.privacy.mechanisms.base import Unit
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.settings import Budget
 from pl_privknn.students.losses import TASKS
 
 #: Teachers that are recommended, and their names in texts.

@@ -18,9 +18,9 @@ from pl_privknn.callbacks.label_run import stored_answers
 from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.config import write_yaml
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.audit import CONFIG, mapping_of
 from pl_privknn.privacy.card import card_facts, described, holdout_text
 from pl_privknn.privacy.mechanisms.base import Charge, merged
+from pl_privknn.privacy.verify import CONFIG, mapping_of
 
 #: At how many rows ε is computed for the curve, and how many rows are listed.
 MOST_POINTS, MOST_ROWS = 12, 400

@@ -8,9 +8,9 @@ from typing import Any
 
 from pl_privknn import __version__
 from pl_privknn._figures import COLOURS, INK, inline_svg, new_figure, plain_axes
-from pl_privknn.privacy.audit import reading
 from pl_privknn.privacy.card import card_of, templates, write_card
 from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.verify import reading
 from pl_privknn.report.facts import facts_of
 
 Points = Sequence[tuple[float, float]]

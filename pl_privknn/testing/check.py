@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.privacy.ledger import BudgetExceeded
+from pl_privknn.privacy.budget import BudgetExceeded
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, merged
 from pl_privknn.testing.observe import (
     REPEATS,

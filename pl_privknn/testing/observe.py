@@ -17,7 +17,8 @@ from torch import Tensor
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.privacy.ledger import BudgetExceeded, FreeLedger
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.ledger import FreeLedger
 from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Mechanism, observing
 from pl_privknn.privacy.mechanisms.local import NegativeBinomial, RandomizedResponse, ShuffleAmplification
 from pl_privknn.privacy.mechanisms.noisy_votes import ExponentialArgmax, Gaussian

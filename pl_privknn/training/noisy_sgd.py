@@ -19,10 +19,10 @@ from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import FeatureNetwork, Normalization, build_network, register_network
 from pl_privknn.networks.base import Optimization, image_shape, output_size
 from pl_privknn.networks.layer_gradients import losses_of, separable
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.mechanisms.steps import noise_aware_lr
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.run import StatedRun, StatesPrivacy
-from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.private_training import PrivateTraining
 from pl_privknn.training.records import PrivateData
 from pl_privknn.training.requirements import replace_batch_norms

@@ -19,6 +19,7 @@ from pl_privknn._processes import ProcessGroup
 from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, Charge, Unit
 from pl_privknn.privacy.mechanisms.steps import noise_for_steps, steps_per_epoch, steps_within
@@ -26,7 +27,6 @@ from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.run import StatesPrivacy
-from pl_privknn.privacy.settings import Budget
 from pl_privknn.training.gradients import RecordGradients
 from pl_privknn.training.records import PrivateData, Steps
 from pl_privknn.training.requirements import (

@@ -24,10 +24,15 @@ from torch.utils.data import (
 )
 
 from pl_privknn._checks import shown
-from pl_privknn.privacy.persons import check_owners, persons_of
-from pl_privknn.privacy.records import foreign_reader, has_one_structure, has_repeated_rows
+from pl_privknn.privacy.private_state import check_same_in_processes
+from pl_privknn.privacy.records import (
+    check_owners,
+    foreign_reader,
+    has_one_structure,
+    has_repeated_rows,
+    persons_of,
+)
 from pl_privknn.privacy.redaction import redacted
-from pl_privknn.privacy.same_table import check_same_in_processes
 
 _READ_TOGETHER = 256
 # Those of all records alike, which Poisson samples replace.

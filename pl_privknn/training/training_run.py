@@ -15,7 +15,8 @@ from pl_privknn._lightning import rank_zero_info
 from pl_privknn._processes import ProcessGroup
 from pl_privknn.privacy.accounting.accountant import PrivacyReport, epsilon_for_delta
 from pl_privknn.privacy.accounting.calibration import CalibrationError
-from pl_privknn.privacy.folders import resumed_folder, trainers_folder
+from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.files import resumed_folder, trainers_folder
 from pl_privknn.privacy.mechanisms.base import Charge, Guarantee, Unit, noise_guarantee
 from pl_privknn.privacy.mechanisms.stated import NoNoise
 from pl_privknn.privacy.mechanisms.steps import (
@@ -27,7 +28,6 @@ from pl_privknn.privacy.mechanisms.steps import (
 )
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.run import Run, run_id_in
-from pl_privknn.privacy.settings import Budget
 
 STEPS = ("auto", "traced")
 

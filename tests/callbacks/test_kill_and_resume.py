@@ -6,7 +6,7 @@ import pytest
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
-from pl_privknn.privacy.verification import audit_ledger
+from pl_privknn.privacy.verify import audit_ledger
 from tests.callbacks import killed_run
 from tests.privacy.ledger.ledger_setup import needs_fork
 from tests.setup.forked import in_child

@@ -27,7 +27,7 @@ from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.run import RunFileError
-from pl_privknn.privacy.verification import audit_ledger
+from pl_privknn.privacy.verify import audit_ledger
 from tests.setup.small_fit import fit_student
 from tests.setup.traced import Fault, needs_trace, traced
 

@@ -12,7 +12,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pl_privknn.callbacks import FullSelection, PrivateLabeler, RunReport
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers.base import Labeler, Release
-from pl_privknn.privacy.ledger import BudgetExceeded
+from pl_privknn.privacy.budget import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from tests.setup.grouped import grouped
 from tests.setup.refusals import refusals

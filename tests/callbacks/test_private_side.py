@@ -17,7 +17,8 @@ from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.labelers import PrivateKNN, Release
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.records import check_hyperparameters
 from pl_privknn.privacy.redaction import SHOW, RedactedError, redacted

@@ -14,7 +14,7 @@ import yaml
 
 from pl_privknn.cli import main
 from pl_privknn.privacy import Budget, Ledger
-from pl_privknn.privacy.store import canonical, seal
+from pl_privknn.privacy.sqlite_file import canonical, seal
 
 QUIET = ["--trainer.enable_progress_bar", "false", "--labeling.options.progress", "false"]
 FIT = [

@@ -14,7 +14,7 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.labelers import IndKNN, PrivateKNN
 from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.private_store import PrivateStoreError
+from pl_privknn.privacy.private_state import PrivateStoreError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = yaml.safe_load((ROOT / "configs" / "digits_private_knn.yaml").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from pl_privknn.comparison import markdown_table, read_results
 from pl_privknn.comparison.plot import results_digest
 from pl_privknn.privacy.mechanisms.base import SEEDED_NOISE
 from pl_privknn.privacy.mechanisms.steps import PaidSteps
-from pl_privknn.privacy.verification import audit_ledger
+from pl_privknn.privacy.verify import audit_ledger
 from tests.comparison.compare_setup import (
     LABELER,
     TRUE,

@@ -130,7 +130,7 @@ def test_import_leaves_heavy_packages_alone():
     heavy = {"wandb", "timm", "faiss", "opacus", "matplotlib", "pyarrow", "skimage", "pytorch_lightning"}
     # What ``privknn epsilon`` needs is not among what imports torch either.
     code = (
-        f"import sys, pl_privknn.privacy.verification; "
+        f"import sys, pl_privknn.privacy.verify; "
         f"print({heavy | {'torch'}} & set(sys.modules)); "
         f"from pl_privknn import PrivateKNN; print({heavy} & set(sys.modules))"
     )

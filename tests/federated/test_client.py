@@ -19,7 +19,7 @@ from pl_privknn.federated.messages import decode, extractor_digest
 from pl_privknn.federated.nodes import AnsweredRounds
 from pl_privknn.labelers.local import RANDOMIZERS, make_randomizer
 from pl_privknn.privacy.noise import NoiseSource, SystemNoise
-from pl_privknn.privacy.private_store import PrivateStoreError
+from pl_privknn.privacy.private_state import PrivateStoreError
 from tests.federated.federated_setup import CLASSES, NAME, client, coins, queries, records
 
 

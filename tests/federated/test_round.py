@@ -13,9 +13,10 @@ from pl_privknn.labelers import LocalReverseKNN, ReverseKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.labelers.local import RANDOMIZERS
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.verification import audit_ledger
+from pl_privknn.privacy.verify import audit_ledger
 from tests.federated.federated_setup import CLASSES, Wire, asked, client, coins, queries, records
 from tests.setup.grouped import grouped
 

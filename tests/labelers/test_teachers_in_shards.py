@@ -9,7 +9,8 @@ from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PATE, IndKNN, NoisySGDTeacher, PrivateKNN, ReverseKNN
 from pl_privknn.labelers.partitions import Partitioner
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Gaussian
 from pl_privknn.privacy.noise import NoiseSource, SeededNoise
 from pl_privknn.testing import FreeLedger

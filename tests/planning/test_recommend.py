@@ -22,7 +22,7 @@ from pl_privknn.datamodules.at import data_at
 from pl_privknn.features import HOG
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.verification import audit_ledger
+from pl_privknn.privacy.verify import audit_ledger
 from pl_privknn.recommendation.rules import WIDTHS_OF_ATTRIBUTES, Setting, Sizes, usual_delta
 
 

@@ -10,7 +10,7 @@ import stat
 
 import pytest
 
-from pl_privknn.privacy.private_store import PrivateStore, PrivateStoreError
+from pl_privknn.privacy.private_state import PrivateStore, PrivateStoreError
 from tests.privacy.ledger.ledger_setup import needs_fork
 from tests.setup.forked import in_child, is_killed, talking
 

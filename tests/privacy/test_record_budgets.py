@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pl_privknn.privacy.private_store import PrivateStoreError
+from pl_privknn.privacy.private_state import PrivateStoreError
 from pl_privknn.privacy.record_budgets import (
     BudgetTable,
     RecordKey,

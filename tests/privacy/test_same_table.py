@@ -2,8 +2,7 @@
 
 import torch
 
-from pl_privknn.privacy.private_store import PrivateStore
-from pl_privknn.privacy.same_table import same_table, table_digest
+from pl_privknn.privacy.private_state import PrivateStore, same_table, table_digest
 
 ROWS, LABELS = torch.rand(7, 3), torch.arange(7)
 

@@ -6,7 +6,7 @@ import pytest
 
 from pl_privknn.privacy.files import replaced_durably, write_durably
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.private_store import PrivateStore
+from pl_privknn.privacy.private_state import PrivateStore
 from tests.privacy.ledger.ledger_setup import G
 
 #: SQLite's level that syncs the file with each commit and the journal's folder too.

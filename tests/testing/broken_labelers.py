@@ -10,7 +10,7 @@ from pl_privknn.labelers.base import Labeler, Release
 from pl_privknn.labelers.partitions import Partitioner
 from pl_privknn.neighbors import PoissonSums
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.ledger import BudgetExceeded
+from pl_privknn.privacy.budget import BudgetExceeded
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 

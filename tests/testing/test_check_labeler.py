@@ -30,7 +30,8 @@ from pl_privknn.labelers.base import Release
 from pl_privknn.labelers.ind_knn.algorithm import PublicDensity
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Conditional, ExponentialArgmax, Gaussian, Laplace, Mechanism
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.testing import FreeLedger, LabelerCheckError, Table, check_labeler, distance, observe

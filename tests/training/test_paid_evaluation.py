@@ -10,9 +10,9 @@ from torch.utils.data import TensorDataset
 
 from pl_privknn import NoisySGD
 from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger, epsilon_for_delta
-from pl_privknn.privacy.audit import audit_run
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
 from pl_privknn.privacy.noise import SeededNoise
+from pl_privknn.privacy.verify import audit_run
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.testing import clipped_sum
 from pl_privknn.training.gradients import RecordGradients

@@ -25,11 +25,11 @@ from pl_privknn._processes import ALONE, ProcessGroup
 from pl_privknn.labelers.base import PayingRun
 from pl_privknn.neighbors.hashing import HashIndex, SignProjections, chosen_products
 from pl_privknn.neighbors.search import reaching
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.mechanisms.stated import GaussianDPStream
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.record_budgets import BudgetTable, Conversion, Ids, budget_for_epsilon
-from pl_privknn.privacy.settings import Budget
 
 Floats = NDArray[np.float64]
 Kernel = Literal["cosine", "rbf"]

@@ -33,17 +33,17 @@ from pl_privknn.labelers.ind_knn.algorithm import (
     check_queries,
     unit_rows,
 )
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.mechanisms.base import Charge
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
+from pl_privknn.privacy.private_state import FILE_NAME, PrivateStoreError
 from pl_privknn.privacy.record_budgets import (
     BudgetTable,
     Conversion,
     check_unpaid,
     read_ids,
 )
-from pl_privknn.privacy.settings import Budget
 
 
 @dataclasses.dataclass(frozen=True)

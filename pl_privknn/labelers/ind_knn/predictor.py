@@ -29,8 +29,7 @@ from pl_privknn.labelers.ind_knn.algorithm import (
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.privacy.noise import NoiseSource, default_noise
-from pl_privknn.privacy.persons import check_owners
-from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
+from pl_privknn.privacy.private_state import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.privacy.record_budgets import (
     BudgetTable,
     Conversion,
@@ -38,6 +37,7 @@ from pl_privknn.privacy.record_budgets import (
     epsilon_of_budget,
     read_ids,
 )
+from pl_privknn.privacy.records import check_owners
 
 #: The records that are in the table, earlier queries whose answers take part in later ones, and public examples for
 #: thresholds by density.

@@ -16,7 +16,7 @@ from pl_privknn.privacy.mechanisms.base import Charge, Unit
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
 from pl_privknn.privacy.mechanisms.stated import NoNoise
 from pl_privknn.privacy.noise import NoiseSource
-from pl_privknn.privacy.persons import persons_of, records_drawn
+from pl_privknn.privacy.records import persons_of, records_drawn
 
 # A hair: rounding in float32 must not let a clipped gradient be longer than the bound.
 _SLACK = 1e-5

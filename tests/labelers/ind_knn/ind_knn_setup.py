@@ -13,7 +13,7 @@ from pl_privknn.labelers.ind_knn.algorithm import IndKNNEngine, unit_rows
 from pl_privknn.privacy import Gaussian
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.private_store import FILE_NAME
+from pl_privknn.privacy.private_state import FILE_NAME
 from pl_privknn.privacy.record_budgets import BudgetTable
 from pl_privknn.testing import FreeLedger
 from tests.neighbors.shard_setup import paying

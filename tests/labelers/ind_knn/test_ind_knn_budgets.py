@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.ind_knn.algorithm import unit_rows
-from pl_privknn.privacy.private_store import FILE_NAME, PrivateStoreError
+from pl_privknn.privacy.private_state import FILE_NAME, PrivateStoreError
 from tests.labelers.ind_knn.ind_knn_literal import Literal
 from tests.labelers.ind_knn.ind_knn_setup import (
     ALL,

@@ -15,7 +15,8 @@ from pl_privknn.labelers.ind_knn import IndKNNParameters, PublicDensity, RecordI
 from pl_privknn.labelers.ind_knn.algorithm import unit_rows
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy import Budget, Gaussian
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
 from pl_privknn.testing import FreeLedger
 from tests.labelers.ind_knn.ind_knn_setup import engine_of, teacher

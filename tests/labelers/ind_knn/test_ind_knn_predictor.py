@@ -22,7 +22,7 @@ from pl_privknn.privacy import sqlite_file
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import GaussianDPStream
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
+from pl_privknn.privacy.private_state import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.testing import FreeLedger
 from tests.labelers.ind_knn.ind_knn_literal import Literal
 from tests.labelers.ind_knn.ind_knn_setup import (

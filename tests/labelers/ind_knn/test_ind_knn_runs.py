@@ -15,7 +15,7 @@ from pl_privknn.labelers import IndKNN
 from pl_privknn.privacy import Budget, Gaussian
 from pl_privknn.privacy.ledger import Ledger, LedgerRun
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.private_store import FILE_NAME, PrivateStore, PrivateStoreError
+from pl_privknn.privacy.private_state import FILE_NAME, PrivateStore, PrivateStoreError
 from pl_privknn.privacy.record_budgets import BudgetTable
 from tests.labelers.ind_knn.ind_knn_setup import amounts
 from tests.privacy.ledger.ledger_setup import needs_fork

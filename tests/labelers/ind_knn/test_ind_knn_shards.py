@@ -12,7 +12,7 @@ from pl_privknn.labelers.ind_knn.algorithm import IndKNNEngine
 from pl_privknn.neighbors.hashing import SignProjections
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.private_store import PrivateStoreError
+from pl_privknn.privacy.private_state import PrivateStoreError
 from pl_privknn.testing import FreeLedger
 from tests.labelers.ind_knn.ind_knn_setup import (
     ALL,

@@ -12,7 +12,7 @@ from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Conditional, Gaussian, Laplace
 from pl_privknn.privacy.mechanisms.base import LEVELS, Guarantee, guarantee_rank, noise_guarantee, weakest
 from pl_privknn.privacy.noise import SeededNoise, SystemNoise
-from pl_privknn.privacy.verification import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
+from pl_privknn.privacy.verify import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
 
 PLAIN = [Gaussian(20.0), Laplace(40.0)]
 WITH_CONDITION = Conditional(Gaussian(20.0), "the parts stayed as they were")

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SystemNoise
 from pl_privknn.privacy.run import Run
-from pl_privknn.privacy.settings import Budget
 
 G = Gaussian(20.0)
 #: What a charge says for its guarantee to be unconditional.

@@ -7,7 +7,8 @@ import pytest
 
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import RenyiFilter, account, best_order
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace, NoisyScreening, RandomizedResponse
 from pl_privknn.privacy.mechanisms.stated import Conditional
 from tests.privacy.ledger.ledger_setup import PROTECTED

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from pl_privknn.privacy.ledger import Ledger
-from pl_privknn.privacy.verification import audit_ledger
+from pl_privknn.privacy.verify import audit_ledger
 from tests.privacy.ledger.ledger_setup import PROTECTED, G, charged
 from tests.setup.traced import Fault, needs_trace, traced
 

@@ -6,7 +6,8 @@ import threading
 
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import RenyiFilter
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge
 from tests.privacy.ledger.ledger_setup import PROTECTED, G, charged, needs_fork
 

@@ -14,8 +14,8 @@ import pytest
 
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
-from pl_privknn.privacy.store import RowStore
-from pl_privknn.privacy.verification import audit_ledger
+from pl_privknn.privacy.sqlite_file import RowStore
+from pl_privknn.privacy.verify import audit_ledger
 from tests.privacy.ledger.ledger_setup import PROTECTED, G, charged, fill
 
 # ------------------------------------------------------------------ the chain

@@ -14,7 +14,7 @@ from pl_privknn.privacy import Budget
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, NoisyScreening
-from pl_privknn.privacy.verification import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
+from pl_privknn.privacy.verify import audit_ledger, epsilon_of_file, epsilon_of_files, export_ledger
 from tests.privacy.ledger.ledger_setup import PROTECTED, G
 
 S = NoisyScreening(k=30, threshold=18, sigma=8.0, num_classes=10, sampling_rate=0.2)

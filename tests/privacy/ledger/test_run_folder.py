@@ -15,12 +15,13 @@ from pl_privknn.cli.train import DurableCheckpointIO
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.labelers.base import Release
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.folders import FolderInUse, FolderLock, resumed_folder
-from pl_privknn.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
+from pl_privknn.privacy.budget import BudgetExceeded
+from pl_privknn.privacy.files import FolderInUse, FolderLock, resumed_folder
+from pl_privknn.privacy.ledger import Ledger, LedgerCorrupt
 from pl_privknn.privacy.mechanisms import Charge
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.run import RUN_FILE, RunFileError
-from pl_privknn.privacy.store import read_rows
+from pl_privknn.privacy.sqlite_file import read_rows
 from tests.privacy.ledger.ledger_setup import PROTECTED, G, needs_fork
 from tests.setup.forked import in_child
 from tests.setup.small_fit import fit_student

@@ -8,8 +8,8 @@ import pytest
 from pl_privknn.cli import main
 from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger
 from pl_privknn.privacy.noise import SystemNoise
-from pl_privknn.privacy.store import read_rows
-from pl_privknn.privacy.verification import check_summary
+from pl_privknn.privacy.sqlite_file import read_rows
+from pl_privknn.privacy.verify import check_summary
 from tests.report.report_setup import QUERIES, small_run
 
 FORGERIES = {

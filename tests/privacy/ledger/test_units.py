@@ -14,8 +14,8 @@ from pl_privknn.privacy.card import card_markdown, card_of
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms import Charge, Gaussian
 from pl_privknn.privacy.noise import SeededNoise
-from pl_privknn.privacy.persons import check_owners, records_drawn
-from pl_privknn.privacy.verification import audit_ledger, check_summary, epsilon_of_files, export_ledger
+from pl_privknn.privacy.records import check_owners, records_drawn
+from pl_privknn.privacy.verify import audit_ledger, check_summary, epsilon_of_files, export_ledger
 from pl_privknn.report.facts import facts_of
 from tests.privacy.ledger.ledger_setup import PROTECTED, G
 from tests.setup.small_fit import fit_student
