@@ -5,6 +5,10 @@ Other programs on the same cores change such ratios too, if less than seconds on
 wanted a core meanwhile. A command's seconds are those of a whole process, with all that it imports. A run of
 ``fit --data`` and its limit are two such processes of one thread each, one after the other; peak memory is the most
 that the process of the run had resident, pages of mapped files among it.
+
+With ``--device cuda`` the rows that a device can take are measured there, baselines among them, by seconds on the
+clock with the device's work finished, and are stored beside those of the processor. A row that fails is named at the
+end, after all others.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from pl_privknn.students import Student, SupervisedStudent, VATStudent
 _RECORDS, _DIMENSIONS, _QUERIES, _K, _RATE = 60_000, 1296, 1000, 300, 0.15
 _IMAGES, _ONE_BY_ONE = 2048, 64
 _IMAGES_OF_AN_EPOCH, _BATCH = 8192, 64
+_CPU = torch.device("cpu")
 _SCREENINGS = {
     "mechanism": "noisy_screening", "k": 300, "threshold": 210, "sigma": 85.0, "num_classes": 10,
     "sampling_rate": 0.2, "count": 18_000,
@@ -56,21 +61,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of :func:`measure`."""
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--device", type=torch.device, default=_CPU, help="cuda: rows of a device (cpu)")
 
 
 def measure(options: argparse.Namespace) -> Iterator[Measured]:
     """Measurements of each row, with its number of threads or one."""
+    place, failed = options.device, []
     for name in options.only:
-        torch.set_num_threads(1)
         _, _, _, work, *settled = ROWS[name]
-        found = work(options.repeat, *settled)
+        if place.type != "cpu" and work not in _OF_DEVICES:
+            continue
+        torch.set_num_threads(1)
+        try:
+            found = work(options.repeat, *([place] if work in _OF_DEVICES else []), *settled)
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+            continue
         load = round(os.getloadavg()[0], 1)
-        yield Measured({**found, "load": load}, [0], name, {"repeat": options.repeat})
+        settings = {"repeat": options.repeat}
+        if place.type == "cuda":
+            settings["device"] = torch.cuda.get_device_name(place)
+        part = name if place.type == "cpu" else f"{name}, {place.type}"
+        yield Measured({**found, "load": load}, [0], part, settings)
+    if failed:
+        raise RuntimeError("; ".join(failed))
 
 
-def _turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *whose: int) -> list[Any]:
+def _turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *clock: Any) -> list[Any]:
     """Seconds of both, alternately; the first turn of each does not count."""
-    return [(_taken(ours, *whose), _taken(bare, *whose)) for _ in range(repeat + 1)][1:]
+    return [(_taken(ours, *clock), _taken(bare, *clock)) for _ in range(repeat + 1)][1:]
 
 
 def _summary(ratios: list[float], suffix: str = "") -> dict[str, Any]:
@@ -81,22 +100,25 @@ def _summary(ratios: list[float], suffix: str = "") -> dict[str, Any]:
     }
 
 
-def _seconds(whose: int = resource.RUSAGE_SELF) -> float:
-    """Processor seconds of all threads, or of the processes that were waited for."""
+def _seconds(place: torch.device = _CPU, whose: int = resource.RUSAGE_SELF) -> float:
+    """Processor seconds of all threads, or of the processes that were waited for; of a device those on the clock."""
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+        return time.perf_counter()
     used = resource.getrusage(whose)
     return used.ru_utime + used.ru_stime
 
 
-def _taken(work: Callable[[], Any], *whose: int) -> tuple[float, float]:
-    """Processor seconds, and seconds on the clock."""
-    started, before = time.perf_counter(), _seconds(*whose)
+def _taken(work: Callable[[], Any], *clock: Any) -> tuple[float, float]:
+    """Seconds of :func:`_seconds`, and those on the clock."""
+    started, before = time.perf_counter(), _seconds(*clock)
     work()
-    return _seconds(*whose) - before, time.perf_counter() - started
+    return _seconds(*clock) - before, time.perf_counter() - started
 
 
-def _in_turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *whose: int) -> dict[str, Any]:
-    """Ratio of processor seconds, this package over the baseline."""
-    pairs = [(one, other) for (one, _), (other, _) in _turns(ours, bare, repeat, *whose)]
+def _in_turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *clock: Any) -> dict[str, Any]:
+    """Ratio of seconds, this package over the baseline."""
+    pairs = [(one, other) for (one, _), (other, _) in _turns(ours, bare, repeat, *clock)]
     return {
         **_summary([one / other for one, other in pairs]),
         "seconds": round(statistics.median(one for one, _ in pairs), 4),
@@ -104,7 +126,7 @@ def _in_turns(ours: Callable[[], Any], bare: Callable[[], Any], repeat: int, *wh
     }
 
 
-def _labelling(repeat: int, threads: int) -> dict[str, Any]:
+def _labelling(repeat: int, place: torch.device, threads: int) -> dict[str, Any]:
     """Time from features to answers, relative to the matrix product: search, order, coins, votes and noise."""
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
@@ -112,7 +134,7 @@ def _labelling(repeat: int, threads: int) -> dict[str, Any]:
     labels = torch.randint(CLASSES, (_RECORDS + _QUERIES,), generator=generator)
     features = torch.randn((len(labels), _DIMENSIONS), generator=generator).mul_(0.1).add_(centres[labels])
     table, queries = features.clamp_(min=0).split([_RECORDS, _QUERIES])
-    neighbors = PoissonNeighbors(table, labels[:_RECORDS], CLASSES, _K, _RATE)
+    neighbors = PoissonNeighbors(table, labels[:_RECORDS], CLASSES, _K, _RATE, device=place)
     screening = NoisyScreening(_K, 0.6 * _K, 0.25 * _K, CLASSES, sampling_rate=_RATE)
     mechanism = Gaussian(sigma=_K / 12, l2_sensitivity=2**0.5, sampling_rate=_RATE)
     source = SystemNoise()
@@ -124,7 +146,7 @@ def _labelling(repeat: int, threads: int) -> dict[str, Any]:
         answers = mechanism.add_noise(neighbors.votes(ranked, source.bernoulli), source).argmax(dim=1)
         torch.where(passed, answers, -1)
 
-    pairs = _turns(label, lambda: queries @ table.T, repeat)
+    pairs = _turns(label, lambda: queries.to(place) @ table.to(place).T, repeat, place)
     spent, clock = ([one[side] / other[side] for one, other in pairs] for side in (0, 1))
     return {"ratio": round(statistics.median(spent), 4), **_summary(clock, "_on_the_clock")}
 
@@ -150,7 +172,7 @@ def _hog(repeat: int, channels: int, side: int) -> dict[str, Any]:
     return kept
 
 
-def _extraction(repeat: int, name: str, side: int) -> dict[str, Any]:
+def _extraction(repeat: int, place: torch.device, name: str, side: int) -> dict[str, Any]:
     """Vectors of a frozen network with random weights, by the extractor and by its module in torch."""
     import timm
 
@@ -158,9 +180,9 @@ def _extraction(repeat: int, name: str, side: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.pt"
         torch.save(timm.create_model(name).state_dict(), weights)
-        extractor = TimmFeatures(name, weights=weights, image_size=side)
-        network = torch.inference_mode()(timm.create_model(name, num_classes=0).eval())
-        found = _in_turns(lambda: network(images), lambda: extractor(images), repeat)
+        extractor = TimmFeatures(name, weights=weights, image_size=side, device=place)
+        network = torch.inference_mode()(timm.create_model(name, num_classes=0).eval().to(place))
+        found = _in_turns(lambda: network(images.to(place)), lambda: extractor(images), repeat, place)
     ratios = {name: round(found[name], 2) for name in ("ratio", "ratio_min", "ratio_max")}
     return {"images_per_second": round(len(images) / found["bare_seconds"]), **ratios}
 
@@ -210,16 +232,17 @@ def _on_threads(repeat: int, threads: int) -> dict[str, Any]:
 class _Epoch(pl.Callback):
     """Seconds of the last epoch of a fit."""
 
-    seconds = 0.0
+    def __init__(self, place: torch.device) -> None:
+        self.place, self.seconds = place, 0.0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = _seconds()
+        self._started = _seconds(self.place)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seconds = _seconds() - self._started
+        self.seconds = _seconds(self.place) - self._started
 
 
-def _epoch(repeat: int, kind: type[Student] = SupervisedStudent) -> dict[str, Any]:
+def _epoch(repeat: int, place: torch.device, kind: type[Student] = SupervisedStudent) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(_IMAGES_OF_AN_EPOCH, 1, 28, 28, generator=generator)
     labels = torch.randint(10, (len(images),), generator=generator)
@@ -229,17 +252,21 @@ def _epoch(repeat: int, kind: type[Student] = SupervisedStudent) -> dict[str, An
 
     def loop(optimizer: torch.optim.Optimizer) -> None:
         for x, y in loader:
+            x, y = x.to(place), y.to(place)
             optimizer.zero_grad()
             torch.stack(list(student.objective(student.weak(x), y).values())).sum().backward()
             optimizer.step()
 
     ratios = []
     for _ in range(repeat):
-        epoch = _Epoch()  # the first one sets up what the second one is measured with
-        trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[epoch], **TRAINS_ALONE)
+        epoch = _Epoch(place)  # the first one sets up what the second one is measured with
+        accelerator = "gpu" if place.type == "cuda" else "cpu"
+        trainer = pl.Trainer(max_epochs=2, accelerator=accelerator, callbacks=[epoch], **TRAINS_ALONE)
         trainer.fit(student, loader)
-        student.train()
-        spent, _ = _taken(functools.partial(loop, trainer.optimizers[0]))
+        student.to(place).train()
+        # Lightning left the state of its own optimizer on the CPU.
+        fresh = student.optimization.over(student.network.parameters())
+        spent, _ = _taken(functools.partial(loop, fresh), place)
         ratios.append(spent / epoch.seconds)
     return _summary(ratios)
 
@@ -252,7 +279,7 @@ def _python(repeat: int, *words: str) -> dict[str, Any]:
         subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=True, capture_output=True)
 
     bare = functools.partial(run, "-c", "import torch")
-    return _in_turns(lambda: run(*words), bare, repeat, resource.RUSAGE_CHILDREN)
+    return _in_turns(lambda: run(*words), bare, repeat, _CPU, resource.RUSAGE_CHILDREN)
 
 
 def _exact(repeat: int) -> dict[str, Any]:
@@ -400,7 +427,12 @@ def _embeddings(folder: Path) -> int:
 def table() -> str:
     """Table of stored figures and their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
-    lines = [[*row[:3], _ratio(found[name])] for name, row in ROWS.items() if name in found]
+    lines = [
+        [row[0] + place, *row[1:3], _ratio(found[name + place])]
+        for place in ("", ", cuda")
+        for name, row in ROWS.items()
+        if name + place in found
+    ]
     return markdown(["measurement", "baseline", "target", "ratio of processor seconds"], lines)
 
 
@@ -415,6 +447,7 @@ def _ratio(found: dict[str, Any]) -> str:
     return f"{found['ratio']:.2f}{between}{clock}{seconds}{memory}"
 
 
+_OF_DEVICES = (_labelling, _extraction, _epoch)
 _PASS = "decoding, resizing and one pass of the network"
 _PRODUCT, _LOOP, _TORCH = "the bare product", "a loop with the same objective", "`import torch`"
 #: What is measured, what stands beside it, the aim, and how: a function with its arguments.
