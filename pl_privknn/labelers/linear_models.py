@@ -96,7 +96,28 @@ def fit_maximum_likelihood(
     return torch.from_numpy(found.x).view_as(moment).clone()
 
 
-FITS = ("least_squares", "maximum_likelihood")
+def fit_nearest_mean(public: Tensor, sums: Tensor, bias: float) -> Tensor:
+    """W whose scores are log-likelihoods of normal classes around their noisy means, up to what all have in common.
+
+    The score of a class with mean μ is (⟨x, μ⟩ − |μ|²/2) / s²; the nearest mean has the largest. s² is the mean
+    squared distance of public examples from their nearest mean, divided by the number of coordinates. Noise makes the
+    mean of a class with few records long, and so far from every example. All classes have the same prior.
+
+    Args:
+        public: x of public examples, float64 ``(m, p)``.
+        sums: Σ of x by class, float64 ``(c, p)``, noisy.
+        bias: last coordinate of every x, above 0.
+
+    Returns:
+        float64 ``(c, p)``.
+    """
+    counts = (sums[:, -1:] / bias).clamp(min=1.0)
+    means, unit = sums[:, :-1] / counts, public[:, :-1]
+    spread = torch.cdist(unit, means).square().amin(dim=1).mean().clamp(min=1e-12) / unit.shape[1]
+    return torch.cat([means, -means.square().sum(dim=1, keepdim=True) / (2 * bias)], dim=1) / spread
+
+
+FITS = ("least_squares", "maximum_likelihood", "nearest_mean")
 
 
 class SufficientStatistics(StatisticsTeacher):
@@ -115,7 +136,8 @@ class SufficientStatistics(StatisticsTeacher):
 
     Args:
         *args: ``budget`` or ``noise_multiplier``.
-        fit: ``"least_squares"`` or ``"maximum_likelihood"``.
+        fit: ``"least_squares"`` or ``"maximum_likelihood"`` of the private records; or ``"nearest_mean"``, the class
+            whose noisy mean is nearest, which finds classes with few records, at the cost of accuracy on large ones.
         **kwargs: see :class:`~pl_privknn.labelers.released_sums.StatisticsTeacher`.
 
     Raises:
@@ -137,6 +159,11 @@ class SufficientStatistics(StatisticsTeacher):
     ) -> None:
         self.fitted_by = check_choice("fit", fit, FITS)
         super().__init__(1, *args, **kwargs)
+        if fit == "nearest_mean" and (not self.bias or self.targets.centre):
+            raise ValueError(
+                f"fit={fit!r} with bias={self.bias:g}, task={self.targets.task!r}: means are sums over the counts of "
+                "classes, which the bias gives; use a bias above 0, and task='multiclass'"
+            )
 
     def sensitivity(self, release: int) -> float:
         """R, or max(2, √2·R), of attributes and of several records a person 2R; see the class."""
@@ -183,6 +210,8 @@ class SufficientStatistics(StatisticsTeacher):
 
     def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
         """The public fit."""
+        if self.fitted_by == "nearest_mean":
+            return fit_nearest_mean(public, releases[0].noisy, self.bias)
         num_targets = len(releases[0].noisy)
         moment = releases[0].noisy / (self.private_records * self.targets.error_scale(num_targets))
         moment = moment + self.targets.centre * public.mean(dim=0)
@@ -193,9 +222,9 @@ class SufficientStatistics(StatisticsTeacher):
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Those of the model; the scores of least squares estimate probabilities themselves."""
-        if self.fitted_by == "maximum_likelihood":
-            return self.targets.expected(scores)
-        return self.targets.probabilities_of(scores)
+        if self.fitted_by == "least_squares":
+            return self.targets.probabilities_of(scores)
+        return self.targets.expected(scores)
 
 
 # Clipping norms of the first releases, and of all later ones: gradients shrink as the model learns.

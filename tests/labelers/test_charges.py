@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.labelers import PATE, PrivateKNN
+from pl_privknn.labelers import PATE, Labeler, PrivateKNN
 from pl_privknn.labelers.ind_knn.predictor import IndKNNPredictor
 from pl_privknn.labelers.partitions import RandomPartition
 from pl_privknn.labelers.teachers import LinearTeachers
@@ -85,3 +85,10 @@ def test_a_handle_pays_on_global_rank_0_and_all_processes_get_the_same_row_and_s
     assert [row.count for row in free.rows] == [1, 3, 1]
     assert [(charged, row) for charged, row, _ in found] == [(3, 2)] * 3
     assert len({tuple(drawn) for _, _, drawn in found}) == 3
+
+
+def test_a_labeler_has_six_attributes():
+    named = {name for name, kept in vars(Labeler).items() if not callable(kept)} | {*Labeler.__annotations__}
+    assert {name for name in named if not name.startswith("_")} == {
+        *("noise_source", "adjacencies", "tasks", "free_parameters", "capabilities", "records"),
+    }

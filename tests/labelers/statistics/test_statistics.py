@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import NearestCentroid
 
 from pl_privknn.callbacks import PrivateLabeler
 from pl_privknn.features import HOG, Pixels
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
-from pl_privknn.labelers.linear_models import fit_least_squares, fit_maximum_likelihood
+from pl_privknn.labelers.linear_models import fit_least_squares, fit_maximum_likelihood, fit_nearest_mean
 from pl_privknn.labelers.released_sums import TARGETS, ReleaseLostError, write_release
 from pl_privknn.privacy import Budget
 from pl_privknn.privacy.ledger import Ledger
@@ -62,6 +63,40 @@ def test_fits_are_those_of_scikit_learn():
     found = fit_maximum_likelihood(x, y.T @ x / 50, 0.02, targets=TARGETS["multilabel"])
     for weights, attribute in zip(found, y.T, strict=True):
         np.testing.assert_allclose(weights[None], logistic(x, attribute, 0.02 * 50).coef_, atol=1e-4)
+
+
+def test_nearest_mean_is_that_of_scikit_learn_with_densities_of_normal_classes():
+    rows, labels = table(80)
+    x = torch.cat([rows, torch.full((80, 1), 0.3)], dim=1).double()
+    sums = torch.nn.functional.one_hot(labels, 3).double().T @ x
+    scores = x @ fit_nearest_mean(x, sums, 0.3).T
+    literal = NearestCentroid().fit(rows.numpy(), labels.numpy())
+    assert scores.argmax(dim=1).tolist() == literal.predict(rows.numpy()).tolist()
+    squares = ((rows.double()[:, None] - torch.tensor(literal.centroids_)) ** 2).sum(dim=2)
+    density = torch.exp(-squares / (2 * squares.amin(dim=1).mean() / 5))
+    torch.testing.assert_close(
+        scores.softmax(dim=1), density / density.sum(dim=1, keepdim=True), atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nearest_mean_finds_a_class_of_three_in_a_hundred(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def part(count):
+        labels = (torch.rand(count, generator=generator) < 0.03).long()
+        return torch.randn(count, 32, generator=generator) + 4 * labels[:, None] * torch.eye(32)[0], labels
+
+    (private, public, queries), found = (part(count) for count in (3000, 1500, 2000)), {}
+    for fit in ("nearest_mean", "least_squares"):
+        teacher = SufficientStatistics(
+            budget=Budget(1.0), private_records=3000, fit=fit, noise_source=SeededNoise(seed)
+        )
+        teacher.fit(PrivateRecords.of(*private, 2, public=public[0]))
+        right = teacher.label(queries[0], FreeLedger()).labels == queries[1]
+        found[fit] = [float(right[queries[1] == label].double().mean()) for label in (0, 1)]
+    assert min(found["nearest_mean"]) > 0.85
+    assert found["least_squares"][1] < 0.2
 
 
 @pytest.mark.parametrize(("name", "releases"), [(name, 3) for name in MADE] + [("curvature", 1)])
@@ -196,6 +231,10 @@ test_bad_arguments_are_named = refusals(
     {
         "give exactly one": lambda: SufficientStatistics(Budget(epsilon=1.0), noise_multiplier=2.0),
         "fit='median'": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), fit="median"),
+        "fit='nearest_mean' with bias=0": lambda: SufficientStatistics(fit="nearest_mean", bias=0.0),
+        "fit='nearest_mean' with bias=0.3, task='multilabel'": lambda: SufficientStatistics(
+            fit="nearest_mean", task="multilabel"
+        ),
         "private_records=0": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), private_records=0),
         "ridge=0": lambda: SufficientStatistics(budget=Budget(epsilon=1.0), ridge=0.0),
         r"clip_norms=\[1.0\]": lambda: PreconditionedGradients(
