@@ -25,7 +25,7 @@ from pl_privknn._progress import ProgressHook
 from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.callbacks.selection import PublicPool, Selection, Selector
 from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
-from pl_privknn.features.backbone import BackboneFeatures
+from pl_privknn.features.backbone import BackboneFeatures, undisturbed
 from pl_privknn.features.base import Extractor, PublicTables, alike, extract_on, learn_publicly
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import (
@@ -41,7 +41,10 @@ from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.verify import HEAD
 
 if TYPE_CHECKING:
+    from pl_privknn import _lightning as pl
     from pl_privknn.datamodules.base import PrivatePublicDataModule
+    from pl_privknn.datamodules.datasets import LabeledImages
+    from pl_privknn.students.losses import Outputs
 
 
 _BYTES = 4  # of a float32
@@ -480,6 +483,34 @@ class ReleasedHead(nn.Module):
             place = images.device if images.device.type == "cuda" else torch.device("cpu")
             features = extract_on(self.extractor, images, place)
         return shifted(self._predict(features.cpu()).float(), self._shift)
+
+
+@torch.no_grad()
+def hits_alone(
+    head: ReleasedHead | None, student: pl.LightningModule | None, held: LabeledImages, outputs: Outputs
+) -> tuple[Tensor, tuple[str, ...]]:
+    """**Private.** Whether the mean of the given models predicts each held-out record right, each by itself.
+
+    Args:
+        head: the model of a teacher's releases, or None.
+        student: the trained module, or None.
+        held: the records.
+        outputs: reads the student's outputs; see :meth:`Outputs.hits`.
+
+    Returns:
+        Bool ``(n,)``, and the conditions on which it rests that each is predicted from that record alone.
+    """
+    records, parts = PrivateRecords(held, nn.Identity()), list[Tensor]()
+    conditions: tuple[str, ...] = ()
+    if head is not None:
+        found, conditions = records.map(head)
+        parts.append(found)
+    if student is not None:
+        with undisturbed(student, torch.device(student.device)):
+            found, more = records.map(student)
+        parts.append(outputs.probabilities(found))
+        conditions += more
+    return outputs.hits(torch.stack(parts).mean(dim=0), held.labels), conditions
 
 
 def save_head(

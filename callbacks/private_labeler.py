@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int
@@ -37,6 +37,7 @@ from pl_privknn.callbacks.labeling_round import (
     LabelingRound,
     ReleasedHead,
     check_stated,
+    hits_alone,
     labels_in_use,
     load_head,
     public_extractor,
@@ -52,7 +53,6 @@ from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import undisturbed
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,
@@ -76,7 +76,7 @@ from pl_privknn.privacy.records import (
 )
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.run import StatesPrivacy, run_id_in
-from pl_privknn.students.losses import TASKS, Outputs
+from pl_privknn.students.losses import TASKS
 
 _NARROW = ("bf16-true", "16-true", "64-true")  # precisions of whole students
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
@@ -329,7 +329,10 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         if self._held is None or (run := self._led) is None or self._rounds_applied < self.rounds:
             return
         assert self.labeler is not None
-        hits, conditions = redacted(self._hits, pl_module, self._held[0], TASKS[data_module(trainer).task])
+        head = self.load_head(self._place) if self.released != "student" else None
+        student = None if self.released == "head" else pl_module
+        outputs = TASKS[data_module(trainer).task]
+        hits, conditions = redacted(hits_alone, head, student, self._held[0], outputs)
         self.accuracy = redacted(
             release_accuracy,
             self._place,
@@ -340,28 +343,6 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             noise=self.labeler.noise_source,
             conditions=tuple(dict.fromkeys((*self._stated, *conditions))),
         )
-
-    @torch.no_grad()
-    def _hits(
-        self, module: pl.LightningModule, held: LabeledImages, outputs: Outputs
-    ) -> tuple[Tensor, tuple[str, ...]]:
-        """**Private.** Whether the released model predicts each held-out record right, see :meth:`Outputs.hits`.
-
-        Returns:
-            Bool ``(n,)``, and the conditions on which it rests that each is predicted from that record alone.
-        """
-        head = self.load_head(self._place) if self.released != "student" else None
-        records, parts = PrivateRecords(held, nn.Identity()), list[Tensor]()
-        conditions: tuple[str, ...] = ()
-        if head is not None:
-            found, conditions = records.map(head)
-            parts.append(found)
-        if self.released != "head":
-            with undisturbed(module, torch.device(module.device)):
-                found, more = records.map(module)
-            parts.append(outputs.probabilities(found))
-            conditions += more
-        return outputs.hits(torch.stack(parts).mean(dim=0), held.labels), conditions
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Release the run's folder; the ledger stays readable for reports."""

@@ -1,4 +1,4 @@
-"""Summary of a run: privacy, accuracy, and a table of both."""
+"""Files of a run's folder, and its summary: configuration, checkpoints, privacy, accuracy, and a table of both."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import platform
 import subprocess
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,87 @@ from pl_privknn.callbacks.loggers import (
     run_settings,
     spender_of,
 )
-from pl_privknn.callbacks.run_files import write_config
-from pl_privknn.config import as_section
+from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
-from pl_privknn.privacy.files import write_json
+from pl_privknn.privacy.files import write_durably, write_json
 from pl_privknn.privacy.redaction import private_seconds
+from pl_privknn.privacy.verify import CONFIG
 from pl_privknn.students.losses import TASKS
+
+_ORIGIN = "# Written by a run that Python started."
+_LEFT_OUT = "# Only Python knows these: "
+
+
+def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Write the configuration of a run that Python started, unless the folder has that of a command.
+
+    A comment names the parts that can't be written, without which the file is not complete.
+    """
+    path = folder / CONFIG
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(isinstance(callback, pl.both("cli.SaveConfigCallback")) for callback in callbacks):
+        return
+    if path.is_file() and not path.read_text(encoding="utf-8").startswith(_ORIGIN):
+        return
+    trainer_section: dict[str, Any] = {"max_epochs": trainer.max_epochs}
+    sections: dict[str, Any] = {"trainer": trainer_section}
+    left_out: list[str] = []
+    spenders = {
+        "labeling" if part is labeling_of(trainer) else "trainer.callbacks": part
+        for part in callbacks
+        if hasattr(part, "privacy_summary")
+    }
+    for name, part in {"model": module, "data": trainer.datamodule, **spenders}.items():  # type: ignore[attr-defined]
+        if not isinstance(part, HasInitArguments):
+            left_out.append(name)
+            continue
+        section, missing = as_section(part)
+        left_out += [f"{name}.{argument}" for argument in missing]
+        if name == "trainer.callbacks":
+            trainer_section["callbacks"] = [section]
+        else:
+            sections[name] = section.get("init_args", {}) if name == "labeling" else section
+    lines = [_ORIGIN, *([_LEFT_OUT + ", ".join(left_out)] if left_out else []), write_yaml(sections)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(path, "\n".join(lines).encode())
+
+
+def left_out_of(text: str) -> str | None:
+    """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
+    lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
+    return lines[0].removeprefix(_LEFT_OUT) if lines else None
+
+
+def previous(checkpoint: Path) -> Path:
+    """Path of the checkpoint before the last one."""
+    return checkpoint.with_name(f"{checkpoint.stem}.previous{checkpoint.suffix}")
+
+
+def usable_checkpoint(checkpoint: Path) -> Path | None:
+    """The checkpoint to resume from: the last one, the one before where that is damaged, or None.
+
+    Falling back repeats some training and asks nothing again: labels and charges are not kept in checkpoints.
+    """
+    if _is_whole(checkpoint):
+        return checkpoint
+    if _is_whole(kept := previous(checkpoint)):
+        rank_zero_warn(f"{checkpoint} is missing or damaged: resuming from {kept.name}, the one before it")
+        return kept
+    if checkpoint.exists():
+        rank_zero_warn(
+            f"{checkpoint} is damaged and no earlier one exists: training restarts from the stored labels"
+        )
+    return None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 class TestedModels:
@@ -110,7 +184,7 @@ class RunReport(pl.Callback):
     :class:`~pl_privknn.training.noisy_sgd.NoisySGD`) adds one to the trainer, unless it has one. With the
     summary it writes ``pictures.npz``, public images and their truth for ``privknn report`` (see
     :class:`~pl_privknn.callbacks.loggers.PublicPictures`), and ``config.yaml`` (see
-    :mod:`pl_privknn.callbacks.run_files`).
+    :mod:`pl_privknn.callbacks.run_summary`).
 
     The ε in it is the exact worst case where that applies (see
     :func:`pl_privknn.privacy.accounting.accountant.account`).

@@ -24,8 +24,13 @@ from pl_privknn._lightning import rank_zero_only
 from pl_privknn._parsing import Parser
 from pl_privknn.callbacks.loggers import finish_wandb, spender_of
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
-from pl_privknn.callbacks.run_files import left_out_of, previous, usable_checkpoint
-from pl_privknn.callbacks.run_summary import RunReport, errors_as_warnings
+from pl_privknn.callbacks.run_summary import (
+    RunReport,
+    errors_as_warnings,
+    left_out_of,
+    previous,
+    usable_checkpoint,
+)
 from pl_privknn.cli.common import importable, suggest
 from pl_privknn.config import (
     Built,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pl_privknn.callbacks.label_run import LabelRun
-from pl_privknn.callbacks.run_files import previous, usable_checkpoint
+from pl_privknn.callbacks.run_summary import previous, usable_checkpoint
 from pl_privknn.callbacks.selection import Selection
 from pl_privknn.cli.train import DurableCheckpointIO
 from pl_privknn.labelers import ReverseKNN
