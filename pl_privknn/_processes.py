@@ -179,7 +179,7 @@ class ProcessGroup:
         return total.to(part.device)
 
     def agree(self, value: bytes) -> bool:
-        """Whether all processes give the same bytes, of which there are a multiple of eight."""
+        """Compare bytes, a multiple of eight of them, over all processes; true where they are equal."""
         values = torch.zeros(self.size, len(value) // 8, dtype=torch.int64)
         values[self.rank] = torch.frombuffer(bytearray(value), dtype=torch.int64)
         values = self.sum(values)

@@ -124,7 +124,7 @@ class GridTransport:
         self._grid, self._timeout = grid, timeout
 
     def nodes(self, least: int) -> list[int]:
-        """All nodes, once there are so many."""
+        """Wait for ``least`` nodes; returns all that are connected."""
         end = time.monotonic() + self._timeout
         while len(found := sorted(self._grid.get_node_ids())) < least:
             if time.monotonic() > end:

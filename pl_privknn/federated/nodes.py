@@ -248,7 +248,7 @@ class Shuffler:
         self.noise_source = noise_source if noise_source is not None else default_noise()
 
     def mix(self, request: Request, envelopes: Sequence[bytes], most: int) -> bytes:
-        """All messages of a round, mixed.
+        """Open the envelopes of a round and return their messages in random order.
 
         Args:
             request: as the clients saw it; an envelope that was sealed for another one does not open.

@@ -30,7 +30,7 @@ class Transport(Protocol):
     """Protocol of a message transport, such as Flower's grid."""
 
     def nodes(self, least: int) -> list[int]:
-        """All nodes, once there are so many."""
+        """Wait for ``least`` nodes; returns all that are connected."""
 
     def ask(self, action: str, requests: Mapping[int, Fields]) -> Iterable[tuple[int, Any]]:
         """Send each node its message; returns replies with their nodes, in any order."""

@@ -481,7 +481,7 @@ def _candidates(queries: Tensor, centre: Tensor, records: _Records, length: int)
 
 
 def _sorted_candidates(queries: Tensor, centre: Tensor, records: _Records, length: int) -> NDArray[np.int64]:
-    """The same where keys are dear to send and cheap to sort: on another device."""
+    """Candidates by sorting on another device, where keys are dear to send and cheap to sort."""
     best = np.empty((len(queries), 0), dtype=np.int64)
     block_size = max(4 * length, _KEYS_AT_A_TIME // len(queries))
     for start, keys in _key_blocks(queries, centre, records, block_size):

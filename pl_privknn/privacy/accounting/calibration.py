@@ -13,6 +13,8 @@ from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, check_adjacenc
 
 # Relative dent in ε that the accountant's grids may cause between neighbouring values of a parameter.
 _WOBBLE = 5e-3
+# Relative distance of ε from its target at which the search ends.
+_TOLERANCE = 1e-3
 # Significant digits of values that are tried: at first, and at most.
 _DIGITS, _MOST_DIGITS = 4, 6
 
@@ -75,13 +77,12 @@ def calibrate(
     delta: float,
     adjacency: Adjacency = "add_remove",
     exact: bool = True,
-    tolerance: float = 1e-3,
 ) -> Calibration:
     """Find the value of one parameter at which the releases cost ``epsilon``, or slightly less.
 
     The search uses the better of RDP and PLD, and from where that ends the exact worst case, in steps that are
     interpolated in the logarithms and bisected where that is slow. It stops between two neighbouring whole
-    numbers, or where ε is within ``tolerance`` of the target. Each value was accounted itself, so nothing hangs on
+    numbers, or where ε is within a thousandth of the target. Each value was accounted itself, so nothing hangs on
     the assumption that ε moves one way; that is checked over all values tried, because otherwise a better value
     might lie elsewhere.
 
@@ -92,7 +93,6 @@ def calibrate(
         delta: target δ.
         adjacency: neighbouring relation.
         exact: state the exact worst case and search on it too: less noise for the same ε, at some seconds a step.
-        tolerance: relative, on ε.
 
     Raises:
         CalibrationError: if no allowed value meets the target, or ε is not monotone.
@@ -107,11 +107,11 @@ def calibrate(
     def slow(value: float) -> float:
         return account(charges(value), delta=delta, adjacency=adjacency, exact=True).epsilon
 
-    search = _Search(parameter, epsilon, tolerance)
+    search = _Search(parameter, epsilon)
     value = search.run(fast, parameter.start, factor=2.0)
     if exact and slow(value) < fast(value):
         # The exact figure is never above the fast one, so the search goes on from a value that is good.
-        search = _Search(parameter, epsilon, tolerance)
+        search = _Search(parameter, epsilon)
         value = search.run(slow, value, factor=1.05)
     found = tuple(charges(value))
     report = account(found, delta=delta, adjacency=adjacency, exact=exact)
@@ -126,9 +126,8 @@ def calibrate(
 class _Search:
     """One bracketing search that caches accounted values."""
 
-    def __init__(self, parameter: Parameter, target: float, tolerance: float) -> None:
-        self.parameter, self.target = parameter, target
-        self.tolerance, self._digits = check_positive("tolerance", tolerance), _DIGITS
+    def __init__(self, parameter: Parameter, target: float) -> None:
+        self.parameter, self.target, self._digits = parameter, target, _DIGITS
         self._known: dict[float, float] = {}
 
     @property
@@ -175,13 +174,13 @@ class _Search:
     def _narrow(self, cost: Callable[[float], float], good: float, bad: float) -> float:
         parameter = self.parameter
         for turn in range(200):
-            if not parameter.whole and self._known[good] >= self.target * (1 - self.tolerance):
+            if not parameter.whole and self._known[good] >= self.target * (1 - _TOLERANCE):
                 break
             share = 0.5
             low, high = self._known[good], self._known[bad]
             if turn % 3 < 2 and low > 0 and math.isfinite(high):
                 # Aims a little inside the target, so that most steps bring up the good end.
-                aim = math.log(self.target * (1 - self.tolerance / 2))
+                aim = math.log(self.target * (1 - _TOLERANCE / 2))
                 share = (aim - math.log(low)) / (math.log(high) - math.log(low))
                 share = min(max(share, 0.02), 0.98)
             middle = parameter.snap(good * (bad / good) ** share, self._digits)

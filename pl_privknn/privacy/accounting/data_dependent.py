@@ -123,10 +123,10 @@ def log_other(mechanism: Gaussian | Laplace, votes: NDArray[np.int64]) -> Floats
 
 
 def log_other_at_worst(mechanism: Gaussian | Laplace, votes: NDArray[np.int64]) -> Floats:
-    """The same at the worst neighbour, for the class that wins here: one teacher changes its vote.
+    """Log of the bound of :func:`log_other` at the worst neighbour, for the class that wins in this histogram.
 
-    With the vote moving from the winner to class j, j catches up by 2 votes and the others by 1; no other
-    change of one teacher narrows any gap more. Shape ``(m,)``.
+    One teacher changes its vote. With the vote moving from the winner to class j, j catches up by 2 votes and the
+    others by 1; no other change of one teacher narrows any gap more. Shape ``(m,)``.
     """
     gaps = _gaps(votes)
     towards, others = _log_beaten(mechanism, gaps - 2), _log_beaten(mechanism, gaps - 1)

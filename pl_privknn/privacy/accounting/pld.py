@@ -53,7 +53,7 @@ class LossMeasure:
     cell_lower: Floats = dataclasses.field(default_factory=lambda: _EMPTY)
 
     def reversed(self) -> LossMeasure:
-        """The same pair with upper and lower exchanged."""
+        """Copy with the upper and the lower distribution exchanged."""
         return LossMeasure(
             -self.losses,
             self.lower,

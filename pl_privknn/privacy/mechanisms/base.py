@@ -352,7 +352,7 @@ class Charge:
         return Guarantee(mechanism.guarantee, (f"{mechanism.label}: {mechanism.reason}",)) & self.caveat
 
     def with_guarantee(self, guarantee: Guarantee) -> Charge:
-        """The same releases with a guarantee no stronger than ``guarantee``."""
+        """Copy of the charge with a guarantee no stronger than ``guarantee``."""
         return (
             self if guarantee == UNCONDITIONAL else dataclasses.replace(self, caveat=self.caveat & guarantee)
         )
@@ -609,7 +609,7 @@ class VoteNoise(Mechanism):
         """
 
     def for_votes(self: _Noise, l1: float, l2: float, rate: float = 1.0) -> _Noise:
-        """The same noise for votes, or other sums, whose sensitivity is known.
+        """Complete the noise for votes, or other sums, whose sensitivity is known.
 
         Args:
             l1: L1 distance that one record can move the votes.
