@@ -20,6 +20,9 @@ from typing import ClassVar
 
 from filelock import FileLock, Timeout
 
+#: Ledger of a paid evaluation on held-out records, in the folder of its run.
+HOLDOUT_LEDGER = "holdout.sqlite"
+
 
 @contextlib.contextmanager
 def replaced_durably(path: Path) -> Iterator[BinaryIO]:

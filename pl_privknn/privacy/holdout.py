@@ -24,7 +24,7 @@ from torch import Tensor
 from pl_privknn._checks import InputError, check_open_unit
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.budget import Budget
-from pl_privknn.privacy.files import private_folder, write_durably
+from pl_privknn.privacy.files import HOLDOUT_LEDGER, private_folder, write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Charge, Guarantee, noise_guarantee
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
@@ -33,7 +33,7 @@ from pl_privknn.privacy.private_state import PrivateStore, same_table
 from pl_privknn.privacy.records import persons_of
 
 #: Files of a run's folder.
-LEDGER, RESULT = "holdout.sqlite", "holdout.json"
+RESULT = "holdout.json"
 _FILE, _KEY_BYTES = "holdout.private", 32
 #: A record adds one to the number of records and at most one to the hits.
 _L2 = math.sqrt(2.0)
@@ -177,7 +177,7 @@ def release_accuracy(
     mechanism = Gaussian(sigma, _L2, 1.0)
     guarantee = noise_guarantee(noise)
     guarantee = guarantee & Guarantee("conditional", conditions) if conditions else guarantee
-    ledger = Ledger(run_dir / LEDGER, budget)
+    ledger = Ledger(run_dir / HOLDOUT_LEDGER, budget)
     with contextlib.closing(ledger):
         run = ledger.run(
             run_id, [Charge(mechanism).with_guarantee(guarantee)], {"release": "accuracy of the hold-out"}

@@ -13,7 +13,7 @@ from pl_privknn._checks import check_open_unit, shown
 from pl_privknn.config import get, read_document
 from pl_privknn.privacy.accounting.accountant import account, read_records
 from pl_privknn.privacy.budget import Balance, LedgerReport, make_report
-from pl_privknn.privacy.holdout import LEDGER as HOLDOUT
+from pl_privknn.privacy.files import HOLDOUT_LEDGER
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import (
     SEVERAL_FILES,
@@ -632,7 +632,7 @@ def audit_run(
         checks = check_summary(summary, ledger, exact, folder / RUN_FILE) if summary else []
         if run not in report["runs"]:
             checks.append(compared("run", run, ", ".join(report["runs"]) or "none"))
-        if (holdout := folder / HOLDOUT).is_file():
+        if (holdout := folder / HOLDOUT_LEDGER).is_file():
             paid = audit_ledger(holdout, exact=False)["epsilon"]
             checks.append(compared("holdout_epsilon", summary.get("holdout_epsilon"), paid))
         checks += _plan(facts_in(folder / RUN_FILE), ledger, run, settings, report)
