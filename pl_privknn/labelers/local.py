@@ -61,11 +61,6 @@ class Bloom:
         """Bound below which a message's hash key and value lie."""
         return _KEYS, self.length
 
-    @property
-    def contrast(self) -> float:
-        """Excess probability of a hit for a one over a zero: p − 1/l."""
-        return self.hit - 1 / self.length
-
     def choose(self, hashed: Tensor, noise: NoiseSource) -> Tensor:
         """The value to send for each row of hashed ones: int64 ``(n, m)`` below l to int64 ``(n,)``."""
         rows = torch.arange(len(hashed))
@@ -243,9 +238,20 @@ class LocalRandomizer(Protocol):
     def aggregate(self, messages: Tensor) -> Tensor:
         """Unbiased estimates of the counts, float64 ``(s, c)``, from messages in any order."""
 
+    @property
     @abc.abstractmethod
+    def rates(self) -> tuple[float, float]:
+        """Probability q that a message counts for a cell without a vote, and p − q, what a vote adds to it."""
+
     def deviation(self, num_clients: int) -> float:
-        """Standard deviation of an estimate where the true count is zero, for so many clients."""
+        """√(n·q(1 − q))/(p − q), the standard deviation of an estimate where the true count is zero."""
+        rest, contrast = self.rates
+        return math.sqrt(num_clients * rest * (1 - rest)) / contrast
+
+    def _estimate(self, sums: Tensor, clients: int) -> Tensor:
+        """Unbiased counts (sums − n·q)/(p − q), float64 ``(s, c)``."""
+        rest, contrast = self.rates
+        return ((sums.double() - clients * rest) / contrast).view(self.table.queries, self.table.classes)
 
 
 class UnaryRandomizer(LocalRandomizer):
@@ -273,25 +279,21 @@ class UnaryRandomizer(LocalRandomizer):
         return (2,) * self.table.cells
 
     def aggregate(self, messages: Tensor) -> Tensor:
-        """(sum − n·f)/(1 − 2f)."""
-        return self._estimate(messages.sum(dim=0).double(), len(messages))
+        """See :meth:`LocalRandomizer.aggregate`."""
+        return self._estimate(messages.sum(dim=0), len(messages))
 
     def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Draw two binomials per cell: bits are independent."""
         true = true_counts(self.table, nearest, labels)
         flip = self.mechanism.flip_probability
         kept = binomial(true, 1 - flip, noise)
-        return self._estimate((kept + binomial(len(nearest) - true, flip, noise)).double(), len(nearest))
+        return self._estimate(kept + binomial(len(nearest) - true, flip, noise), len(nearest))
 
-    def deviation(self, num_clients: int) -> float:
-        """√(n·f(1−f))/(1−2f), whatever the true count."""
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The probability f of a flip, and 1 − 2f."""
         flip = self.mechanism.flip_probability
-        return math.sqrt(num_clients * flip * (1 - flip)) / (1 - 2 * flip)
-
-    def _estimate(self, sums: Tensor, clients: int) -> Tensor:
-        flip = self.mechanism.flip_probability
-        estimate = (sums - clients * flip) / (1 - 2 * flip)
-        return estimate.view(self.table.queries, self.table.classes)
+        return flip, 1 - 2 * flip
 
 
 class CollisionRandomizer(LocalRandomizer):
@@ -311,11 +313,11 @@ class CollisionRandomizer(LocalRandomizer):
         return self.bloom.bounds
 
     def aggregate(self, messages: Tensor) -> Tensor:
-        """(hits − n/l)/(p − 1/l)."""
+        """See :meth:`LocalRandomizer.aggregate`."""
         parts = (
             self.bloom.hits_of(part, self.table.cells).sum(dim=0) for part in messages.split(_ROWS_AT_A_TIME)
         )
-        return self._estimate(sum(parts, torch.zeros(self.table.cells)).double(), len(messages))
+        return self._estimate(sum(parts, torch.zeros(self.table.cells)), len(messages))
 
     def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
         """Ones by their own hashes; zeros are hit independently, so their hits are binomial."""
@@ -325,16 +327,12 @@ class CollisionRandomizer(LocalRandomizer):
         hashed = noise.integers(tuple(cells.shape), self.bloom.length)
         hit = hashed == self.bloom.choose(hashed, noise)[:, None]
         hits += torch.bincount(cells[hit], minlength=self.table.cells)
-        return self._estimate(hits.double(), len(nearest))
+        return self._estimate(hits, len(nearest))
 
-    def deviation(self, num_clients: int) -> float:
-        """√(n·(1/l)(1 − 1/l))/(p − 1/l)."""
-        rest = 1 / self.bloom.length
-        return math.sqrt(num_clients * rest * (1 - rest)) / self.bloom.contrast
-
-    def _estimate(self, hits: Tensor, clients: int) -> Tensor:
-        estimate = (hits - clients / self.bloom.length) / self.bloom.contrast
-        return estimate.view(self.table.queries, self.table.classes)
+    @property
+    def rates(self) -> tuple[float, float]:
+        """1/l, and p − 1/l."""
+        return 1 / self.bloom.length, self.bloom.hit - 1 / self.bloom.length
 
 
 RANDOMIZERS: dict[str, type[LocalRandomizer]] = {

@@ -257,17 +257,49 @@ class PATE(VotingLabeler):
         return torch.cat(self._asked), torch.cat(self._answered)
 
     def data_dependent_report(self, delta: float) -> DataDependentReport:
-        """**Private.** Data-dependent cost of the queries so far.
+        """**Private.** Data-dependent cost of the queries so far; see :class:`DataDependentReport`.
 
-        See :func:`data_dependent_report`. It is computed from private votes, covers the queries that this object was
-        asked (not those of an earlier process), and is logged nowhere.
+        It is computed from private votes, covers the queries that this object was asked (not those of an earlier
+        process), and is logged nowhere. The number of answers is taken as it came out, as the papers do: it is an
+        outcome for the table in hand, which is one more reason why the figure is no guarantee stated beforehand.
+
+        Raises:
+            ValueError: for a δ outside (0, 1), or teachers whose noisy counts are released or that answer with
+                attributes: the bounds are of winners alone.
         """
-        return data_dependent_report(self, delta)
-
-    def forget_queries(self) -> None:
-        """Reset :meth:`asked_votes` and :meth:`data_dependent_report`."""
-        self._asked: list[Tensor] = []
-        self._answered: list[Tensor] = []
+        delta = check_open_unit("delta", delta)
+        if self.attributes is not None:
+            raise ValueError("attributes: data-dependent bounds are of winners among classes")
+        if self.release_counts:
+            raise ValueError(
+                "release_counts=True: data-dependent bounds hold where the winner alone is released; set "
+                "release_counts=False for this figure, or use the data-independent epsilon"
+            )
+        votes, answered = self.asked_votes()
+        if not len(votes):
+            return DataDependentReport(0.0, 0.0, 0.0, delta, 0, 0)
+        charges = stated_plan(self, len(votes), int(answered.sum()), votes.shape[1])
+        guarantee = weakest([Guarantee("conditional", (REASON,)), *(charge.guarantee for charge in charges)])
+        counts = votes.numpy()
+        orders = rdp.ORDERS
+        curve = np.zeros(len(orders))
+        aggregation, chosen = self.aggregation(votes.shape[1]), counts[answered.numpy()]
+        noise, screening = aggregation.noise, aggregation.screening
+        if screening is not None:
+            curve += screening_rdp(screening, counts.max(axis=1).clip(screening.lowest), orders).sum(axis=0)
+        both = curve + answers_rdp(noise, chosen, orders, "both").sum(axis=0)
+        one = curve + answers_rdp(noise, chosen, orders, "one").sum(axis=0)
+        independent = account(charges, delta=delta, adjacency=self.adjacencies[0], exact=False).epsilon
+        return DataDependentReport(
+            epsilon=min(independent, rdp.epsilon_improved(orders, both, delta)),
+            epsilon_one_direction=min(independent, rdp.epsilon_improved(orders, one, delta)),
+            epsilon_independent=independent,
+            delta=delta,
+            queries=len(votes),
+            answers=len(chosen),
+            guarantee=guarantee.level,
+            reason=guarantee.reason,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings alone, no teachers and no votes."""
@@ -282,7 +314,8 @@ class PATE(VotingLabeler):
 
     def _forget(self) -> None:
         self._trained = None
-        self.forget_queries()
+        self._asked: list[Tensor] = []
+        self._answered: list[Tensor] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,48 +345,3 @@ class DataDependentReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON types."""
         return dataclasses.asdict(self)
-
-
-def data_dependent_report(pate: PATE, delta: float) -> DataDependentReport:
-    """**Private.** Data-dependent cost of the queries to ``pate``; see :class:`DataDependentReport`.
-
-    The number of answers is taken as it came out, as the papers do: for the table in hand it is an outcome,
-    which is one more reason why the figure is no guarantee stated beforehand.
-
-    Raises:
-        ValueError: for a δ outside (0, 1), or teachers whose noisy counts are released or that answer with
-            attributes: the bounds are of winners alone.
-    """
-    delta = check_open_unit("delta", delta)
-    if pate.attributes is not None:
-        raise ValueError("attributes: data-dependent bounds are of winners among classes")
-    if pate.release_counts:
-        raise ValueError(
-            "release_counts=True: data-dependent bounds hold where the winner alone is released; set "
-            "release_counts=False for this figure, or use the data-independent epsilon"
-        )
-    votes, answered = pate.asked_votes()
-    if not len(votes):
-        return DataDependentReport(0.0, 0.0, 0.0, delta, 0, 0)
-    charges = stated_plan(pate, len(votes), int(answered.sum()), votes.shape[1])
-    guarantee = weakest([Guarantee("conditional", (REASON,)), *(charge.guarantee for charge in charges)])
-    counts = votes.numpy()
-    orders = rdp.ORDERS
-    curve = np.zeros(len(orders))
-    aggregation, chosen = pate.aggregation(votes.shape[1]), counts[answered.numpy()]
-    noise, screening = aggregation.noise, aggregation.screening
-    if screening is not None:
-        curve += screening_rdp(screening, counts.max(axis=1).clip(screening.lowest), orders).sum(axis=0)
-    both = curve + answers_rdp(noise, chosen, orders, "both").sum(axis=0)
-    one = curve + answers_rdp(noise, chosen, orders, "one").sum(axis=0)
-    independent = account(charges, delta=delta, adjacency=pate.adjacencies[0], exact=False).epsilon
-    return DataDependentReport(
-        epsilon=min(independent, rdp.epsilon_improved(orders, both, delta)),
-        epsilon_one_direction=min(independent, rdp.epsilon_improved(orders, one, delta)),
-        epsilon_independent=independent,
-        delta=delta,
-        queries=len(votes),
-        answers=len(chosen),
-        guarantee=guarantee.level,
-        reason=guarantee.reason,
-    )

@@ -232,7 +232,6 @@ class ReverseKNN(RecordVotes):
     """
 
     free_parameters = ("noise",)
-    _mechanism: AdditiveNoise | None = None
 
     def __init__(
         self,
@@ -264,30 +263,7 @@ class ReverseKNN(RecordVotes):
         if not self._own_noise:
             assert budget.epsilon is not None
             self._epsilon = budget.epsilon / rounds
-        if self.attributes is not None:
-            self._sum_noise(2)  # refuses what can't be added to sums at once
-            return
-        moved = self.k * self._moved
-        self._mechanism = sum_noise(self._noise_of(moved), moved, math.sqrt(moved))
-
-    @property
-    def _moved(self) -> int:
-        """Records' votes that differ between neighbours."""
-        return 2 if self.adjacencies == ("replace_one",) else 1
-
-    def _noise_of(self, moved: float) -> Mechanism:
-        """Noise that is given, or Laplace noise for a sum that moves so far in L1."""
-        if self.noise is not None:
-            return self.noise
-        return Laplace(scale=moved / self.set_by_budget(self._epsilon))
-
-    def _sum_noise(self, num_attributes: int) -> AdditiveNoise:
-        """The frozen mechanism that draws, and is charged for, one round of attributes."""
-        assert self.attributes is not None
-        l1, l2 = single_vote_norms(self.attributes.tau, num_attributes)
-        moved = self._moved
-        l1_moved, l2_moved = moved * self.k * (l1 + 1), math.sqrt(moved * self.k * (l2**2 + 1))
-        return sum_noise(self._noise_of(l1_moved), l1_moved, l2_moved, what="sums of clipped votes")
+        self.mechanism(2)  # refuses what can't be added to counts at once
 
     def mechanism(self, num_classes: int) -> AdditiveNoise:
         """The frozen mechanism that draws, and is charged for, one round.
@@ -295,9 +271,15 @@ class ReverseKNN(RecordVotes):
         Raises:
             ValueError: before the noise is set.
         """
+        l1 = squared_l2 = 1.0  # norms of what a record gives to one query
         if self.attributes is not None:
-            return self._sum_noise(num_classes)
-        return self.set_by_budget(self._mechanism)
+            of_vote = single_vote_norms(self.attributes.tau, num_classes)
+            l1, squared_l2 = of_vote[0] + 1, of_vote[1] ** 2 + 1
+        rows = self.k * (2 if self.adjacencies == ("replace_one",) else 1)
+        noise = self.noise
+        if noise is None:
+            noise = Laplace(scale=rows * l1 / self.set_by_budget(self._epsilon))
+        return sum_noise(noise, rows * l1, math.sqrt(rows * squared_l2))
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
         """One release a round; see :meth:`Labeler.plan`."""
@@ -336,7 +318,7 @@ class ReverseKNN(RecordVotes):
     def _release_sums(
         self, attributes: Attributes, sums: Tensor, run: PayingRun, max_answers: int | None
     ) -> Release:
-        mechanism = self._sum_noise(sums.shape[1] - 1)
+        mechanism = self.mechanism(sums.shape[1] - 1)
         noise = run.pay(mechanism, 1, "sums")
         noisy, deviation = mechanism.add_noise(sums, noise), mechanism.deviation
         refused = noisy[:, -1] < self.abstain * deviation
