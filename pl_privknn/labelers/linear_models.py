@@ -96,25 +96,30 @@ def fit_maximum_likelihood(
     return torch.from_numpy(found.x).view_as(moment).clone()
 
 
-def fit_nearest_mean(public: Tensor, sums: Tensor, bias: float) -> Tensor:
+def fit_nearest_mean(public: Tensor, sums: Tensor, bias: float, sigma: float) -> Tensor:
     """W whose scores are log-likelihoods of normal classes around their noisy means, up to what all have in common.
 
     The score of a class with mean μ is (⟨x, μ⟩ − |μ|²/2) / s²; the nearest mean has the largest. s² is the mean
     squared distance of public examples from their nearest mean, divided by the number of coordinates. Noise makes the
-    mean of a class with few records long, and so far from every example. All classes have the same prior.
+    mean of a class with few records long, and so far from every example. All classes have the same prior. Scores are
+    divided by 1 + v/2, v the variance that the noise gives them, which makes probabilities less certain.
 
     Args:
         public: x of public examples, float64 ``(m, p)``.
         sums: Σ of x by class, float64 ``(c, p)``, noisy.
         bias: last coordinate of every x, above 0.
+        sigma: standard deviation of the noise.
 
     Returns:
         float64 ``(c, p)``.
     """
     counts = (sums[:, -1:] / bias).clamp(min=1.0)
     means, unit = sums[:, :-1] / counts, public[:, :-1]
-    spread = torch.cdist(unit, means).square().amin(dim=1).mean().clamp(min=1e-12) / unit.shape[1]
-    return torch.cat([means, -means.square().sum(dim=1, keepdim=True) / (2 * bias)], dim=1) / spread
+    squares, nearest = torch.cdist(unit, means).square().min(dim=1)
+    spread = squares.mean().clamp(min=1e-12) / unit.shape[1]
+    variance = (squares * (sigma / counts[nearest, 0]) ** 2).mean() / spread**2
+    weights = torch.cat([means, -means.square().sum(dim=1, keepdim=True) / (2 * bias)], dim=1)
+    return weights / (spread * (1 + variance / 2))
 
 
 FITS = ("least_squares", "maximum_likelihood", "nearest_mean")
@@ -211,7 +216,7 @@ class SufficientStatistics(StatisticsTeacher):
     def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
         """The public fit."""
         if self.fitted_by == "nearest_mean":
-            return fit_nearest_mean(public, releases[0].noisy, self.bias)
+            return fit_nearest_mean(public, releases[0].noisy, self.bias, self.mechanism(0).sigma)
         num_targets = len(releases[0].noisy)
         moment = releases[0].noisy / (self.private_records * self.targets.error_scale(num_targets))
         moment = moment + self.targets.centre * public.mean(dim=0)

@@ -69,7 +69,7 @@ def test_nearest_mean_is_that_of_scikit_learn_with_densities_of_normal_classes()
     rows, labels = table(80)
     x = torch.cat([rows, torch.full((80, 1), 0.3)], dim=1).double()
     sums = torch.nn.functional.one_hot(labels, 3).double().T @ x
-    scores = x @ fit_nearest_mean(x, sums, 0.3).T
+    scores = x @ fit_nearest_mean(x, sums, 0.3, 0.0).T
     literal = NearestCentroid().fit(rows.numpy(), labels.numpy())
     assert scores.argmax(dim=1).tolist() == literal.predict(rows.numpy()).tolist()
     squares = ((rows.double()[:, None] - torch.tensor(literal.centroids_)) ** 2).sum(dim=2)
@@ -93,8 +93,12 @@ def test_nearest_mean_finds_a_class_of_three_in_a_hundred(seed):
             budget=Budget(1.0), private_records=3000, fit=fit, noise_source=SeededNoise(seed)
         )
         teacher.fit(PrivateRecords.of(*private, 2, public=public[0]))
-        right = teacher.label(queries[0], FreeLedger()).labels == queries[1]
+        release = teacher.label(queries[0], FreeLedger())
+        right = release.labels == queries[1]
         found[fit] = [float(right[queries[1] == label].double().mean()) for label in (0, 1)]
+        if fit == "nearest_mean":  # as certain as right, within five standard errors
+            certain = release.probabilities.max(dim=1).values.double().mean()
+            assert abs(float(certain - right.double().mean())) < 5 * math.sqrt(0.06 * 0.94 / 2000)
     assert min(found["nearest_mean"]) > 0.85
     assert found["least_squares"][1] < 0.2
 
