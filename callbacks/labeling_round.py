@@ -24,10 +24,9 @@ from pl_privknn._processes import ProcessGroup, Shard
 from pl_privknn._progress import ProgressHook
 from pl_privknn.callbacks.label_run import LabelRun
 from pl_privknn.callbacks.selection import PublicPool, Selection, Selector
-from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import BackboneFeatures, undisturbed
 from pl_privknn.features.base import Extractor, PublicTables, alike, extract_on, learn_publicly
-from pl_privknn.features.private_records import PrivateRecords
+from pl_privknn.features.private_records import COMPARED, PrivateRecords, is_foreign, kept_apart
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,

@@ -50,9 +50,9 @@ from pl_privknn.callbacks.selection import FullSelection, RandomSelection, Selec
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.datasets import LabeledImages
-from pl_privknn.features.alone import COMPARED, is_foreign, kept_apart
 from pl_privknn.features.backbone import undisturbed
 from pl_privknn.features.base import Extractor
+from pl_privknn.features.private_records import COMPARED, is_foreign, kept_apart
 from pl_privknn.labelers.base import (
     JoinsRuns,
     Labeler,

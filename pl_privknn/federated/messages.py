@@ -176,6 +176,11 @@ def extractor_digest(extractor: Extractor | str) -> str:
     """
     if isinstance(extractor, str):
         return hashlib.sha256(f"name {extractor}".encode()).hexdigest()
+    if not isinstance(extractor, Extractor):
+        raise ValueError(
+            f"extractor={type(extractor).__name__} is no Extractor, and both sides could not compare theirs; derive "
+            "from pl_privknn.features.Extractor, or give the name of the features that images hold already"
+        )
     section, left_out = as_section(extractor)
     if left_out:
         raise ValueError(

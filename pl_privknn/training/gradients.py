@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pl_privknn._checks import InputError, check_positive
 from pl_privknn._tracing import UntraceableError
-from pl_privknn.features.alone import keeps_apart
+from pl_privknn.features.private_records import keeps_apart
 from pl_privknn.networks.layer_gradients import LayerGradients
 from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.mechanisms.base import PREDICTS_ALONE

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_choice, check_int, check_non_negative, check_positive, check_switch
 from pl_privknn.config import HasInitArguments, as_group
-from pl_privknn.features.alone import COMPARED, kept_apart
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.frozen import OnFrozenFeatures
+from pl_privknn.features.private_records import COMPARED, kept_apart
 from pl_privknn.networks import FeatureNetwork, Normalization, build_network, register_network
 from pl_privknn.networks.base import Optimization, image_shape, output_size
 from pl_privknn.networks.layer_gradients import losses_of, separable

@@ -23,7 +23,7 @@ from pl_privknn.features import (
     PublicPCA,
     Resized,
 )
-from pl_privknn.features.alone import kept_apart
+from pl_privknn.features.private_records import kept_apart
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.privacy import Gaussian
 from pl_privknn.privacy.ledger import Ledger

@@ -100,6 +100,11 @@ def test_what_mixes_records_is_refused(entry, tmp_path_factory):
         ENTRIES[entry](Mixing(), images(), tmp_path_factory)
 
 
+def test_a_client_refuses_an_extractor_that_both_sides_could_not_compare(tmp_path_factory):
+    with pytest.raises(ValueError, match="extractor=Sequential is no Extractor"):
+        sent(nn.Sequential(nn.Flatten()), images(), tmp_path_factory)
+
+
 def test_vectors_are_those_of_the_function_on_each_record():
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU()).eval()
     found, conditions = mapped(network, images())

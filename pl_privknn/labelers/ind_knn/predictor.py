@@ -14,9 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pl_privknn._checks import check_int, shape_text
-from pl_privknn.features.alone import Extract, kept_apart
 from pl_privknn.features.base import Extractor
-from pl_privknn.features.private_records import check_table, in_full_batches, made_up
+from pl_privknn.features.private_records import Extract, check_table, in_full_batches, kept_apart, made_up
 from pl_privknn.labelers.base import ChargesLedger, PayingRun, nonnegative_shares
 from pl_privknn.labelers.ind_knn.algorithm import (
     IndKNNEngine,
