@@ -524,6 +524,8 @@ class _WithCanaries(PrivateTraining):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Read the plan, and choose for each canary a weight on which other records hardly depend."""
         super().on_train_start(trainer, pl_module)
+        if self.private is None:  # in the trial epoch
+            return
         assert isinstance(self.run, TrainingRun)
         if not isinstance(self.run.mechanism, Gaussian):
             raise ValueError("epsilon=inf: a training without noise has nothing to audit; state an epsilon")

@@ -179,7 +179,8 @@ class RecordGradients:
         self.module, self.data, self.max_grad_norm = module, data, max_grad_norm
         self._options, self._layers, self._expected = options, layers, expected_batch_size
         self._step = RecordStep(module, datamodule, trainer, data.dataset, options.augment, options.views)
-        self._randomness = PrivateRandomness(seed)
+        #: Context of secretly seeded generators.
+        self.randomness = PrivateRandomness(seed)
         self.condition: str | None = None
         self.traced: TracedStep | None = None
         self.seconds = 0.0
@@ -210,7 +211,7 @@ class RecordGradients:
             if self.traced is not None and self.traced.changing:
                 self._graphs.forget()
         total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
-        with self._randomness():
+        with self.randomness():
             if persons is None and not isinstance(self.way, CopyWay):
                 for batch, stack in self._chunks(places):
                     self.way.add(total, batch, stack)
@@ -244,15 +245,15 @@ class RecordGradients:
 
     def replayable(self, places: Sequence[int]) -> Tensor:
         """:meth:`sum`, in which a record's random numbers follow from its place alone; for tests of modules."""
-        self._randomness.drew = False
+        self.randomness.drew = False
         total = self.sum(places)
-        if self._randomness.drew:
-            kept, total = self._randomness.seed, torch.zeros_like(total)
+        if self.randomness.drew:
+            kept, total = self.randomness.seed, torch.zeros_like(total)
             for place in places:
-                self._randomness.seed = lambda place=place: 1 + place  # type: ignore[misc]
+                self.randomness.seed = lambda place=place: 1 + place  # type: ignore[misc]
                 total += self.sum([place])
-            self._randomness.seed = kept
-        self._randomness.drew = None
+            self.randomness.seed = kept
+        self.randomness.drew = None
         return total
 
     def try_predictions(self) -> None:
@@ -263,7 +264,7 @@ class RecordGradients:
         """
         name = type(self.module).__name__
         for batch in self.data.made_up()[:1] if not self._predicts_apart else ():
-            with self._randomness():
+            with self.randomness():
                 try:
                     outputs, _ = self._step.predicted(batch)
                 except Exception as error:
@@ -311,7 +312,7 @@ class RecordGradients:
         """
         was_training, graphs = self.module.training, dict[Any, TracedStep]()
         found: list[tuple[int, bool]] = []
-        with self._randomness():
+        with self.randomness():
             for row, batch in self.data.held_batches():
                 found.append((row, False))
                 with _silently():
@@ -329,26 +330,10 @@ class RecordGradients:
             count: of records.
         """
         total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
-        with self._randomness():
+        with self.randomness():
             for batch in self.data.made_up()[:1] * count:
                 total.add_one(self._gradient(batch))
         return total.finish()
-
-    def surrogate(self, gradient: Tensor) -> Tensor:
-        """Loss of value 0 whose gradient is ``gradient``.
-
-        Args:
-            gradient: noisy, shape ``(size,)``.
-        """
-        pieces = gradient.split(self._sizes)
-        with torch.autocast(self.device.type, enabled=False):
-            loss = torch.stack(
-                [
-                    (parameter * piece.view_as(parameter).to(parameter)).sum().float()
-                    for parameter, piece in zip(self.parameters, pieces, strict=True)
-                ]
-            ).sum()
-            return loss - loss.detach()
 
     # ------------------------------------------------------------------ the choice
 
@@ -361,15 +346,38 @@ class RecordGradients:
         Raises:
             ValueError: where the step fails on made-up records, or keeps something of one, with its reason.
         """
-        self._randomness.drew = False
-        with self._randomness():
+        self.randomness.drew = False
+        with self.randomness():
             batches = self.data.made_up()
             if batches and self._layers is not None and not self._step.has_hooks:
                 self.way = self._layer_way()
             elif batches:
                 self._try(batches, timed)
                 self._check_moves(batches)
-        self._randomness.drew = None
+        self.randomness.drew = None
+
+    def check_epochs(self, epochs: int) -> None:
+        """Trace the step for every epoch, where it reads the epoch's number.
+
+        Args:
+            epochs: how many there are.
+
+        Raises:
+            ValueError: where the step can't be traced in one of them.
+        """
+        if self.traced is None or not self.traced.reads_epoch:
+            return
+        batch = self.data.made_up()[0]
+        with self.randomness():
+            for self._step.epoch in range(1, epochs):
+                try:
+                    self._step.trace(batch)
+                except UntraceableError as error:
+                    raise InputError(
+                        f"training_step: can be traced in epoch 0 and can't in epoch {self._step.epoch} ({error}); "
+                        "change it so that it can in every epoch"
+                    ) from None
+        self._step.epoch = None
 
     def refresh(self) -> None:
         """Trace again with the parameters that are trained now.
@@ -383,7 +391,7 @@ class RecordGradients:
             self.way = self._layer_way()
         if self.traced is None or not (batches := self.data.made_up()):
             return
-        with self._randomness():
+        with self.randomness():
             self.traced = self._graphs.trace(batches[0])
 
     def _layer_way(self) -> LayerWay:
@@ -405,11 +413,11 @@ class RecordGradients:
             if not differs:
                 self.traced = traced
                 stack = [torch.stack([part] * self._chunk) for part in tensors_of(batch, self.device)[0]]
-                self._randomness.begin()
+                self.randomness.begin()
                 with contextlib.suppress(Exception):
                     rows = traced.rows(stack)
                     alone = traced.gradient([part[0] for part in stack])
-                    same = self._randomness.drawn() or _close([row[0] for row in rows], alone)
+                    same = self.randomness.drawn() or _close([row[0] for row in rows], alone)
                     del rows
                     if same and not traced.outside and (not timed or self._is_faster(traced, stack)):
                         self._graphs.by_vmap = True
@@ -429,14 +437,14 @@ class RecordGradients:
 
     def _differs(self, traced: TracedStep, batch: Any) -> bool:
         """Whether the gradients of graph and step differ, where neither draws random numbers."""
-        self._randomness.begin()
+        self.randomness.begin()
         tensors, _ = tensors_of(batch, self.device)
         try:
             found = traced.gradient(tensors)
         except Exception as error:
             raise UntraceableError(f"its graph fails: {type(error).__name__}") from None
         finite = all(bool(part.isfinite().all()) for part in found)
-        draws = bool(traced.changing) or self._randomness.drawn()
+        draws = bool(traced.changing) or self.randomness.drawn()
         if finite and draws:
             return False
         try:
@@ -468,7 +476,7 @@ class RecordGradients:
         """Refuse a step that keeps state of other records: its gradient of a record changes after them."""
         found: list[list[Tensor]] = []
         for one in (batch, *self.data.made_up(), batch):
-            self._randomness.begin(7)
+            self.randomness.begin(7)
             with contextlib.suppress(Exception):
                 found.append(self._step.run(one))
         if not _close(found[0], found[-1], 1e-6):
@@ -482,7 +490,7 @@ class RecordGradients:
         """Refuse a step whose gradient is zero for every made-up record: all of ε would be spent on noise."""
         largest: list[float] = []
         for batch in batches:
-            self._randomness.begin()
+            self.randomness.begin()
             with contextlib.suppress(Exception):
                 largest.append(max(float(part.abs().max()) for part in self._gradient(batch) if part.numel()))
         known = [value for value in largest if math.isfinite(value)]
@@ -512,9 +520,9 @@ class RecordGradients:
     # ------------------------------------------------------------------ records
 
     def _read(self, place: int) -> Any:
-        self._randomness.begin()
+        self.randomness.begin()
         batch = self.data.batch(place)
-        self._randomness.begin()
+        self.randomness.begin()
         return batch
 
     def _gradient(self, batch: Any) -> list[Tensor]:
@@ -526,7 +534,7 @@ class RecordGradients:
         if self.data.has_rows:
             for part in torch.tensor(places, dtype=torch.int64).split(self._chunk) if places else ():
                 stack = [tensor.to(self.device) for tensor in self.data.rows(part)]
-                self._randomness.begin()
+                self.randomness.begin()
                 yield [tensor[0] for tensor in stack], stack
             return
         waiting: dict[Any, list[Any]] = {}
@@ -549,6 +557,23 @@ class RecordGradients:
         if len(found) == 1:
             return found[0]
         return [torch.stack(parts).double().mean(0) for parts in zip(*found, strict=True)]
+
+
+def surrogate(parameters: Sequence[Tensor], gradient: Tensor) -> Tensor:
+    """Loss of value 0 whose gradient is ``gradient``.
+
+    Args:
+        parameters: the trained ones.
+        gradient: noisy, shape ``(size,)``.
+    """
+    pieces = gradient.split([parameter.numel() for parameter in parameters])
+    with torch.autocast(parameters[0].device.type, enabled=False):
+        terms = [
+            (parameter * piece.view_as(parameter).to(parameter)).sum().float()
+            for parameter, piece in zip(parameters, pieces, strict=True)
+        ]
+        loss = torch.stack(terms).sum()
+        return loss - loss.detach()
 
 
 def _stacked(some: list[tuple[Any, list[Tensor]]]) -> tuple[Any, list[Tensor]]:

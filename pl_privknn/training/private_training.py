@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import check_int, check_non_negative, check_positive, check_switch
+from pl_privknn._checks import InputError, check_int, check_non_negative, check_positive, check_switch
 from pl_privknn._lightning import rank_zero_info
 from pl_privknn._processes import ProcessGroup
 from pl_privknn.callbacks.run_summary import add_run_report
@@ -27,15 +26,17 @@ from pl_privknn.privacy.noise import default_noise
 from pl_privknn.privacy.records import check_evaluated, check_hyperparameters, foreign_loader
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.run import StatesPrivacy
-from pl_privknn.training.gradients import RecordGradients
-from pl_privknn.training.records import PrivateData, Steps
+from pl_privknn.training.gradients import RecordGradients, surrogate
+from pl_privknn.training.records import PrivateData, Steps, made_up_records
 from pl_privknn.training.requirements import (
+    check_first_run,
     check_layers,
     check_module,
     check_optimizers,
     check_readers,
     check_resumable,
     check_trainer,
+    mark_first_run,
     replace_batch_norms,
     trained_parameters,
 )
@@ -44,14 +45,14 @@ from pl_privknn.training.training_run import (
     FollowedRun,
     TrainingOptions,
     TrainingRun,
+    epochs_of,
     mechanism_of,
     opened_run,
     training_guarantee,
 )
+from pl_privknn.training.trial_epoch import try_epoch
 
 _KEY = "private_training"
-# What a module carries that was trained privately: the run's id and its ledger.
-_MARK = "private_training_run"
 _REMEDY = "replace_batch_norm=True"
 
 
@@ -273,7 +274,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         if trainer.fast_dev_run:
             rank_zero_info("fast_dev_run: no private record is read; the steps use synthetic ones")
             self.private = None
-            self._made_up = PrivateData(_made_up_records(records), example=self.options.example)
+            self._made_up = PrivateData(made_up_records(records), example=self.options.example)
         else:
             dataset = self._take(records, trainer).dataset
             try:
@@ -330,24 +331,27 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         )
         way = gradients.way.name
         self.way = "traced" if way in ("vmap", "loop") else way
-        self._check_first_run(trainer, pl_module)
         resumed = self._loaded if trainer.ckpt_path is not None else None
-        self._loaded = None
+        self._loaded, self.accuracy = None, {}
         if self.private is not None:
             assert self._processes is not None
-            self.run = opened_run(self, trainer, resumed, self._processes)
-        self.accuracy = {}
-        if self.evaluate is not None and trainer.world_size > 1:
-            raise ValueError("evaluate: one process evaluates; use devices=1, or evaluate=None")
-        if (run := self.run) is not None:
+            check_first_run(pl_module, self.options.ledger_path, resumed)
+            redacted(gradients.check_epochs, epochs_of(trainer, self.steps_per_epoch))
+            self.run = run = opened_run(self, trainer, resumed, self._processes)
             if trainer.world_size == 1:
                 redacted(self._hold_out, getattr(trainer.datamodule, "private_groups", None))
-            ledger = None if run.ledger is None else str(run.ledger.path.resolve())
-            setattr(pl_module, _MARK, (getattr(run, "run_id", ""), ledger))
+                with gradients.randomness():
+                    try_epoch(trainer, self._trial_steps)
+            mark_first_run(pl_module, run)
         self._gradients, self._logged = gradients, (-1, {})
         if gradients.traced is not None:
             self._constants = {name: list(shape) for name, shape in gradients.traced.constants.items()}
         self._replace_step(trainer, pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Trace the step of a resumed epoch."""
+        if self._gradients is not None and trainer.current_epoch:
+            self._trace_anew(pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Trace the step of the present module again."""
@@ -367,9 +371,8 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log ε on the axis of steps."""
-        if (run := self.run) is None:
-            return
-        if run.steps.row != self._logged[0]:  # what was spent grows by rows
+        run = self.run
+        if run is not None and run.steps.row != self._logged[0]:  # what was spent grows by rows
             assert self._processes is not None
             reports = self._processes.from_first(run.reports)
             if isinstance(run, FollowedRun):
@@ -411,7 +414,9 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
             self._check_evaluation("val_dataloader", trainer.val_dataloaders)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Restore the module's step and release the folder."""
+        """Save what was paid for, restore the module's step and release the folder."""
+        if isinstance(self.run, TrainingRun) and self.run.steps.row and trainer.world_size == 1:
+            self.run.save_interrupted(trainer)
         self._leave()
 
     # ------------------------------------------------------------------ work
@@ -480,34 +485,19 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         return ()
 
     def _leave(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._restore()
         self._gradients = self._made_up = self.private = self._owners = None
         if self._processes is not None:
             self._processes.close()
         if self.run is not None:
             self.run.close()  # the ledger stays readable
 
-    def _check_first_run(self, trainer: Any, module: Any) -> None:
-        """Refuse weights that another ledger's training has made: their ε would not compose with this one."""
-        known = getattr(module, _MARK, None)
-        if known is None or self.private is None:
-            return
-        path = self.options.ledger_path
-        same = path is not None and str(Path(path).resolve()) == known[1]
-        resumed = (self._loaded or {}).get("run_id") if trainer.ckpt_path is not None else None
-        if not same and resumed != known[0]:
-            raise ValueError(
-                f"{type(module).__name__}: was trained privately before, and ε of both trainings must compose; pass "
-                f"options=TrainingOptions(ledger_path={known[1]!r}), or train a new module"
-            )
-
     def _replace_step(self, trainer: Any, module: Any) -> None:
         """Replace ``training_step`` by the noisy one. Batch hooks leave the empty batches of the training alone."""
 
         def training_step(batch: Any, batch_idx: int) -> Tensor:
             if self._asked:
-                raise RuntimeError(
+                raise InputError(
                     f"{type(trainer.optimizers[0]).__name__}: asks for the gradient several times a step, and ε is "
                     "stated for one; use an optimizer that does so once"
                 )
@@ -520,6 +510,25 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
                 self._undo.append(
                     replace_method(owner, name, _outside_training(trainer, getattr(owner, name)))
                 )
+
+    def _trial_steps(self, twin: Any) -> Callable[[], None]:
+        """Let a copied trainer take steps of random gradients, which pay nothing; returns what undoes that."""
+        training = next(one for one in twin.callbacks if isinstance(one, PrivateTraining))
+        training.run, training._processes = self.run, self._processes
+
+        def random_loss(module: Any, batch_idx: int) -> Tensor:
+            parameters = trained_parameters(module)
+            size = sum(parameter.numel() for parameter in parameters)
+            noise = torch.randn(size, device=parameters[0].device) / self.expected_batch_size
+            return surrogate(parameters, noise)
+
+        training._noisy_loss = random_loss
+        training._replace_step(twin, twin.lightning_module)
+        return training._restore
+
+    def _restore(self) -> None:
+        while self._undo:
+            self._undo.pop()()
 
     def _trace_anew(self, module: Any) -> None:
         check_layers(module, _REMEDY)
@@ -534,7 +543,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
             self._trace_anew(module)
         if self.run is None:
             count = min(2, self.expected_batch_size)
-            return gradients.surrogate(redacted(gradients.made_up_sum, count))
+            return surrogate(gradients.parameters, redacted(gradients.made_up_sum, count))
         assert self.private is not None
         places = redacted(
             self.run.steps.sample,
@@ -544,7 +553,8 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
             self._owners,
             self.options.records_per_person,
         )
-        return gradients.surrogate(self.release(redacted(self.clipped_sum, places, batch_idx)))
+        noisy = self.release(redacted(self.clipped_sum, places, batch_idx))
+        return surrogate(gradients.parameters, noisy)
 
     def clipped_sum(self, places: Tensor, batch_idx: int = 0) -> Tensor:
         """The sum of the clipped gradients of some private records, float64 ``(p,)``; **private**.
@@ -586,11 +596,3 @@ def _records_of(trainer: Any, source: Any) -> Any:
     if hasattr(data, "private_in_shards"):  # of this package
         return data
     return redacted(source.dataloader)
-
-
-def _made_up_records(data: Any) -> Any:
-    """Made-up records with the shapes of the private ones, which are read only for foreign data modules."""
-    if not hasattr(data, "private_in_shards"):
-        return data
-    labels = (2, data.num_classes) if data.task == "multilabel" else (2,)
-    return TensorDataset(torch.rand(2, *data.image_shape), torch.zeros(labels, dtype=torch.int64))

@@ -317,6 +317,14 @@ class PrivateData:
         self._vectors = torch.cat(made) if made else torch.zeros(0, 1)
 
 
+def made_up_records(data: Any) -> Any:
+    """Made-up records with the shapes of the private ones, which are read only for foreign data modules."""
+    if not hasattr(data, "private_in_shards"):
+        return data
+    labels = (2, data.num_classes) if data.task == "multilabel" else (2,)
+    return TensorDataset(torch.rand(2, *data.image_shape), torch.zeros(labels, dtype=torch.int64))
+
+
 def _check_sampler(loader: DataLoader[Any]) -> None:
     """Raise ``ValueError`` for a loader that does not read all records alike: each is drawn at one rate here."""
     for one in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler):

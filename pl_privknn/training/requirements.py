@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from pl_privknn.training.shadow import arguments_of
 
 # By name, since there are two packages of Lightning.
+# What a module carries that was trained privately: the run's id and its ledger.
+_MARK = "private_training_run"
 _TRIALS = ("BatchSizeFinder", "GradientAccumulationScheduler", "LearningRateFinder")
 
 
@@ -74,6 +77,30 @@ def check_resumable(trainer: Any) -> None:
                 ) from None
 
 
+def check_first_run(module: Any, ledger_path: str | Path | None, resumed: Mapping[str, Any] | None) -> None:
+    """Raise ``ValueError`` for weights that another ledger's training has made: their ε would not compose.
+
+    Args:
+        module: what is trained.
+        ledger_path: the ledger that the training shares with others, or None.
+        resumed: what a checkpoint that is being resumed says of its run, or None.
+    """
+    known = getattr(module, _MARK, None)
+    if known is None or (resumed or {}).get("run_id") == known[0]:
+        return
+    if ledger_path is None or str(Path(ledger_path).resolve()) != known[1]:
+        raise ValueError(
+            f"{type(module).__name__}: was trained privately before, and ε of both trainings must compose; pass "
+            f"options=TrainingOptions(ledger_path={known[1]!r}), or train a new module"
+        )
+
+
+def mark_first_run(module: Any, run: Any) -> None:
+    """Note in a module the run that trains it; see :func:`check_first_run`."""
+    ledger = None if run.ledger is None else str(run.ledger.path.resolve())
+    setattr(module, _MARK, (getattr(run, "run_id", ""), ledger))
+
+
 def check_readers(trainer: Any, logged: Set[str]) -> None:
     """Raise ``ValueError`` for callbacks and schedulers that monitor a private figure, which is never logged.
 
@@ -109,6 +136,10 @@ def check_trainer(trainer: Any, training: Any) -> None:
             f"gradient_clip_val={trainer.gradient_clip_val} has no part in noisy SGD, which clips each record's "
             "gradient; set max_grad_norm instead"
         )
+    if trainer.limit_train_batches == 0:
+        raise ValueError("limit_train_batches=0: no step would be left to train; leave it out")
+    if training.evaluate is not None and trainer.world_size > 1:
+        raise ValueError("evaluate: one process evaluates; use devices=1, or evaluate=None")
     if trainer.overfit_batches:
         raise ValueError(
             f"overfit_batches={trainer.overfit_batches} replaces the Poisson sampler; use limit_train_batches"

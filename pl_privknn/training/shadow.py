@@ -86,6 +86,7 @@ class StepCopies:
         self.module, self.dataset = module, dataset
         self._trainer, self._datamodule = trainer, datamodule
         self._augment, self._views = augment, views
+        self.epoch: int | None = None  # that steps see; the trainer's if None
         self._hooks = {
             name: owner for name in TRANSFERS if (owner := hook_owner(name, module, datamodule)) is not None
         }
@@ -122,7 +123,7 @@ class StepCopies:
         """Copy that shares all tensors, those that are plain attributes as buffers.
 
         Args:
-            note: called with the name of a fact of the trainer that changes within an epoch.
+            note: called with the name of a fact of the trainer that changes.
             logged: receives the names that the step logs.
         """
         step = self._copy({}, note, logged)
@@ -142,6 +143,8 @@ class StepCopies:
         """
         traced = logged is not None
         facts = PublicTrainer(self._trainer, note)
+        if self.epoch is not None:
+            facts.__dict__["current_epoch"] = self.epoch
         if self._trainer is not None:
             memo[id(self._trainer)] = facts
         if self.dataset is not None:
@@ -149,7 +152,7 @@ class StepCopies:
         if self._datamodule is not None and not any(one is self._datamodule for one in self._hooks.values()):
             memo[id(self._datamodule)] = Absent("reads the data module, which holds records")
         owners = {id(one): one for one in (self.module, *self._hooks.values())}
-        parts = [found for owner in owners.values() for found in _attributes(owner)]
+        parts = [found for owner in owners.values() for found in attributes_of(owner)]
         for name, value in parts:
             _replace_held(memo, name, value, traced)
         if traced:
@@ -216,7 +219,7 @@ def is_flag(tensor: Tensor) -> bool:
     return tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(owner: Any) -> Iterator[tuple[str, Any]]:
     """Attributes of an object and, of a module, its layers, by the names of class and attribute."""
     for part in owner.modules() if isinstance(owner, nn.Module) else (owner,):
         for name, value in (*vars(part).items(), *getattr(part, "_modules", {}).items()):
@@ -436,7 +439,7 @@ class PublicTrainer:
 
     Args:
         trainer: of the fit, or None outside of one.
-        note: called with the name of a fact that changes within an epoch.
+        note: called with the name of a fact that changes.
     """
 
     training = is_global_zero = True
@@ -459,7 +462,7 @@ class PublicTrainer:
             raise _NoFactError(
                 f"reads trainer.{name}, which a private step does not have; it has {', '.join(_FACTS)}"
             )
-        if name == "global_step":
+        if name in ("global_step", "current_epoch"):
             self._note(f"trainer.{name}")
         return _FACTS[name] if self._trainer is None else getattr(self._trainer, name)
 

@@ -32,6 +32,7 @@ from pl_privknn.training.shadow import StepCopies, StepNumber, is_flag, with_ten
 
 # Largest constant (values) that a step may hold besides its parameters and buffers.
 _LARGEST = 1 << 20
+_EPOCH = "trainer.current_epoch"
 _VALUES = ("numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "__dlpack__")
 _SCALARS = ("__bool__", "item", "__int__", "__float__", "__index__")
 # Packages whose functions pass on what a step calls.
@@ -48,6 +49,7 @@ class TracedStep:
         other: frozen parameters, buffers and constants, which are read and never written.
         constants: shapes of the tensors that the graph holds besides parameters and buffers, by their names.
         changing: what the trace read or drew that is other at every step: the graph holds for one step then.
+        reads_epoch: whether it read the number of the epoch.
         logged: names that the step logs.
         outside: operators by which ``vmap`` might mix records: the graph is for one after another then.
     """
@@ -57,6 +59,7 @@ class TracedStep:
     other: dict[str, Tensor]
     constants: dict[str, tuple[int, ...]]
     changing: tuple[str, ...]
+    reads_epoch: bool
     logged: frozenset[str]
     outside: tuple[str, ...]
 
@@ -142,7 +145,8 @@ class RecordStep(StepCopies):
             trained,
             every,
             {name: tuple(tensor.shape) for name, tensor in constants.items() if tensor.numel() > 1},
-            tuple(dict.fromkeys(changing)),
+            tuple(dict.fromkeys(name for name in changing if name != _EPOCH)),
+            _EPOCH in changing,
             frozenset(logged),
             outside(graph),
         )

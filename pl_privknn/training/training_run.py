@@ -29,6 +29,8 @@ from pl_privknn.privacy.mechanisms.steps import (
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.run import Run, run_id_in
 
+# Checkpoint of an interrupted training, in the run's folder.
+_INTERRUPTED = "interrupted.ckpt"
 STEPS = ("auto", "traced")
 
 
@@ -227,6 +229,20 @@ class TrainingRun(Run):
         """State for a checkpoint: the run, its folder and progress."""
         return {**super().state(), "done": self.planned - self.steps.left - self.lost}
 
+    def save_interrupted(self, trainer: Any) -> None:
+        """Save a checkpoint that continues after the steps that were paid for, whole or not at all."""
+        path, part = self.folder / _INTERRUPTED, self.folder / f"{_INTERRUPTED}.part"
+        try:
+            trainer.save_checkpoint(part)
+            part.replace(path)
+        except Exception as error:  # as where the disk is full
+            part.unlink(missing_ok=True)
+            rank_zero_info(
+                f"no checkpoint of the interrupted training could be saved: {type(error).__name__}"
+            )
+        else:
+            rank_zero_info(f"interrupted; continue the training with ckpt_path={str(path)!r}")
+
     def followed(self) -> FollowedRun:
         """Facts that other processes of the same training need."""
         return FollowedRun(
@@ -336,6 +352,13 @@ def opened_run(
     if run.lost:
         rank_zero_info(f"{run.lost} charged steps were lost; the training has that many fewer")
     return run
+
+
+def epochs_of(trainer: Any, steps_per_epoch: int) -> int:
+    """Number of epochs that a trainer will begin; 0 where it says none."""
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    known = [] if epochs in (None, -1) else [epochs]
+    return min([*known, -(-steps // steps_per_epoch)] if steps > 0 else known, default=0)
 
 
 def mechanism_of(noise_multiplier: float, max_grad_norm: float, sampling_rate: float) -> StepMechanism:

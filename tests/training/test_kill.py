@@ -28,7 +28,8 @@ def test_resume_keeps_epsilon_exact_and_never_spends_less_than_was_drawn(tmp_pat
     callback = training(steps_per_charge=2)
     _, trainer = fit(Lit(), tmp_path, callback, 5, callbacks=[keep_last(tmp_path), Spent()], ckpt_path=last)
     nine = account([Charge(Gaussian(1.0, 1.0, 1 / 3), 9)], delta=1e-5).epsilon
-    assert seen == [pytest.approx(nine)]  # of the steps that were run, and not of those planned
+    # After the trial epoch: of the steps that were run, and not of those planned.
+    assert seen == [pytest.approx(nine)] * 2
     assert callback.epsilon == pytest.approx(plan.epsilon)
     assert callback.epsilon_spent == pytest.approx(plan.epsilon)
     # Three steps were lost with the third epoch: six are in the checkpoint, nine were paid, six are left.

@@ -382,17 +382,20 @@ def facts_of(fact, folder, batch=45, epochs=2):
     """The fact of each step, as the weight's moves tell it."""
 
     class Watch(pl.Callback):
+        def __init__(self):
+            self.moves = []
+
         def on_train_batch_start(self, trainer, module, *_):
             self.before, self.rate = float(module.weight), trainer.optimizers[0].param_groups[0]["lr"]
 
         def on_train_batch_end(self, trainer, module, *_):
-            moves.append((float(module.weight) - self.before) / self.rate)
+            self.moves.append((float(module.weight) - self.before) / self.rate)
 
-    moves = []
+    watch = Watch()
     sizes = {"expected_batch_size": batch, "private_records": 90, "max_grad_norm": 1e13}
     callback = training(noise_source=Silent(0), **sizes)
-    fit(Linear(fact), folder, callback, epochs, callbacks=[Watch()], limit_val_batches=0)
-    return moves
+    fit(Linear(fact), folder, callback, epochs, callbacks=[watch], limit_val_batches=0)
+    return watch.moves
 
 
 @pytest.mark.parametrize(
