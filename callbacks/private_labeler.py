@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -65,8 +66,10 @@ from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accurac
 from pl_privknn.privacy.mechanisms.base import (
     READS_ALONE,
     Guarantee,
+    noise_guarantee,
 )
 from pl_privknn.privacy.private_state import table_digest
+from pl_privknn.privacy.public_rows import COLUMNS, RELEASES, DrawnRows, KeptReleases
 from pl_privknn.privacy.records import (
     check_evaluated,
     check_hyperparameters,
@@ -230,8 +233,8 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         """State the plan, then run or restore the rounds that are due before the next epoch."""
         if self.labeler is None:
             return
-        self._hand_budget()
         data = data_module(trainer)
+        self._hand_budget(data)
         self._private = weakref.ref(data.private)
         if data.task not in self.labeler.tasks:
             fitting = "PrivateKNN"
@@ -257,6 +260,8 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             self._run = LabelRun.followed(place, run_id)
             self._run.hear(reports)
         self._hold_out(data)
+        if data.pays_for_public:
+            self._draw_public(data)
         if self._loaded is not None:
             self._restart_due = bool(self._loaded.get("restart_due", False))
             self._rounds_applied = int(self._loaded.get("rounds_applied", 0))
@@ -315,13 +320,35 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             self._undo.append(restore)
             self._held = out, None if owners is None else owners[held]
 
+    def _draw_public(self, data: PrivatePublicDataModule) -> None:
+        """Pay for public examples and draw them, or take those that the run has drawn."""
+
+        def drawn() -> DrawnRows:
+            assert self.labeler is not None
+            assert self._run is not None
+            path, source = self._place / RELEASES, self.labeler.noise_source
+            release = KeptReleases(path, self._run.ledger_run, self.budget, source)
+            return redacted(data.draw_public, self.budget, release)
+
+        data.take_public(self._group.from_first(drawn), None if self._group.rank else self._place)
+
+    def _take_columns(self, trainer: pl.Trainer) -> None:
+        """Let the data module read rows as the run did whose checkpoint is evaluated."""
+        places = [] if trainer.ckpt_path is None else [*Path(trainer.ckpt_path).parents[:2]]
+        for place in places if self.asked_dir is None else [self.asked_dir, *places]:
+            if (place / COLUMNS).is_file():
+                data_module(trainer).take_columns(json.loads((place / COLUMNS).read_text(encoding="utf-8")))
+                return
+
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse to test on private records."""
+        """Refuse to test on private records; take the columns of the run that is tested."""
+        self._take_columns(trainer)
         check_evaluated("test_dataloader", trainer.test_dataloaders, self._private())
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to validate on private records by themselves; the data module refuses them within a fit."""
         if trainer.state.fn == "validate":
+            self._take_columns(trainer)
             check_evaluated("val_dataloader", trainer.val_dataloaders, self._private())
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -368,11 +395,15 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
 
     # ------------------------------------------------------------------ work
 
-    def _hand_budget(self) -> None:
-        """Let the teacher set its noise; again where a run starts, since another callback may share the teacher."""
+    def _hand_budget(self, data: PrivatePublicDataModule | None = None) -> None:
+        """Let the teacher set its noise; again where a run starts, since another callback may share the teacher.
+
+        Args:
+            data: whose public examples may take a share of the budget.
+        """
         if isinstance(self.labeler, SpendsBudget):
             asking = self.rounds if self.selects_all else sum(map(bool, self.queries_per_round))
-            self.labeler.take_budget(self.budget, asking)
+            self.labeler.take_budget(self.budget if data is None else data.budget_left(self.budget), asking)
 
     def _folder(self, trainer: pl.Trainer) -> Path:
         if self.asked_dir is not None:
@@ -407,7 +438,9 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
                 stated += kept_apart(pl_module, some)[1]
         self._stated = stated
         guarantee = Guarantee("conditional", stated) if stated else Guarantee()
-        plan = stated_plan(
+        public = noise_guarantee(self.labeler.noise_source)
+        plan = [charge.with_guarantee(public) for charge in data.public_plan(self.budget)]
+        plan += stated_plan(
             self.labeler,
             sum(queries),
             self._answers(queries),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import platform
 import subprocess
 import time
@@ -36,6 +37,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.files import write_durably, write_json
+from pl_privknn.privacy.public_rows import COLUMNS
 from pl_privknn.privacy.redaction import private_seconds
 from pl_privknn.privacy.verify import CONFIG
 from pl_privknn.students.losses import TASKS
@@ -351,6 +353,8 @@ class RunReport(pl.Callback):
             pictures_of(data, [] if labeling is None else labeling.asked_examples(), counts).write(
                 self.run_dir
             )
+            if (columns := data.columns()) is not None:
+                write_durably(self.run_dir / COLUMNS, json.dumps(columns, ensure_ascii=False))
 
     def table(self) -> list[tuple[str, str]]:
         """Main figures of the summary, as (name, value) pairs."""

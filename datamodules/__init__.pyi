@@ -46,6 +46,7 @@ from .published import (
 from .published import (
     SVHNDataModule as SVHNDataModule,
 )
+from .tables import TableDataModule as TableDataModule
 from .text import TextDataModule as TextDataModule
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "PrivatePublicDataModule",
     "PublicDataset",
     "SVHNDataModule",
+    "TableDataModule",
     "TensorImages",
     "TextDataModule",
 ]

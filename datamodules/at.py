@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pl_privknn._checks import shown
+from pl_privknn.config import read_document
 from pl_privknn.datamodules.array_files import labels_of
 from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.columns import TABLES
+from pl_privknn.datamodules.columns import TABLES, Columns
 from pl_privknn.datamodules.folder import ImageFolderDataModule, images_under
-from pl_privknn.datamodules.text import TextDataModule, files_in
+from pl_privknn.datamodules.schema import days_of
+from pl_privknn.datamodules.tables import TableDataModule, files_in
+from pl_privknn.datamodules.text import TextDataModule
 from pl_privknn.features.public import has_pretrained
 from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.privacy.redaction import redacted
@@ -47,7 +53,9 @@ def data_at(
             :class:`~pl_privknn.datamodules.TextDataModule`), as folders of images, or as ``public_images.npy`` (or
             ``.npz`` member) and so on.
         num_classes: number of classes, for data without a test set.
-        columns: of tables: arguments ``text``, ``label``, ``person`` and ``classes`` of that data module.
+        columns: of tables: arguments ``text``, ``label``, ``person`` and ``classes`` of that data module, and
+            ``columns`` and ``bounds`` (see :func:`read_bounds`) of tables of numbers and categories, which are those
+            without a column of texts.
         public: public data of the same form elsewhere, without labels; ``"none"`` for none.
         test: test data of the same form elsewhere.
         **arguments: of every data module, such as ``batch_size``.
@@ -59,11 +67,9 @@ def data_at(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"--data {path}: no such file or folder (working directory: {Path.cwd()})")
-    if path.suffix.lower() in TABLES or files_in(path):
-        given = {"public": public, "test": test} | {"root": str(path), **(columns or {}), **arguments}
-        made = TextDataModule(**given)
-        # By name, so that an exported file has it.
-        return made if made.holds_vectors else TextDataModule(**given, features=WordLlamaFeatures())
+    if path.suffix.lower() in TABLES or (files := files_in(path)):
+        first = path if path.is_file() else files.get("private", path)
+        return _table(path, first, dict(columns or {}), {"public": public, "test": test, **arguments})
     if columns:
         raise ValueError(
             f"--data {path}: there are no tables for --{next(iter(columns))}; expected one table, or a folder with "
@@ -88,6 +94,56 @@ def data_at(
     if f"public_{kind}" not in files:
         arguments["public"] = "none"
     return module(**files, num_classes=num_classes, **arguments)
+
+
+def _table(
+    path: Path, first: Path, columns: dict[str, Any], arguments: dict[str, Any]
+) -> PrivatePublicDataModule:
+    """Data module of texts or vectors where a column of them is named, or is there; of all columns otherwise."""
+    of_rows = {name: columns.pop(name) for name in ("columns", "bounds") if name in columns}
+    if "bounds" in of_rows:
+        of_rows |= dict(zip(("numeric", "categorical"), read_bounds(of_rows.pop("bounds")), strict=True))
+    text, encoding = columns.get("text", "text"), columns.get("encoding")
+    if of_rows and "text" in columns:
+        raise ValueError(
+            "--text names a column of texts or vectors, --columns and --bounds columns of numbers and categories; "
+            "leave one of them out"
+        )
+    given = {"root": str(path), **columns, **arguments}
+    table = Columns("private", first, [text], encoding) if first.is_file() else None
+    if "text" not in columns and (of_rows or (table is not None and text not in table.names)):
+        return TableDataModule(**given, **of_rows)
+    if table is not None and text in table.names and table.is_vectors(text):
+        return TextDataModule(**given)
+    return TextDataModule(**given, features=WordLlamaFeatures())  # by name, so that an exported file has it
+
+
+def read_bounds(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Bounds of columns of numbers and dates, and values of categories, from YAML.
+
+    Each entry is a column's name with ``[low, high]``, with the list of its categories, or with the word ``number``
+    or ``category`` where the kind alone is stated.
+
+    Raises:
+        ValueError: for other entries.
+    """
+    numeric: dict[str, Any] = {}
+    categorical: dict[str, Any] = {}
+    stated = read_document(path)
+    for name, value in (stated if isinstance(stated, dict) else {"": None}).items():
+        parts = value if isinstance(value, list) else []
+        listed = [str(part) if isinstance(part, datetime.date) else part for part in parts]
+        numbers = [not isinstance(part, bool | str) or not math.isnan(days_of(str(part))) for part in listed]
+        if value == "number" or (len(listed) == 2 and all(numbers)):
+            numeric[str(name)] = listed or None
+        elif value == "category" or listed:
+            categorical[str(name)] = [str(part) for part in listed] or None
+        else:
+            raise ValueError(
+                f"--bounds {path}: {str(name)!r} has {shown(value)}; expected [low, high], a list of categories, "
+                "'number' or 'category' for each column"
+            )
+    return numeric, categorical
 
 
 def _task(files: Mapping[str, str], num_classes: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
@@ -35,6 +36,9 @@ from pl_privknn.datamodules.loaders import (
     UnlabeledSampler,
     take_batch,
 )
+from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.public_rows import DrawnRows, Release
 from pl_privknn.privacy.redaction import redacted
 
 if TYPE_CHECKING:
@@ -202,8 +206,45 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """Images to predict; None (the default) predicts the test images."""
         return None
 
+    # ------------------------------------------------------------------ public examples that a run pays for
+
+    @property
+    def pays_for_public(self) -> bool:
+        """Whether the run pays for the public examples, which are blank before."""
+        return False
+
+    def public_plan(self, budget: Budget) -> list[Charge]:
+        """Charges of the public examples; none (the default) where they are at hand."""
+        return []
+
+    def budget_left(self, budget: Budget) -> Budget:
+        """Budget that these charges leave to a teacher."""
+        return budget
+
+    def draw_public(self, budget: Budget, release: Release) -> DrawnRows:
+        """Release what public examples are drawn from, and draw them.
+
+        Args:
+            budget: of the run.
+            release: adds the noise of a paid mechanism.
+        """
+        raise NotImplementedError(f"{type(self).__name__} pays for no public examples")
+
+    def take_public(self, drawn: DrawnRows, folder: Path | None = None) -> None:
+        """Take the result of :meth:`draw_public`, and write it to a run's folder for its user."""
+
+    def columns(self) -> list[dict[str, Any]] | None:
+        """Public description of the columns that examples are read from, for users of the model; None (the default).
+
+        See :class:`~pl_privknn.datamodules.schema.Schema`.
+        """
+        return None
+
+    def take_columns(self, columns: list[dict[str, Any]]) -> None:
+        """Take the columns of a run, with bounds that it paid for."""
+
     def public_texts(self, examples: Tensor) -> list[str] | None:
-        """Beginnings of public examples that are texts, for a report; None (the default) where they are images."""
+        """Public examples other than images as short texts for a report; None (the default) where they are images."""
         return None
 
     # Lightning's iterates the loaders, which need labels.
@@ -325,7 +366,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return part
 
     def _without_overlap(self, public: PublicDataset, test: LabeledImages) -> PublicDataset:
-        ignored = self.overlap == "ignore" or not self.has_public
+        ignored = self.overlap == "ignore" or not self.has_public or self.pays_for_public
         if ignored or not (common := common_images(public.store, test.store)):
             return public
         message = (

@@ -79,6 +79,7 @@ class Columns:
             data frame, or a list (a torch data set) of mappings, or of tuples of the wanted columns.
         wanted: columns that are looked for: a CSV file's separator is found by them, others may be passed over.
         encoding: of text files; None finds UTF-8 and UTF-16.
+        every: whether other columns are wanted too.
 
     Attributes:
         named: what messages call it.
@@ -91,9 +92,15 @@ class Columns:
     """
 
     def __init__(
-        self, name: str, source: Any, wanted: Sequence[str] = (), encoding: str | None = None
+        self,
+        name: str,
+        source: Any,
+        wanted: Sequence[str] = (),
+        encoding: str | None = None,
+        every: bool = False,
     ) -> None:
         self.named, self._public, self._wanted = name, not name.startswith("private"), wanted
+        self._every = every
         self.groups: list[int] = []
         self._parquet: Path | None = None
         if isinstance(source, str | Path):
@@ -106,7 +113,7 @@ class Columns:
     def _opened(self, source: Any, encoding: str | None) -> Any:
         """The table; of a Parquet file its schema alone."""
         if not isinstance(source, str | Path):
-            return _table_of(source, self._wanted)
+            return _table_of(source, self._wanted, self._every)
         path = Path(source)
         match path.suffix.lower():
             case ".parquet":
@@ -214,6 +221,7 @@ class Columns:
         import pyarrow.compute
         import pyarrow.csv
 
+        text = re.sub(r"\A[\r\n]*sep=.\r?\n", "", text)  # Excel's
         line = re.match(r"[\r\n]*([^\r\n]*)", text)[1]  # type: ignore[index]
         headers = {
             one: [name.strip() for name in next(csv.reader([line], delimiter=one, skipinitialspace=True))]
@@ -263,14 +271,14 @@ class Columns:
             raise EOFError
         if not all(isinstance(row, dict) for row in rows):
             raise TypeError
-        return _of_rows(rows, self._wanted)
+        return _of_rows(rows, () if self._every else self._wanted)
 
     def _fault(self, what: str, number: int, fault: str) -> FaultError:
         where = f"{what} {number}" if self._public else f"some {what}"
         return FaultError(f"{where} {fault}; correct it")
 
 
-def _table_of(source: Any, wanted: Sequence[str]) -> Any:
+def _table_of(source: Any, wanted: Sequence[str], every: bool) -> Any:
     """A table of Arrow from an object in memory."""
     if hasattr(source, "with_format"):  # datasets.Dataset
         return source.with_format("arrow")[:]
@@ -281,11 +289,11 @@ def _table_of(source: Any, wanted: Sequence[str]) -> Any:
             return pyarrow.table(source)
     if hasattr(source, "columns") or isinstance(source, Mapping):  # old data frames
         names = list(source if isinstance(source, Mapping) else source.columns)
-        return _as_table({name: list(source[name]) for name in names if name in wanted})
+        return _as_table({name: list(source[name]) for name in names if every or name in wanted})
     items = [source[place] for place in range(len(source))]
     if not all(isinstance(item, Mapping) for item in items):
         items = [dict(zip(wanted, item, strict=False)) for item in items]
-    return _of_rows(items, wanted)
+    return _of_rows(items, () if every else wanted)
 
 
 def _of_rows(rows: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> Any:
@@ -327,7 +335,7 @@ def _decoded(path: Path, encoding: str | None) -> str:
 
 def word_of(value: Any) -> str:
     """A label or name as text, the same for the types that files give it; empty where it is not known."""
-    if value is None or value != value:
+    if value is None or value is np.ma.masked or value != value:
         return ""
     word = value.decode() if isinstance(value, bytes) else str(value)
     if (whole := re.fullmatch(r"(-?\d+)\.0+", word)) is not None:

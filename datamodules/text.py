@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,18 +11,17 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_int
-from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
-from pl_privknn.datamodules.columns import TABLES, Columns, word_of
-from pl_privknn.datamodules.datasets import ImageStore, LabeledImages, TensorImages, digest_of, rows_below
+from pl_privknn.datamodules.columns import Columns
+from pl_privknn.datamodules.datasets import ImageStore, TensorImages, digest_of, rows_below
+from pl_privknn.datamodules.schema import looks_numeric
+from pl_privknn.datamodules.tables import LabeledTables
 from pl_privknn.features.text import TextExtractor, WordLlamaFeatures
 from pl_privknn.privacy.redaction import redacted
 
-PARTS = ("private", "public", "test", "val", "predict")
-_MOST_FOUND = 1000  # classes that may be found in a private column
 _SHOWN = 400  # characters of a public text on a report
 
 
-class TextDataModule(OwnDataModule):
+class TextDataModule(LabeledTables):
     """Private, public and test texts with their labels, from files in a folder or from tables.
 
     A folder holds ``private``, ``public`` and ``test`` (and, if wanted, ``val`` and ``predict``), each a
@@ -46,8 +43,7 @@ class TextDataModule(OwnDataModule):
     Labels may be text, truth values or whole numbers of any type (``1.0`` is ``1``); an empty one and NaN mean
     "not known". The classes come from the test and public parts, or from ``classes``; where neither has labels, the
     private part does, and that their names may be known is a condition of the guarantee. Records
-    without text, label or person, or with NaN in their vector, are left out (``unusable``), and private rows that are
-    equal in all columns named here count once.
+    without text, label or person, or with NaN in their vector, are left out (``unusable``).
 
     Args:
         root: the folder, or the file of the private part.
@@ -90,7 +86,6 @@ class TextDataModule(OwnDataModule):
         ((256, 1, 1), [0, 1])
     """
 
-    copies_are_one: ClassVar[bool] = True
     leaves_out: ClassVar[str] = "without a text, a label or a person, or with NaN or infinite values,"
 
     def __init__(
@@ -112,29 +107,11 @@ class TextDataModule(OwnDataModule):
         encoding: str | None = None,
         **kwargs: Any,
     ) -> None:
-        alone = root is not None and Path(root).is_file()
-        found: dict[str, Any] = {"private": root} if alone else {} if root is None else files_in(root)
-        given = dict(zip(PARTS, (private, public, test, val, predict), strict=True))
-        self._sources = {**found, **{part: source for part, source in given.items() if source is not None}}
-        none = isinstance(public, str) and public == "none"
-        if none:
-            del self._sources["public"]
-        for part in PARTS[: 1 if none or root is None or alone else 2]:
-            if part not in self._sources:
-                raise FileNotFoundError(
-                    f"root={None if root is None else str(root)!r}: there is no {part} part; expected {part} with "
-                    f"one of {', '.join(TABLES)}, or pass {part}="
-                )
-        _check_apart(self._sources)
         self._text = text
-        self._columns = {"text": text, "label": label, "person": person, "id": id}
         self.longest = check_int("longest", longest)
-        self._encoding, self._tables = encoding, dict[str, Columns]()
-        first = "public" if self._has("public") else "private"
-        table = redacted(self._table, first, "text")
-        for column in ("person", "id") if first == "private" else ():
-            if self._columns[column] is not None:
-                self._table(first, column)  # a name that is not there is found now
+        named = {"text": text, "label": label, "person": person, "id": id}
+        self._take(root, (private, public, test, val, predict), named, encoding)
+        table = redacted(self._table, "public" if self._has("public") else "private", "text")
         self.holds_vectors = table.is_vectors(text)
         self._embed: Any = None
         if self.holds_vectors:
@@ -144,10 +121,14 @@ class TextDataModule(OwnDataModule):
                 )
             width = redacted(table.width, text)
         else:
+            if redacted(looks_numeric, table, text):
+                raise InputError(
+                    f"text={text!r}: the column holds numbers, dates or truth values; leave --text out, which "
+                    "takes all columns of the table, or name a column of texts"
+                )
             self._embed = WordLlamaFeatures() if features is None else features
             width = self._embedded(["text"]).shape[1]
-        known = [part for part in ("test", "public") if self._has_label(part)]
-        names = self._classes(known) if classes is None else [word_of(name) for name in classes]
+        names = self._name_classes(classes)
         super().__init__(
             num_classes=len(names),
             image_shape=(width, 1, 1),
@@ -155,15 +136,6 @@ class TextDataModule(OwnDataModule):
             public="images" if self._has("public") else "none",
             **kwargs,
         )
-        if classes is None and not known:
-            self.conditions = (CLASSES_ARE_PUBLIC,)
-
-    def setup(self, stage: str | None = None) -> None:
-        """See :meth:`PrivatePublicDataModule.setup`; no table stays open."""
-        try:
-            super().setup(stage)
-        finally:
-            self._tables.clear()
 
     def public_texts(self, examples: Tensor) -> list[str] | None:
         """The beginnings of public texts, for a report; None where there are none."""
@@ -171,9 +143,6 @@ class TextDataModule(OwnDataModule):
             return None
         column = self._table("public", "text").read(self._text)
         return [str(column[row].as_py())[:_SHOWN] for row in rows_below(self.public.store, examples).tolist()]
-
-    def _has(self, part: str) -> bool:
-        return part in self._sources
 
     def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
         table, faults = self._table(part, "text"), dict[str, Tensor]()
@@ -186,71 +155,7 @@ class TextDataModule(OwnDataModule):
         if rows.shape[1:] != self.image_shape[:1]:
             raise InputError(f"{part}: other vectors than the public ones; embed all parts by the same model")
         faults["NaN or infinite values"] = ~torch.isfinite(rows).all(1)
-        unlabeled = part == "predict" or (part == "public" and not self._has_label(part))
-        return store, None if unlabeled else self._labels(part), faults
-
-    def _numbers(self, faults: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {}
-        for column, name in (("person", "private_groups"), ("id", "private_ids")):
-            if self._columns[column] is not None:
-                words = self._words("private", column)
-                faults[f"no {column}"] = torch.tensor([not word for word in words], dtype=torch.bool)
-                found[name] = torch.tensor([lasting_number(word) for word in words], dtype=torch.int64)
-        return found
-
-    def load_private(self) -> LabeledImages:
-        """The private texts as vectors, their labels, persons and ids."""
-        found = super().load_private()
-        if self.private_ids is not None and len(self.private_ids.unique()) < len(found):
-            raise InputError("private: some ids occur more than once; give each record its own")
-        return found
-
-    # ------------------------------------------------------------------ columns
-
-    def _table(self, part: str, column: str = "") -> Columns:
-        """The table of a part, which is refused unless it has the column that an argument names."""
-        if part not in self._tables:
-            wanted = [name for name in self._columns.values() if name]
-            self._tables[part] = Columns(part, self._sources[part], wanted, self._encoding)
-        if column:
-            how = f"by {column}= (--{column}), as in the first line of the file"
-            self._tables[part].check(str(self._columns[column]), how)
-        return self._tables[part]
-
-    def _has_label(self, part: str) -> bool:
-        return self._has(part) and self._columns["label"] in self._table(part).names
-
-    def _words(self, part: str, column: str) -> list[str]:
-        """A column of text or numbers as text; missing values are empty."""
-        return self._table(part, column).words(str(self._columns[column]))
-
-    def _classes(self, known: list[str]) -> list[str]:
-        """Labels of test and public parts; those of the private one where these have none."""
-        tables = (redacted(self._words, part, "label") for part in known or ["private"])
-        found = {word for words in tables for word in words} - {""}
-        if not 2 <= len(found) <= (len(found) if known else _MOST_FOUND):
-            count = len(found) if known else f"fewer than 2, or more than {_MOST_FOUND},"
-            raise InputError(
-                f"classes: the {'test and public parts have' if known else 'private part has'} {count} classes in "
-                f"the column {self._columns['label']!r}; name the classes by classes="
-            )
-        names = sorted(
-            found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
-        )
-        return check_unlike(names, "classes", bool(known))
-
-    def _labels(self, part: str) -> Tensor:
-        """Numbers of the classes, -1 where a label is not known."""
-        numbers = {"": -1} | {name: number for number, name in enumerate(self.class_names)}
-        words = self._words(part, "label")
-        if not set(words) <= numbers.keys():
-            raise InputError(
-                f"{part}: some labels are none of the classes {', '.join(self.class_names)}; correct them, or name "
-                "all classes by classes="
-            )
-        return torch.tensor([numbers[word] for word in words], dtype=torch.int64)
-
-    # ------------------------------------------------------------------ texts
+        return store, self._known_labels(part), faults
 
     def _embedded_texts(self, part: str, table: Columns) -> tuple[Tensor, Tensor, list[bytes]]:
         """Vectors of texts, which texts are empty, and a digest of each."""
@@ -290,37 +195,3 @@ class _VectorsOfTexts(TensorImages):
     def digests(self, indices: Tensor) -> list[bytes]:
         """See :meth:`ImageStore.digests`; of the texts."""
         return [self._digests[row] for row in indices.tolist()]
-
-
-def files_in(root: str | Path) -> dict[str, Path]:
-    """The file of each part in a folder of tables; empty where there is none.
-
-    Raises:
-        ValueError: where a part has two files.
-    """
-    found: dict[str, Path] = {}
-    for path in sorted(Path(root).glob("*")):
-        if path.stem in PARTS and path.suffix.lower() in TABLES:
-            if path.stem in found:
-                raise InputError(
-                    f"root={str(root)!r}: {found[path.stem].name} and {path.name}; keep one of them"
-                )
-            found[path.stem] = path
-    return found
-
-
-def lasting_number(word: str) -> int:
-    """A number from 0 for a name: whole numbers are kept, other names give 63 bits of their digest."""
-    with contextlib.suppress(ValueError):
-        if str(number := int(word)) == word and 0 <= number < 2**63:
-            return number
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def _check_apart(sources: dict[str, Any]) -> None:
-    """Refuse a part that is another one too."""
-    found: dict[Any, str] = {}
-    for part, source in sources.items():
-        place = Path(source).resolve() if isinstance(source, str | Path) else id(source)
-        if (other := found.setdefault(place, part)) != part:
-            raise InputError(f"{other}, {part}: both are the same table; every record belongs to one part")

@@ -24,8 +24,8 @@ COMMANDS = {
     "validate": "evaluate a checkpoint on public examples",
     "test": "evaluate a checkpoint on the test set",
 }
-#: Columns of tables: arguments of TextDataModule.
-_COLUMNS = ("text", "label", "person", "classes", "encoding")
+#: Options about columns of tables.
+_COLUMNS = ("text", "label", "person", "classes", "encoding", "columns", "bounds")
 _SECTIONS = """sections of the configuration, each also an option with dots:
   --data CLASS            as FashionMNISTDataModule
   --model CLASS           student, as VATStudent; NoisySGD has no teacher
@@ -178,6 +178,17 @@ def add_places(parser: argparse._ActionsContainer) -> None:
     )
     for column, what in (("text", "texts, or of vectors (text)"), ("label", "labels (label)")):
         parser.add_argument(f"--{column}", metavar="COLUMN", help=f"of tables: the column of {what}")
+    parser.add_argument(
+        "--columns",
+        type=lambda names: [name.strip() for name in names.split(",")],
+        metavar="NAME,NAME",
+        help="of tables of numbers and categories: the columns to use (all others)",
+    )
+    parser.add_argument(
+        "--bounds",
+        metavar="FILE",
+        help="YAML with the [low, high] of columns of numbers or dates, or the list of a column's categories",
+    )
     parser.add_argument(
         "--classes",
         nargs="+",

@@ -20,6 +20,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.columns import TABLES, Columns
 from pl_privknn.datamodules.datasets import TensorImages
 from pl_privknn.datamodules.folder import FileImages, images_under
+from pl_privknn.datamodules.schema import Schema
 from pl_privknn.export.released_model import ReleasedModel, released_model
 from pl_privknn.features.pretrained import session_of
 from pl_privknn.privacy.verify import mapping_of
@@ -110,9 +111,8 @@ def predict(model: str | Path, inputs: Any = None, *, column: str | None = None)
     if about["input"] == "images" and not arrays:
         names, rows, store = _image_files(given, about["shape"])
     else:
-        rows = (
-            _array(given[0], about) if arrays and about["input"] != "texts" else _table(given, found, column)
-        )
+        is_array = arrays and about["input"] not in ("texts", "rows")
+        rows = _array(given[0], about) if is_array else _table(given, found, column)
         names, store = tuple(map(str, range(len(rows)))), None
     if not len(names):
         raise ValueError(f"{given[0]}: it contains no inputs to predict")
@@ -184,6 +184,8 @@ def _own_part(found: ReleasedModel, run: Path) -> Predictions:
     if found.inner is None or section is None or made is None:
         raise ValueError(f"{run}: its configuration has no data to predict; name images, a table or an array")
     data = build({"data": section}, own_code=False).data
+    if "columns" in found.about:
+        data.take_columns(found.about["columns"])
     data.setup("predict")
     batches = [part for batch in data.predict_dataloader() for part in batch.split(_size_of(found))]
     if not batches:
@@ -230,12 +232,18 @@ def _array(path: Path, about: dict[str, Any]) -> Tensor:
 
 
 def _table(given: list[Path], found: ReleasedModel, column: str | None) -> Any:
-    """Token numbers of a table's texts, or its vectors."""
-    path, name = given[0], column or found.about["column"]
+    """Token numbers of a table's texts, its vectors, or its rows."""
+    path, name = given[0], column or found.about.get("column", "")
     if len(given) > 1 or path.suffix.lower() not in TABLES:
         raise ValueError(
             f"{path}: the model takes {found.about['input']}; give one table ({', '.join(TABLES)})"
         )
+    if found.about["input"] == "rows":
+        if column is not None:
+            raise ValueError(f"--column {column}: the model takes rows of all its columns; leave it out")
+        schema = Schema.of(found.about["columns"])
+        names = [each.name for each in schema.columns]
+        return schema.scaled(schema.read(Columns("table", path, names), "as in the run"))
     table = Columns("table", path, [name])
     table.check(name, "with --column")
     if found.about["input"] == "vectors":

@@ -20,6 +20,7 @@ from pl_privknn.config import build, known_class
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.privacy.card import audited, has_teacher, privacy_card, write_card
+from pl_privknn.privacy.public_rows import COLUMNS
 from pl_privknn.privacy.verify import CHECKPOINT, EXPORT, HEAD, mapping_of, reading
 from pl_privknn.students.base import Student
 from pl_privknn.students.losses import TASKS
@@ -107,10 +108,10 @@ class ReleasedModel:
             uint8 or float32 in 0 … 1 (other values raise an error, or give NaN in an ONNX file, which takes only
             float32); float32 ``(n, d)`` of vectors; or token numbers, int64 ``(1, t)``, of texts that
             :class:`~pl_privknn.features.WordLlamaFeatures` embedded by name of the configuration.
-        about: ``input`` (``images``, ``vectors`` or ``texts``), ``shape`` of one input, ``batch`` (n: ``any``; 1 with
-            a head or an extractor), ``range`` of each type and ``resize`` of
-            images, ``column`` of tables, ``task``, ``classes`` (names in the order of the probabilities),
-            ``epsilon``, ``delta``, ``unit`` and ``guarantee``.
+        about: ``input`` (``images``, ``vectors``, ``texts`` or ``rows``), ``shape`` of one input, ``batch`` (n:
+            ``any``; 1 with a head or an extractor), ``range`` of each type and ``resize`` of images, ``column`` of
+            tables, ``columns`` of rows (see :class:`~pl_privknn.datamodules.schema.Schema`), ``task``, ``classes``
+            (names in the order of the probabilities), ``epsilon``, ``delta``, ``unit`` and ``guarantee``.
         tokenizer: the text of ``tokenizer.json``; empty unless inputs are texts.
         inner: the model on the examples of the run's data module, ``(n, c, h, w)``; None for a file.
     """
@@ -166,6 +167,10 @@ def released_model(
     if (text := _token_vectors(settings)) is not None:
         about |= {"input": "texts", "shape": ["tokens"], "batch": 1, "column": given.get("text", "text")}
         return ReleasedModel(_OfTokens(inner, text.table), about, text.tokenizer_json, inner)
+    if (run / COLUMNS).is_file():
+        columns = json.loads((run / COLUMNS).read_text(encoding="utf-8"))
+        about |= {"input": "rows", "shape": shape[:1], "columns": columns}
+        return ReleasedModel(_OfVectors(inner), about, inner=inner)
     if shape[1:] == [1, 1]:
         about |= {"input": "vectors", "shape": shape[:1], "column": given.get("text", "text")}
         return ReleasedModel(_OfVectors(inner), about, inner=inner)

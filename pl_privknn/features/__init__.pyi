@@ -25,6 +25,7 @@ from .public import (
 from .public import (
     Resized as Resized,
 )
+from .table import TableFeatures as TableFeatures
 from .text import (
     SentenceFeatures as SentenceFeatures,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "PublicWhitening",
     "Resized",
     "SentenceFeatures",
+    "TableFeatures",
     "TextExtractor",
     "TimmFeatures",
     "WordLlamaFeatures",

@@ -94,6 +94,11 @@ _Known = dict[str, tuple[dict[str, Tensor], Tensor]]
 _TABLES: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
+def forget_features(public: Any) -> None:
+    """Forget the features of a public data set whose examples have changed."""
+    _TABLES.pop(public, None)
+
+
 class PublicTables:
     """Features of all images of a public data set, computed once for extractors of the same arguments.
 

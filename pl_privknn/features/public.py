@@ -290,7 +290,7 @@ class PublicKernelPCA(_OfFeatures):
         # All of them but one at most: centring takes a dimension away.
         kept = max(1, min(self.components, len(landmarks) - 1))
         directions, values = leading_directions(centred, kept)
-        values = values.clamp_min(1e-6 * float(values[0]))
+        values = values.clamp_min(max(1e-6 * float(values[0]), 1e-12))  # equal landmarks have none above 0
         # A landmark's coordinate in direction j is its entry of the eigenvector times √value.
         deviations = (values / len(landmarks)).sqrt()
         return {

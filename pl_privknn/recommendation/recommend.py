@@ -38,24 +38,27 @@ from pl_privknn.callbacks.selection import FullSelection
 from pl_privknn.config import as_section, build, class_named, get, read_document, write_yaml
 from pl_privknn.datamodules.at import data_at
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.tables import TableDataModule
 from pl_privknn.features.base import Extractor, Pixels, PublicTables
 from pl_privknn.features.hog import HOG
 from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.pretrained import TimmFeatures
-from pl_privknn.features.public import PublicFeatures, has_pretrained
-from pl_privknn.labelers.linear_models import SufficientStatistics
+from pl_privknn.features.public import PublicFeatures, PublicPCA, has_pretrained
+from pl_privknn.features.table import TableFeatures
+from pl_privknn.labelers.linear_models import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.released_sums import centre_of, clipped_differences
+from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.holdout import PaidEvaluation
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.recommendation.rules import (
     BATCH,
     BENEATH,
-    CROSSING,
     KINDS,
     TEACHERS,
     WIDTHS,
     WIDTHS_OF_ATTRIBUTES,
     WIDTHS_OF_EMBEDDINGS,
+    WIDTHS_OF_TABLES,
     Parts,
     Setting,
     Sizes,
@@ -156,6 +159,8 @@ class Recommendation:
         return student, PrivateLabeler(**parts.labeling)
 
     def _parts(self) -> Parts:
+        if isinstance(self.data, TableDataModule) and self.data.pays_for_public:
+            return _from_drawn_rows(self.data, self.sizes, self.setting)[1]
         return (
             parts_of(self.setting, self.sizes) if self.data.has_public else _alone(self.data, self.sizes)[1]
         )
@@ -274,6 +279,21 @@ def recommend(
     kept = None if left_out and not stated else stated or _with_batch(section)
     if kept is not None and path is not None:
         kept["init_args"]["name"] = data.name
+    of_table = tuple(data.schema.sizes) if isinstance(data, TableDataModule) else None
+    if isinstance(data, TableDataModule) and data.pays_for_public:
+        data.setup("validate")
+        sizes = Sizes(
+            records,
+            epsilon,
+            delta,
+            data.num_classes,
+            len(data.public),
+            WIDTHS_OF_TABLES,
+            unit=unit,
+            columns=of_table,
+        )
+        setting = sizes.rule("PreconditionedGradients")
+        return Recommendation(setting, sizes, _from_drawn_rows(data, sizes, setting)[0], None, data, kept)
     if not data.has_public:
         data.setup("test")
         setting, sizes = (
@@ -289,14 +309,24 @@ def recommend(
                 "data: all public examples are of one class; give public examples of every class"
             )
         widths: Mapping[str, tuple[tuple[int, float], ...]] = (
-            WIDTHS_OF_EMBEDDINGS
+            WIDTHS_OF_TABLES
+            if of_table is not None
+            else WIDTHS_OF_EMBEDDINGS
             if data.image_shape[1:] == (1, 1)
             else WIDTHS_OF_ATTRIBUTES
             if attributes
             else WIDTHS
         )
         sizes = Sizes(
-            records, epsilon, delta, data.num_classes, len(data.public), widths, task=data.task, unit=unit
+            records,
+            epsilon,
+            delta,
+            data.num_classes,
+            len(data.public),
+            widths,
+            task=data.task,
+            unit=unit,
+            columns=of_table,
         )
         judged = ""
         if public_kind is None and teacher != "ReverseKNN":
@@ -324,7 +354,9 @@ def _kind_by_test(data: PrivatePublicDataModule, sizes: Sizes, show: ProgressHoo
             "compare them with; if they are of another source, camera or hand, set public_kind='other'."
         )
     show("features of test examples", 0, 1)
-    extractor = PublicFeatures(BENEATH, pretrained=has_pretrained())
+    extractor: Extractor = PublicFeatures(BENEATH, pretrained=has_pretrained())
+    if sizes.columns is not None:
+        extractor = PublicPCA(TableFeatures(sizes.columns), BENEATH)
     public = PublicTables(data.public).features(extractor).double()
     rows = torch.randperm(len(compared), generator=torch.Generator().manual_seed(0))[:_TESTED]
     with torch.no_grad():
@@ -368,7 +400,7 @@ def _compared(
     for done, teacher in enumerate(teachers):
         show("features of public examples", done, len(teachers))
         # As in the configuration, so that the following run reuses these tables.
-        extractor = teacher_extractor(sizes.settings(teacher)[-1], has_pretrained())
+        extractor = teacher_extractor(sizes.settings(teacher)[-1], has_pretrained(), sizes.columns)
         public = known.features(extractor)
         tables[teacher] = public, public[rows] if validation is None else extractor(validation.images())
     assert labels is not None
@@ -411,7 +443,7 @@ def _reasons(
     lines = [
         f"{counted(sizes.public, 'public example')}, {sizes.num_classes} {sizes.labels}, {what}; {_private(sizes)}.",
         f"Teacher: {TEACHERS[setting.teacher]} (records × ε / {sizes.labels} = {sizes.ratio:.3g}; the two teachers "
-        f"break even at about {CROSSING:g}). {_WHY[setting.teacher]}",
+        f"break even at about {sizes.crossing:g}). {_WHY[setting.teacher]}",
     ]
     if sizes.task == "multilabel":
         lines[1] = (
@@ -433,7 +465,10 @@ def _reasons(
         )
     kernel = " of a kernel" if setting.teacher == "PreconditionedGradients" else ""
     kept = f"{setting.width} principal components{kernel}, learned from public examples."
-    if table:
+    if sizes.columns is not None:
+        lines[0] = lines[0].replace("embeddings of dimension", "columns:")
+        lines.append(f"Features: normal scores of numbers and one-hot categories, {kept}")
+    elif table:
         lines.append(f"Features: embeddings, {kept}")
     elif _takes_pretrained(data):
         lines.append(f"Features: a network with ImageNet weights, HOG, pixels and patches, {kept}")
@@ -454,6 +489,51 @@ def _reasons(
     return tuple(lines)
 
 
+def _held_out(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[dict[str, Any], int, str]:
+    """Arguments of the labeling that measure accuracy, records that are left to the teacher, and a line about it."""
+    if len(data.test):
+        return {}, sizes.private_records, "Accuracy: measured on the public test set."
+    share = PaidEvaluation().share
+    line = (
+        f"Accuracy: a secret random share of {share:g} of the records is held out; a noisy count of correct "
+        f"predictions on it is also released, at ε {sizes.epsilon:g}; no record is in both parts."
+    )
+    return {"evaluate": {"share": share}}, round((1 - share) * sizes.private_records), line
+
+
+def _from_drawn_rows(data: TableDataModule, sizes: Sizes, setting: Setting) -> tuple[tuple[str, ...], Parts]:
+    """Reasons and objects of a table without public rows, which the run pays for."""
+    measured, records, accuracy = _held_out(data, sizes)
+    parts = parts_of(setting, dataclasses.replace(sizes, private_records=records))
+    labeler = PreconditionedGradients(
+        private_records=records
+    )  # drawn rows have the centre of the private ones
+    parts = Parts(
+        {**parts.student, "network": "linear_probe"},
+        {**parts.labeling, "labeler": labeler, "released": "head", **measured},
+        {"max_epochs": 1},
+    )
+    settings, schema = data.public_rows, data.schema
+    left = data.budget_left(Budget(sizes.epsilon, sizes.delta)).epsilon
+    unbounded = ""
+    if schema.unbounded:
+        unbounded = (
+            f" Bounds of {counted(schema.unbounded, 'column')} of numbers are not stated (--bounds), and are paid "
+            f"for too ({settings.bounds:g} of μ, twice)."
+        )
+    return (
+        f"{counted(len(schema.columns), 'column')}, {sizes.num_classes} classes; {_private(sizes)}.",
+        f"Public rows: there are none, so the run pays for histograms of the columns ({settings.histograms:g} of μ) "
+        f"and for their second moments ({settings.moments:g} of μ), and draws {settings.rows} rows that have both; "
+        f"ε {left:.3g} is left to the teacher.{unbounded}",
+        f"Teacher: released gradients, whose linear model is the result. {_WHY[setting.teacher]}",
+        f"Features: normal scores of numbers and one-hot categories, {setting.width} principal components of a "
+        "kernel, learned from the drawn rows.",
+        *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
+        accuracy,
+    ), parts
+
+
 def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], Parts]:
     """Reasons and objects of a teacher without public data, whose model is the result."""
     table, pretrained = data.image_shape[1:] == (1, 1), _takes_pretrained(data)
@@ -465,17 +545,8 @@ def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...]
     labeling: dict[str, Any] = {
         "rounds": 1, "features": [features], "selection": FullSelection(), "released": "head"
     }  # fmt: skip
-    records, accuracy = sizes.private_records, "Accuracy: measured on the public test set."
-    if not len(data.test):
-        labeling["evaluate"], records = (
-            {"share": PaidEvaluation().share},
-            round((1 - PaidEvaluation().share) * records),
-        )
-        accuracy = (
-            f"Accuracy: a secret random share of {PaidEvaluation().share:g} of the records is held out; a noisy "
-            f"count of correct predictions on it is also released, at ε {sizes.epsilon:g}; no record is in both "
-            "parts."
-        )
+    measured, records, accuracy = _held_out(data, sizes)
+    labeling |= measured
     arguments: dict[str, Any] = {"private_records": records}
     if sizes.task == "multilabel":
         arguments["task"] = sizes.task

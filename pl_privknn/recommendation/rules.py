@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from pl_privknn.callbacks.selection import ClusterSelection, FullSelection, Publ
 from pl_privknn.config import plain_arguments
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import PrivateRecords
-from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, has_pretrained
+from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, PublicPCA, has_pretrained
+from pl_privknn.features.table import TableFeatures
 from pl_privknn.labelers.base import Labeler
 from pl_privknn.labelers.linear_models import PreconditionedGradients
 from pl_privknn.labelers.reverse_knn import ReverseKNN
@@ -32,6 +33,8 @@ from pl_privknn.students.losses import TASKS
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
 #: Break-even value of n ε / C, above which released gradients are more accurate than votes.
 CROSSING = 200.0
+#: The same of rows of a table, whose features are fewer and cleaner (36 numbers of 6 classes, 16 of 26 classes).
+CROSSING_OF_TABLES = 40.0
 #: Feature widths of each teacher, and the n ε up to which each is used. Gradients are noisy in every component; votes
 #: are not, so wide features only lose what a few clusters can't use.
 WIDTHS = {
@@ -42,6 +45,11 @@ WIDTHS = {
 WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
     TEACHERS, ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
 )
+#: The same for rows of a table.
+WIDTHS_OF_TABLES = {
+    "ReverseKNN": ((16, 400.0), (30, math.inf)),
+    "PreconditionedGradients": ((30, 1_000.0), (100, 10_000.0), (300, math.inf)),
+}
 #: The same for gradients where public examples are of another kind.
 WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
     "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
@@ -62,6 +70,8 @@ _VOTES_A_CLUSTER, _PUBLIC_A_CLUSTER = 10.0, 6
 #: Kernel features of released gradients: input principal components, whitening power of its own components, and
 # largest number of landmarks among public examples.
 BENEATH, _POWER, _LANDMARKS = 100, 0.4, 2_000
+# γ of rows of a table, whose features have a median distance of 1.
+_GAMMA_OF_TABLES = 1.0
 _SELECTION: dict[str, Any] = {"ask": "means", "spread": "kernel"}
 #: Optimizer steps and batch size of a student on features.
 _STEPS, BATCH = 1_000, 32
@@ -96,6 +106,7 @@ class Sizes:
         public_kind: one of :data:`KINDS`.
         task: ``"multiclass"``, or ``"multilabel"`` where C is a number of attributes.
         unit: what is protected, ``"record"`` or ``"person"``.
+        columns: of a table the number of categories of each column, 0 of numbers; None for other examples.
     """
 
     private_records: int
@@ -109,6 +120,7 @@ class Sizes:
     public_kind: str = "same"
     task: str = "multiclass"
     unit: Unit = "record"
+    columns: tuple[int, ...] | None = None
 
     def shifted(self) -> Sizes:
         """Copy of these sizes with the rules for public examples of another kind."""
@@ -132,6 +144,11 @@ class Sizes:
         return self.private_records * self.epsilon / self.num_classes
 
     @property
+    def crossing(self) -> float:
+        """Break-even value of :attr:`ratio`."""
+        return CROSSING if self.columns is None else CROSSING_OF_TABLES
+
+    @property
     def clusters(self) -> int:
         """Number of public clusters that records vote for."""
         wanted = max(2 * self.num_classes, round(self.private_records * self.epsilon / _VOTES_A_CLUSTER))
@@ -145,7 +162,7 @@ class Sizes:
     def rule(self, teacher: str | None = None) -> Setting:
         """Setting chosen by the measured rules, of one teacher or of all."""
         if teacher is None:
-            votes = self.ratio <= CROSSING and self.public_kind == "same" and self.task == "multiclass"
+            votes = self.ratio <= self.crossing and self.public_kind == "same" and self.task == "multiclass"
             teacher = "ReverseKNN" if votes else "PreconditionedGradients"
         place = sum(self.private_records * self.epsilon > most for _, most in self.widths[teacher])
         settings = self.settings(teacher)
@@ -249,8 +266,13 @@ def probe(features: Tensor, soft: Tensor, penalty: float = 1e-3) -> Callable[[Te
     return lambda of: scores(of).softmax(1).detach()
 
 
-def teacher_extractor(setting: Setting, pretrained: bool) -> Extractor:
-    """Feature extractor of a setting."""
+def teacher_extractor(setting: Setting, pretrained: bool, columns: Sequence[int] | None = None) -> Extractor:
+    """Feature extractor of a setting; of rows of a table with these :attr:`Sizes.columns`."""
+    if columns is not None:
+        rows = TableFeatures(columns)
+        if setting.teacher == "ReverseKNN":
+            return PublicPCA(rows, setting.width, _POWER)
+        return PublicKernelPCA(rows, _GAMMA_OF_TABLES, setting.width, _POWER, _LANDMARKS)
     if setting.teacher == "ReverseKNN":
         return PublicFeatures(setting.width, pretrained=pretrained)
     joined = PublicFeatures(BENEATH, pretrained=pretrained)
@@ -317,7 +339,7 @@ class Parts:
 
 def parts_of(setting: Setting, sizes: Sizes) -> Parts:
     """Objects of a setting: teacher, selection and features, and arguments of a student on these."""
-    features = teacher_extractor(setting, has_pretrained())
+    features = teacher_extractor(setting, has_pretrained(), sizes.columns)
     labeler: Labeler
     if setting.teacher == "ReverseKNN":
         labeler = ReverseKNN(k=1)

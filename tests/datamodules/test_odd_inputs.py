@@ -372,7 +372,7 @@ TABLES = {
         extra("public", {"text": "x", "label": ""}),
         lambda data: data.public.truth.tolist()[-1] == -1,
     ),
-    "a private row twice": (extra("private", rows("private")[0]), plain),
+    "a private row twice": (extra("private", rows("private")[0]), sizes(private=7)),
     "a private text with another label": (
         extra("private", {**rows("private")[0], "label": "money"}),
         sizes(private=7),
@@ -737,11 +737,11 @@ def test_one_table_is_enough(tmp_path):
     ):
         checked(
             make,
-            lambda data: alone(data) and len(data.private) == 6 and data.class_names == ("money", "sport"),
+            lambda data: alone(data) and len(data.private) == 7 and data.class_names == ("money", "sport"),
         )
     table_folder(tmp_path / "parts")
     others = {"public": str(tmp_path / "parts/public.csv"), "test": str(tmp_path / "parts/test.csv")}
-    checked(lambda: data_at(path, **others), lambda data: plain(data) and data.conditions == ())
+    checked(lambda: data_at(path, **others), lambda data: sizes(private=7)(data) and data.conditions == ())
     checked(
         lambda: data_at(path, columns={"classes": ["money", "sport"]}), lambda data: data.conditions == ()
     )
@@ -752,7 +752,7 @@ def test_classes_of_one_table_are_not_shown_where_they_are_refused():
         ("SPORT ", "classes: some classes of the private records differ in case or spaces alone"),
         (None, "classes: the private part has fewer than 2, or more than 1000, classes"),
     ):
-        more = [{"text": f"{n}", "label": label or f"{SECRET}{n}"} for n in range(1 if label else 1001)]
+        more = [{"text": f"word {n}", "label": label or f"{SECRET}{n}"} for n in range(1 if label else 1001)]
         checked(lambda more=more: TextDataModule(private=[*rows("private"), *more], features=vector), wanted)
 
 

@@ -168,7 +168,7 @@ STRICT = {"unusable": "error"}
         ({"public": {"label": None}, "test": {"label": ["spam"] * 6}}, {}, "have 1 classes in the column 'label'"),
         ({"private": {"who": ["Ann", None] * 3}}, STRICT, "private: some records cannot be used: no person; correct"),
         ({"private": {"key": ["1"] * 6}}, {}, "private: some ids occur more than once"),
-        ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "the column 'text' holds int64; expected texts"),
+        ({"public": {"text": [1, 2, 3, 4, 5, 6]}}, {}, "text='text': the column holds numbers, dates or"),
         ({"public": {"text": [[1.0], [1.0, 2.0]] * 3}}, {"features": None}, "expected a list of equally many"),
         ({}, {"classes": ["one"]}, "num_classes=1 must be a whole number of at least 2"),
         ({"public": {"text": [[1.0]] * 6}}, {}, "'text' holds vectors, which are taken as they are"),

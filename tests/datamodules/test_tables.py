@@ -1,0 +1,325 @@
+"""Tables of numbers and categories: cells of all kinds, schemas, parts, and messages without a private cell."""
+
+import datetime
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+
+from pl_privknn.datamodules import TableDataModule
+from pl_privknn.datamodules.columns import Columns
+from pl_privknn.datamodules.schema import Schema, days_of, number_of, schema_of
+
+NAN = math.nan
+SECRET = "Mallory"
+
+
+def read(cells, numeric=None, categorical=None, public=True):
+    """Schema of a column and its cells as numbers."""
+    table = Columns("public" if public else "private", pa.table({"x": cells}), ["x"])
+    schema = schema_of(table, ["x"], numeric or {}, categorical or {}, public)
+    return schema.columns[0], schema.read(table, "by columns=")[:, 0].tolist()
+
+
+def same(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------- cells
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "wanted"),
+    [
+        (["1", "2.5", "-3", "1e3"], "number", [1, 2.5, -3, 1000]),
+        (["1", "", "3", None], "number", [1, NAN, 3, NAN]),
+        ([*map(str, range(19)), "NA"], "number", [*range(19), NAN]),
+        ([*map(str, range(19)), "n/a"], "number", [*range(19), NAN]),
+        (["1,234", "12,345.6", "7"], "number", [1234, 12345.6, 7]),
+        (["1.234,5", "2,5", "7"], "number", [1234.5, 2.5, 7]),
+        (["2,5", "3,25", "10,0"], "number", [2.5, 3.25, 10]),
+        (["1 234", "2\u00a0345", "3\u202f456"], "number", [1234, 2345, 3456]),
+        (["1'234", "2\u2019345", "5"], "number", [1234, 2345, 5]),
+        (["$5", "$1,200.50", "-$3"], "number", [5, 1200.5, -3]),
+        (["5 €", "6,50 €", "7 €"], "number", [5, 6.5, 7]),
+        (["10%", "12.5 %", "3%"], "number", [10, 12.5, 3]),
+        (["\u22123", "4", "\u22120.5"], "number", [-3, 4, -0.5]),
+        (["(3)", "4", "(5.5)"], "number", [-3, 4, -5.5]),
+        (["1e308", "1e39", "-1e39"], "number", [1e308, 1e39, -1e39]),
+        (["true", "False", "TRUE", ""], "flag", [1, 0, 1, NAN]),
+        (["yes", "no", "Yes", "no"], "flag", [1, 0, 1, 0]),
+        (["2020-01-02", "2020-01-03", None], "date", [18263, 18264, NAN]),
+        (["2020-01-02T12:00", "2020-01-02 06:00:00", "2020-01-02"], "date", [18263.5, 18263.25, 18263]),
+        (["2020-01-02T12:00+02:00", "2020-01-02T12:00Z"], "date", [18263 + 10 / 24, 18263.5]),
+        (["02.01.2020", "31.12.2020"], "date", [18263, 18627]),
+        (["2020/01/02", "2020/01/03"], "date", [18263, 18264]),
+        (["5"], "number", [5]),
+        (["5", "5"], "number", [5, 5]),
+        (["", "", ""], "category", [0, 0, 0]),
+        ([None, None], "category", [0, 0]),
+        (["007", "008", "012", "007"], "category", [0, 1, 1, 0]),
+        (["1_000", "1_000", "2_000", "2_000"], "category", [0, 0, 1, 1]),
+        (["a", "b", "b", "a", ""], "category", [0, 1, 1, 0, 2]),
+        (["NA", "NA", "DE", "DE"], "category", [1, 1, 0, 0]),
+        (["a\nb", "a\nb", "c", "c"], "category", [0, 0, 1, 1]),
+        (["é", "é", "ß", "ß"], "category", [1, 1, 0, 0]),
+        ([1, 2, 3], "number", [1, 2, 3]),
+        ([1.5, None, math.inf], "number", [1.5, NAN, math.inf]),
+        ([True, False, None], "flag", [1, 0, NAN]),
+        ([2**60, 2**61], "number", [2.0**60, 2.0**61]),
+        (pa.array([1, 2], pa.uint64()), "number", [1, 2]),
+        (pa.array([1, 2], pa.float16()), "number", [1, 2]),
+        (pa.array(["1.5", "2.5"], pa.string()).cast(pa.decimal128(10, 2)), "number", [1.5, 2.5]),
+        (pa.array([datetime.date(2020, 1, 2), None]), "date", [18263, NAN]),
+        (pa.array([datetime.datetime(2020, 1, 2, 12)], pa.timestamp("ns")), "date", [18263.5]),
+        (pa.array([datetime.datetime(2020, 1, 2, 12)], pa.timestamp("s", "UTC")), "date", [18263.5]),
+        (pa.array(["a", "b", "a", "b"]).dictionary_encode(), "category", [0, 1, 0, 1]),
+        (pa.array([b"a", b"b", b"a", b"b"]), "category", [0, 1, 0, 1]),
+    ],
+)
+def test_cells_of_public_columns(cells, kind, wanted):
+    column, found = read(cells)
+    assert column.kind == kind
+    same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "comma", "wanted"),
+    [
+        ("1,2", False, NAN),
+        ("1,2", True, 1.2),
+        ("1,2", None, 1.2),
+        ("1,234", None, 1234),
+        ("[1.0, 2.0]", False, NAN),
+        ("1 2", False, NAN),
+        ("555 123 4567", False, NAN),
+        ("12-3", False, NAN),
+        ("--3", False, NAN),
+        ("inf", False, NAN),
+        ("nan", False, NAN),
+        ("0x10", False, NAN),
+        (".5", False, 0.5),
+        ("5.", False, 5),
+        ("+5", False, 5),
+    ],
+)
+def test_texts_that_are_numbers(text, comma, wanted):
+    same([number_of(text, comma)], [wanted])
+
+
+@pytest.mark.parametrize("text", ["20200102", "1234", "tomorrow", "2020-13-01", "", "12:30"])
+def test_texts_that_are_no_dates(text):
+    assert math.isnan(days_of(text))
+
+
+def test_a_single_odd_cell_decides_nothing():
+    cells = [str(number) for number in range(100)]
+    for odd in ("", "x", "1e999", "2020-01-01", "true", "007", SECRET):
+        column, found = read([*cells, odd], public=False)
+        assert (column.kind, column.bounds, column.values) == ("number", None, None)
+        same(found[:100], range(100))
+
+
+def test_stated_bounds_and_values_come_first():
+    column, found = read(["0.5", "9,5", "70"], numeric={"x": (0, 10)}, public=False)
+    assert (column.kind, column.bounds) == ("number", (0.0, 10.0))
+    same(found, [0.5, 9.5, 70])
+    same(Schema((column,)).scaled(torch.tensor(found)[:, None])[:, 0].tolist(), np.float32([0.05, 0.95, 1.0]))
+    column, found = read(["2020-01-02"], numeric={"x": ("2020-01-01", "2020-01-11")}, public=False)
+    assert (column.kind, column.bounds) == ("date", (18262.0, 18272.0))
+    same(found, [18263])
+    column, found = read([1, 2, 5, None], categorical={"x": [1, 2, 3]})
+    assert (column.kind, column.size) == ("category", 4)
+    same(found, [0, 1, 3, 3])
+
+
+def test_categories_that_nobody_states_go_to_buckets_of_a_public_hash():
+    column, found = read(["a", "b", SECRET, ""], public=False)
+    assert (column.values, column.size, found[3]) == (None, 17, 16)
+    again, more = read(["a", "new"], public=False)
+    assert again == column
+    assert more[0] == found[0]
+    assert all(0 <= place <= 16 for place in more + found)
+
+
+def test_values_that_occur_once_in_public_rows_share_the_last_category():
+    column, found = read(["a", "a", "b", "b", "once"])
+    assert column.values == ("a", "b")
+    same(found, [0, 0, 1, 1, 2])
+
+
+def test_public_bounds_are_stretched():
+    assert read([0, 10])[0].bounds == (-1.0, 11.0)
+    assert read([7, 7])[0].bounds == (3.5, 10.5)
+    assert read([0.0, 0.0])[0].bounds == (-0.5, 0.5)
+
+
+@pytest.mark.parametrize("cells", [[[1.0], [2.0]], [{"a": 1}, {"a": 2}]])
+def test_columns_of_lists_are_refused(cells):
+    with pytest.raises(ValueError, match=r"'x' holds lists; leave it out by columns="):
+        read(cells)
+
+
+@pytest.mark.parametrize("bounds", [(1, 1), (2, 1), (0, math.inf), (0, 1, 2), ("2020-01-01", "never")])
+def test_bounds_that_are_none_are_refused(bounds):
+    with pytest.raises(ValueError, match=r"expected \[low, high\], numbers or dates"):
+        read([1.0, 2.0], numeric={"x": bounds})
+
+
+def test_a_schema_survives_json():
+    table = pa.table({"a": [1.5, 2.5], "b": ["x", "x"], "c": ["2020-01-02", "2020-01-03"], "d": [True, None]})
+    columns = Columns("public", table, list("abcd"))
+    schema = schema_of(columns, list("abcd"), {}, {}, True)
+    again = Schema.of(json.loads(json.dumps(schema.to_list())))
+    assert again == schema
+    rows = schema.scaled(schema.read(columns, ""))
+    assert schema.words(rows) == [["1.5", "x", "2020-01-02", "true"], ["2.5", "x", "2020-01-03", ""]]
+
+
+# ---------------------------------------------------------------------------- the data module
+
+COLUMNS = {
+    "age": ["31", "60", "", "44", "52", "19"],
+    "region": ["north", "south", "south", "north", "", "south"],
+    "who": ["ann", "ann", "bob", "cid", "cid", "cid"],
+    "label": ["no", "yes", "yes", "no", "yes", "no"],
+}
+
+
+def write(path, columns, separator=","):
+    rows = zip(*columns.values(), strict=True)
+    lines = [separator.join(columns), *(separator.join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_forms_of_a_table_give_the_same_rows(tmp_path):
+    table = pa.table(COLUMNS)
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, table.to_pylist())))
+    excel = "sep=;\n" + write(tmp_path / "plain.csv", COLUMNS, ";").read_text()
+    (tmp_path / "excel.csv").write_bytes(excel.replace("\n", "\r\n").encode("utf-16"))
+    forms = [
+        write(tmp_path / "t.csv", COLUMNS),
+        write(tmp_path / "t.tsv", COLUMNS, "\t"),
+        tmp_path / "excel.csv",
+        tmp_path / "t.parquet",
+        tmp_path / "t.jsonl",
+        table,
+        COLUMNS,
+        {name: np.array(column, dtype=object) for name, column in COLUMNS.items()},
+        table.to_pylist(),
+    ]
+    found = []
+    for form in forms:
+        data = TableDataModule(private=form, public=table.slice(0), person="who")
+        data.setup("fit")
+        names = [column.name for column in data.schema.columns]
+        assert sorted(names) == ["age", "region"]
+        order = [names.index("age"), names.index("region")]
+        found.append((data.private.images().flatten(1)[:, order], data.private.labels, data.private_groups))
+    for rows, labels, groups in found:
+        torch.testing.assert_close(rows, found[0][0])
+        assert labels.tolist() == [0, 1, 1, 0, 1, 0]
+        assert groups.tolist() == found[0][2].tolist()
+    assert found[0][0][2, 0] == -1
+
+
+def test_no_row_is_lost_for_an_empty_cell_but_one_without_any():
+    rows = {**COLUMNS, "age": ["31", "60", "", "44", "", "19"]}
+    data = TableDataModule(private=rows, public={**COLUMNS})
+    data.setup("fit")
+    assert len(data.private) == 6 - 0
+    without = {**COLUMNS, "age": ["31", "60", "", "44", "", "19"], "who": [""] * 6}
+    data = TableDataModule(private=without, public={**COLUMNS, "who": [""] * 6}, columns=["age", "region"])
+    data.setup("fit")
+    assert len(data.private) == 5  # the fifth has neither
+
+
+def test_columns_may_come_in_another_order_and_new_ones_are_passed_over():
+    other = {name: COLUMNS[name] for name in reversed(COLUMNS)} | {"new": ["1"] * 6}
+    data = TableDataModule(private=COLUMNS, public={**COLUMNS}, test=other, overlap="ignore")
+    data.setup()
+    torch.testing.assert_close(data.test.images(), data.private.images())
+    less = {name: COLUMNS[name] for name in COLUMNS if name != "age"}
+    data = TableDataModule(private=COLUMNS, public={**COLUMNS}, test=less)
+    with pytest.raises(ValueError, match="has no column 'age'"):
+        data.setup()
+
+
+def test_equal_rows_are_records():
+    data = TableDataModule(private={name: column * 3 for name, column in COLUMNS.items()}, public={**COLUMNS})
+    data.setup("fit")
+    assert len(data.private) == 18
+
+
+def test_identifiers_are_left_out(capsys):
+    numbers = [str(number) for number in range(30)]
+    table = {
+        "id": numbers,
+        "customer_id": numbers,
+        "userId": numbers,
+        "name": [f"person {number}" for number in numbers],
+        "paid": numbers,
+        "label": ["a", "b"] * 15,
+    }
+    data = TableDataModule(private=table, public={**table})
+    assert data.left_out == ["id", "customer_id", "userId", "name"]
+    assert [column.name for column in data.schema.columns] == ["paid"]
+    assert len(TableDataModule(private=table, public={**table}, columns=["id", "paid"]).schema.columns) == 2
+
+
+def test_what_the_guarantee_rests_on():
+    only = TableDataModule(private=COLUMNS)
+    assert len(only.conditions) == 2
+    assert only.conditions[0].startswith("the kinds of the columns")
+    stated = {"numeric": {"age": (0, 120)}, "categorical": {"region": None, "who": None}}
+    assert len(TableDataModule(private=COLUMNS, **stated).conditions) == 1
+    assert TableDataModule(private=COLUMNS, classes=["no", "yes"], **stated).conditions == ()
+    assert TableDataModule(private=COLUMNS, public={**COLUMNS}).conditions == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"label": "target"}, "have 0 classes|has no column 'target'"),
+        ({"columns": ["age", "height"]}, "has no column 'height'"),
+        ({"numeric": {"height": (0, 1)}}, "no column 'height'"),
+        ({"columns": []}, "no column is left"),
+        ({"person": "owner"}, "has no column 'owner'"),
+        ({"test": "missing.csv"}, "no such file"),
+        ({"classes": ["no"]}, "num_classes=1"),
+        ({"classes": ["no", "maybe"]}, "some labels are none of the classes"),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    columns = {**COLUMNS, "region": [SECRET] * 6}
+    with pytest.raises(ValueError if "test" not in arguments else FileNotFoundError, match=message) as caught:
+        TableDataModule(private=columns, **arguments).setup()
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_two_columns_of_one_name_and_too_many_coordinates_are_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("a,a,label\n1,2,x\n3,4,y\n")
+    with pytest.raises(ValueError, match="more than one column 'a'"):
+        TableDataModule(tmp_path / "t.csv")
+    wide = {f"x{number}": ["u", "v"] for number in range(500)} | {"label": ["x", "y"]}
+    with pytest.raises(ValueError, match="8500 coordinates, 2000 at most"):
+        TableDataModule(private=wide)
+    narrow = {f"x{number}": [1.0, 2.0] for number in range(500)} | {"label": ["x", "y"]}
+    assert TableDataModule(private=narrow).image_shape == (500, 1, 1)
+
+
+def test_rows_have_no_bounds_before_the_run_has_paid_for_them():
+    data = TableDataModule(private=COLUMNS, test={**COLUMNS}, classes=["no", "yes"])
+    data.setup()
+    assert data.pays_for_public
+    with pytest.raises(ValueError, match="known once a run has paid"):
+        data.test.images()
+    data.take_columns([{**column, "bounds": [0, 100]} for column in data.columns()])
+    assert data.test.images()[1, 0] == pytest.approx(0.6)
