@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import stat
 import unicodedata
@@ -104,6 +105,7 @@ class FileImages(ImageStore):
         self._paths, self._folder = list(paths), folder
         self._cached = torch.zeros(len(self._paths), dtype=torch.bool)
         self._cache = torch.empty((len(self._paths), *shape), dtype=torch.uint8) if cache else None
+        self._digests: dict[int, bytes] = {}  # of files that were read
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -125,7 +127,16 @@ class FileImages(ImageStore):
 
     def digests(self, indices: Tensor) -> list[bytes]:
         """See :meth:`ImageStore.digests`; equal files count as equal images."""
-        return [digest_of(self._paths[index].read_bytes()) for index in indices.tolist()]
+        for index in indices.tolist():
+            if index not in self._digests:
+                self._content(index)
+        return [self._digests[index] for index in indices.tolist()]
+
+    def _content(self, index: int) -> bytes:
+        """Content of a file, whose digest is kept."""
+        content = self._paths[index].read_bytes()
+        self._digests[index] = digest_of(content)
+        return content
 
     def preload(self) -> None:
         """See :meth:`ImageStore.preload`."""
@@ -150,7 +161,7 @@ class FileImages(ImageStore):
 
         channels, height, width = self.shape
         try:
-            with Image.open(self._paths[index]) as file:
+            with Image.open(io.BytesIO(self._content(index))) as file:
                 pixels = pixels_of(file, channels, (width, height))
         except Exception:  # decoders of damaged files raise whatever they meet
             hidden = f"a file of {self._folder}"

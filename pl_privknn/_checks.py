@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import functools
 import importlib.util
 import math
 import numbers
@@ -191,16 +192,31 @@ def shown(value: Any) -> str:
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``numba.njit`` that releases the GIL and caches machine code on disk where possible."""
-    import numba  # takes a third of a second, and most callers compile nothing
+    """``numba.njit`` at the first call, without the GIL; caches machine code on disk where possible."""
+    return lambda function: functools.wraps(function)(_Compiled(function, options))
 
-    def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
+
+class _Compiled:
+    """Function that is compiled at its first call, or where another compiled function calls it."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._function, self._options = function, options
+
+    def __call__(self, *args: Any) -> Any:
+        return self._machine_code(*args)
+
+    @property
+    def _numba_type_(self) -> Any:  # as which numba takes it in other functions
+        return self._machine_code._numba_type_
+
+    @functools.cached_property
+    def _machine_code(self) -> Any:
+        import numba  # takes a third of a second, and most callers compile nothing
+
         try:
-            return numba.njit(nogil=True, cache=True, **options)(function)
+            return numba.njit(nogil=True, cache=True, **self._options)(self._function)
         except RuntimeError:  # no writable cache folder: every process compiles again
-            return numba.njit(nogil=True, **options)(function)
-
-    return compile_
+            return numba.njit(nogil=True, **self._options)(self._function)
 
 
 def printable(text: str) -> str:

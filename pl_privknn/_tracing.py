@@ -7,19 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 _ATEN = torch.ops.aten
-# Operators with a probability stay whole, so that vmap can draw differently for each record; eye has a type without
-# an arange on the CPU.
-_DECOMPOSITIONS = {
-    operator: rule
-    for operator, rule in core_aten_decompositions().items()
-    if not any(word in str(operator) for word in ("dropout", "bernoulli", "eye"))
-}
 # Place of the ids among an operator's arguments, and whether they may count from the end; the table is argument 0 and
 # its dimension argument 1, or the first.
 _IDS = {
@@ -61,8 +51,19 @@ def recorded(function: Callable[..., Any], *arguments: Any) -> fx.GraphModule:
         function: of tensors.
         *arguments: tensors, nested as the function takes them; their shapes and types are used, and no values.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # these take a second
+    from torch._decomp import core_aten_decompositions  # these take a second
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    # Operators with a probability stay whole, so that vmap can draw differently for each record; eye has a type
+    # without an arange on the CPU.
+    table = {
+        operator: rule
+        for operator, rule in core_aten_decompositions().items()
+        if not any(word in str(operator) for word in ("dropout", "bernoulli", "eye"))
+    }
 
     # Fake tensors pretend that there are GPUs; autograd, started after that, would have threads for them.
     with torch.enable_grad():
@@ -73,7 +74,7 @@ def recorded(function: Callable[..., Any], *arguments: Any) -> fx.GraphModule:
         fake = pytree.tree_map_only(
             Tensor, lambda tensor: mode.from_tensor(tensor.detach(), static_shapes=True), arguments
         )
-        return make_fx(function, decomposition_table=_DECOMPOSITIONS, tracing_mode="real")(*fake)
+        return make_fx(function, decomposition_table=table, tracing_mode="real")(*fake)
 
 
 def mended(graph: fx.GraphModule) -> fx.GraphModule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_privknn import __version__
+from pl_privknn import __version__, _lightning
 from pl_privknn.cli.common import CommandParser, shown_text, user_error
 from pl_privknn.cli.compare import add_compare
 from pl_privknn.cli.fit import COMMANDS, add_check, add_init, add_training, run_training_command
@@ -38,6 +39,8 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit status: 0 on success; 1 if the command detected a problem, such as a violated claim; 2 for invalid
         input, with a one-line message on stderr.
     """
+    if args is None:  # a process of its own, in which Lightning is needed by few commands
+        _lightning.defer()
     words = [_shipped(word) for word in (sys.argv[1:] if args is None else args)]
     training = bool(words) and words[0] in COMMANDS
     try:
@@ -49,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> int:
         text = user_error(error, anywhere=not training)
         if text is None:
             raise
-        name = f"privknn {words[0]}" if words and words[0] in (*COMMANDS, *_ADDED) else "privknn"
+        name = f"privknn {words[0]}" if words and words[0] in _COMMANDS else "privknn"
         print(f"{name}: {shown_text(text, 1500)}", file=sys.stderr)
         return 2
 
@@ -68,7 +71,7 @@ def _run(words: list[str]) -> int:
         from pl_privknn.cli.train import run_training
 
         return run_training(words[0], ["--help"])
-    parser = _parser()
+    parser = _parser(words[0] if words and words[0] in _COMMANDS else None)
     if words and words[0] in COMMANDS:
         return run_training_command(*parser.parse_known_args(words))
     parsed = parser.parse_args(words)
@@ -79,7 +82,8 @@ def _run(words: list[str]) -> int:
     return status
 
 
-def _parser() -> CommandParser:
+def _parser(command: str | None) -> CommandParser:
+    """Parser of one command, or of all."""
     parser = CommandParser(
         prog="privknn",
         description="Train models on sensitive labels under differential privacy, with a stated ε.",
@@ -88,11 +92,9 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, add in _ADDED.items():
-        if name == "report":  # training commands are listed before it
-            for training in COMMANDS:
-                add_training(commands, training)
-        add(commands)
+    for name, add in _COMMANDS.items():
+        if command in (name, None):
+            add(commands)
     return parser
 
 
@@ -104,9 +106,10 @@ _EXAMPLES = """examples:
 
 Options of a command: privknn COMMAND --help"""
 
-_ADDED: dict[str, Callable[[Any], None]] = {
+_COMMANDS: dict[str, Callable[[Any], None]] = {
     "demo": lambda commands: add_demo(commands, main),
     "init": add_init,
+    **{name: functools.partial(add_training, name=name) for name in COMMANDS},
     "report": add_report,
     "export": add_export,
     "predict": add_predict,

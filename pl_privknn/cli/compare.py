@@ -71,6 +71,8 @@ def _compare(parsed: argparse.Namespace) -> int:
         )
     if parsed.config is None and parsed.data is None:
         raise ValueError("nothing to compare; give the YAML of a comparison, --data PATH or --render DIR")
+    if not Path(parsed.config or parsed.data).exists():
+        raise FileNotFoundError(f"{parsed.config or parsed.data}: no such file or folder; check the path")
     with importable([parsed.config or parsed.data]):
         return _run(parsed)
 

@@ -106,10 +106,10 @@ def run_training_command(parsed: argparse.Namespace, others: list[str]) -> int:
 
 def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
     """Recommend a run for data and start it, with the objects of the recommendation."""
+    check_recommended(parsed)
     from pl_privknn import _lightning
     from pl_privknn.cli.train import run_training
 
-    check_recommended(parsed)
     _lightning.load()  # before the data module is made
     found = recommended(parsed)
     changed = [word for word in others if word.startswith(("--data", "--model", "--labeling", "--config"))]
@@ -299,9 +299,9 @@ def _run_check(parsed: argparse.Namespace) -> int:
 
 
 def _check_labeler(name: str) -> int:
+    kind = labeler_class(name)
     from pl_privknn.testing import LabelerCheckError, check_labeler
 
-    kind = labeler_class(name)
     try:
         labeler = kind()
     except TypeError as error:
@@ -323,6 +323,13 @@ def labeler_class(name: str) -> type[Labeler]:
     Raises:
         ValueError: for anything else.
     """
+    from pl_privknn.config import class_names, did_you_mean
+
+    known = [one for one, room in class_names().items() if room == "pl_privknn.labelers"]
+    if "." not in name and name not in known:
+        raise ValueError(
+            f"{name} must be a built-in labeler or an import path MODULE.CLASS; {did_you_mean(name, known)}"
+        )
     import importlib
 
     from pl_privknn import labelers

@@ -126,7 +126,6 @@ def add_plan(commands: Any) -> None:
 def run_plan(parsed: argparse.Namespace) -> int:
     """Calibrate the setting, and print the cost of the configuration."""
     from pl_privknn.config import put, read_document
-    from pl_privknn.planning import solve
 
     document = read_document(parsed.config)
     if not isinstance(document, dict):
@@ -139,6 +138,8 @@ def run_plan(parsed: argparse.Namespace) -> int:
         where = "labeling.budget.unit" if "labeling" in document else "model.init_args.unit"
         put(document, where, parsed.unit)
         parsed.set.append(f"{where}={parsed.unit}")
+    from pl_privknn.planning import solve
+
     plan = solve(
         document,
         parsed.find,

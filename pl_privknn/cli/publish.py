@@ -26,7 +26,9 @@ def add_report(commands: Any) -> None:
 
 
 def _report(parsed: argparse.Namespace) -> int:
-    from pl_privknn.report import write_report
+    if not Path(parsed.path).exists():
+        raise FileNotFoundError(f"there is nothing at {parsed.path}; name a run's folder or a ledger")
+    from pl_privknn.report.page import write_report
 
     print(write_report(parsed.path, parsed.output, exact=not parsed.fast))
     if (Path(parsed.path) / "checkpoints").is_dir():
@@ -48,9 +50,11 @@ def add_export(commands: Any) -> None:
 
 
 def _export(parsed: argparse.Namespace) -> int:
-    from pl_privknn.export import export_run
-
     run = Path(parsed.run_dir)
+    if not run.is_dir():
+        raise FileNotFoundError(f"{run}: there is no such folder; give the folder of a finished run")
+    from pl_privknn.export.released_model import export_run
+
     path = export_run(run, Path(parsed.output or run / "export"), parsed.format)
     print(path)
     if path.suffix != ".pt":  # weights without a model can't predict
@@ -78,14 +82,17 @@ def add_predict(commands: Any) -> None:
 
 
 def _predict(parsed: argparse.Namespace) -> int:
-    from pl_privknn._checks import counted
-    from pl_privknn.export.prediction import predict
-
     output = Path(parsed.output)
     if output.exists():
         raise FileExistsError(f"--output {output} already exists; name another file")
     if not output.resolve().parent.is_dir():
         raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}; create it first")
+    for path in (parsed.model, *parsed.inputs):
+        if not Path(path).exists():
+            raise FileNotFoundError(f"{path}: no such file or folder; check the path")
+    from pl_privknn._checks import counted
+    from pl_privknn.export.prediction import predict
+
     found = predict(parsed.model, parsed.inputs or None, column=parsed.column)
     found.write(output)
     print(counted(len(found.names), "prediction"))

@@ -45,8 +45,6 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.privacy.files import LOCK, FolderLock, new_number, replaced_durably, write_durably
 from pl_privknn.privacy.verify import CHECKPOINT
 from pl_privknn.report import write_report
-from pl_privknn.training.noisy_sgd import NoisySGD
-from pl_privknn.training.private_training import PrivateTraining
 
 if TYPE_CHECKING:
     from pl_privknn.recommendation.recommend import Recommendation
@@ -371,9 +369,8 @@ class PrivKNNCLI(LightningCLI):
     def _fit(self, given: dict[str, Any]) -> None:
         """Train; errors after the training, such as of a logger's last file, become warnings."""
         trainer: Any = self.trainer
-        own = self.model.private_training if isinstance(self.model, NoisySGD) else None
-        for owner in (*trainer.callbacks, own):
-            if isinstance(owner, PrivateLabeler | PrivateTraining) and owner.run_dir is None:
+        for owner in (*trainer.callbacks, getattr(self.model, "private_training", None)):
+            if hasattr(owner, "privacy_summary") and owner.run_dir is None:
                 owner.run_dir = self.folder  # a copied run continues in the copy
         metrics = self.folder / "metrics.csv"
         if metrics.exists():  # the CSV logger overwrites it

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pl_privknn import _lightning
 from pl_privknn._checks import check_installed
 from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.config import build, known_class
@@ -210,6 +211,7 @@ def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
             f"model.class_path={model.get('class_path')} is not a student of this package; export it from Python: "
             "export_run(run, output, module=..., data=...)"
         )
+    _lightning.load()  # whose modules read checkpoints
     section = (model.get("init_args") or {}).get("extractor")
     given = {}
     if section is not None:  # checkpoints hold only what it learned

@@ -9,18 +9,18 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from pl_privknn.callbacks.label_run import stored_answers
-from pl_privknn.callbacks.loggers import PublicPictures, pictured_queries
 from pl_privknn.config import write_yaml
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.card import card_facts, described, holdout_text
 from pl_privknn.privacy.mechanisms.base import Charge, merged
 from pl_privknn.privacy.verify import CONFIG, mapping_of
+
+if TYPE_CHECKING:
+    from pl_privknn.callbacks.loggers import PublicPictures
 
 #: At how many rows ε is computed for the curve, and how many rows are listed.
 MOST_POINTS, MOST_ROWS = 12, 400
@@ -43,6 +43,8 @@ def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
     if audit is not None:
         facts["spent"] = _spent(audit)
     if facts["kind"] == "run":
+        from pl_privknn.callbacks.loggers import PublicPictures
+
         folder = Path(path)
         summary, settings = mapping_of(folder / "summary.json"), mapping_of(folder / CONFIG)
         pictures = PublicPictures.read(folder)
@@ -104,6 +106,9 @@ def growth(
 
 def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | None:
     """Queries with their pictures, and accuracy of the labels where the public truth is known."""
+    from pl_privknn.callbacks.label_run import stored_answers
+    from pl_privknn.callbacks.loggers import pictured_queries
+
     found = stored_answers(folder)
     if found is None:
         return None
@@ -116,24 +121,24 @@ def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | 
         "rounds": dict(Counter(query.round + 1 for query in found.queries if query.state != "not asked")),
         "gallery": gallery,
         "not_pictured": found.counts["queried"] - len(gallery),
-        **_label_accuracy(found.examples, found.labels, pictures),
+        **_label_accuracy(found.examples.numpy(), found.labels.numpy(), pictures),
     }
 
 
 def _label_accuracy(
-    examples: torch.Tensor, labels: torch.Tensor, pictures: PublicPictures | None
+    examples: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], pictures: PublicPictures | None
 ) -> dict[str, Any]:
     """Released labels against the public truth: by class with a confusion matrix, or by attribute."""
     if pictures is None or not len(pictures.truth) or not len(examples):
         return _confused(None, ())
-    wanted, names = torch.from_numpy(pictures.truth)[examples], pictures.class_names
+    wanted, names = pictures.truth[examples], pictures.class_names
     known = wanted >= 0
     if labels.ndim == 2:
         right = ((wanted == labels) & known).sum(dim=0).tolist()
         return {"by_class": list(map(_share, names, right, known.sum(dim=0).tolist())), "confusion": None}
     cells = wanted[known] * len(names) + labels[known]
-    confusion = torch.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names))
-    return _confused(confusion.numpy(), names)
+    confusion = np.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names))
+    return _confused(confusion, names)
 
 
 def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def test_without_inputs_the_runs_own_test_part_is_predicted(tmp_path):
     ("words", "message"),
     [
         ("run nowhere", "no such file or folder"),
-        ("nowhere photos", "no such run or exported file"),
+        ("nowhere photos", "no such file or folder"),
         ("photos photos", "there is no config.yaml; give the folder of a finished run"),
         ("photos/0.png photos", "expected the folder of a run, or model.pt2 or model.onnx"),
         ("damaged.pt2 photos", "is not a file of privknn export"),

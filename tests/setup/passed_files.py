@@ -96,6 +96,7 @@ if __name__ == "__main__":
         os.chdir(folder)
         found = fit_photographs(folder)
     for file, functions in sorted(found.functions.items()):
-        print(f"{file:45} {len(functions):4} functions")
+        names = ", ".join(functions) if len(functions) < 5 else ""
+        print(f"{file:45} {len(functions):4} functions {names}")
     print(f"{len(found.functions)} files, read_yaml {found.calls('pl_privknn/config.py', 'read_yaml')} times")
     print(f"{len(found.opened)} data files, opened {collections.Counter(found.opened.values())}")
