@@ -4,6 +4,8 @@ import signal
 
 import pytest
 import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.ledger import Ledger
@@ -63,3 +65,74 @@ def test_a_killed_training_ends_at_the_epsilon_of_the_uninterrupted_one(tmp_path
     assert drawn <= count == 9
     report = Ledger.open_readonly(tmp_path / "run.sqlite").report()
     assert report.epsilon == pytest.approx(account([Charge(mechanism, 9)], delta=1e-5).epsilon)
+
+
+PLANNED = 15
+
+
+def paid_at(step):
+    """Steps that are paid for when the noise of a step is drawn: rows of 1, 2, 4 and 8."""
+    return next(count for count in (1, 3, 7, 15) if count >= step)
+
+
+def check_continued(folder, step, trainer, callback):
+    """The training goes on after the steps that were paid for, at the ε of the uninterrupted one."""
+    ((mechanism, count),) = charged(folder)
+    assert count == PLANNED
+    assert trainer.global_step == step - 1 + PLANNED - paid_at(step)
+    plan = account([Charge(mechanism, PLANNED)], delta=1e-5).epsilon
+    assert callback.epsilon == callback.epsilon_spent == pytest.approx(plan)
+
+
+STOPS = [
+    *((step, OSError("disk full")) for step in range(1, 11)),
+    (1, KeyboardInterrupt()),
+    (6, KeyboardInterrupt()),
+]
+
+
+@pytest.mark.parametrize(("step", "error"), STOPS)
+def test_what_stops_a_training_leaves_a_checkpoint_that_continues_after_the_paid_steps(
+    tmp_path, monkeypatch, step, error
+):
+    drawn, original = [], Gaussian.add_noise
+
+    def add_noise(self, values, noise):
+        drawn.append(self)
+        if len(drawn) == step:
+            raise error
+        return original(self, values, noise)
+
+    monkeypatch.setattr(Gaussian, "add_noise", add_noise)
+    module, handler = Lit(), signal.getsignal(signal.SIGINT)
+    with pytest.raises((OSError, SystemExit)):
+        fit(module, tmp_path, training(), 5)
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
+    assert sum(count for _, count in charged(tmp_path)) == paid_at(step)
+    saved = tmp_path / "interrupted.ckpt"
+    weights = torch.load(saved, weights_only=True)["state_dict"]
+    assert all(torch.equal(weights[name], value) for name, value in module.state_dict().items())
+    callback, trainer = fit(Lit(), tmp_path, training(), 5, ckpt_path=saved)
+    assert len(drawn) == step + PLANNED - paid_at(step)
+    check_continued(tmp_path, step, trainer, callback)
+
+
+@needs_fork
+@pytest.mark.long
+@pytest.mark.parametrize("step", range(1, 11))
+def test_a_training_that_is_killed_continues_after_the_paid_steps(tmp_path, step):
+    keep = ModelCheckpoint(
+        tmp_path / "ckpt", filename="last", every_n_train_steps=1, enable_version_counter=False
+    )
+
+    def train(noise, checkpoint):
+        callback, trainer = fit(
+            Lit(), tmp_path, training(noise_source=noise), 5, callbacks=[keep], ckpt_path=checkpoint
+        )
+        if checkpoint is not None:
+            check_continued(tmp_path, step, trainer, callback)
+
+    assert in_a_dying_child(tmp_path, step, train) == -signal.SIGKILL
+    assert sum(count for _, count in charged(tmp_path)) == paid_at(step)
+    if step > 1:
+        assert in_a_dying_child(tmp_path, 0, train) == 0
