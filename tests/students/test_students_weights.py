@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from torch import nn
+from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 
 from pl_privknn.networks import build_network
 from pl_privknn.students import FixMatchStudent, SupervisedStudent
@@ -146,3 +147,17 @@ def test_decay_leaves_biases_and_norms_alone():
     assert all(
         torch.equal(value, before[n]) for n, value in module.network.named_parameters() if n not in matrices
     )
+
+
+@pytest.mark.parametrize("network", ["small_cnn", "mlp"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_weights_are_one_vector_to_helpers_and_activations_have_channels_last(network, channels):
+    student = SupervisedStudent(network=network, num_classes=2, in_channels=channels, image_size=32)
+    parameters = list(student.parameters())
+    vector = parameters_to_vector(parameters)
+    vector_to_parameters(2 * vector, parameters)
+    assert torch.equal(parameters_to_vector(parameters), 2 * vector)
+    layers = [layer for layer in student.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    prune.global_unstructured([(layer, "weight") for layer in layers], prune.L1Unstructured, amount=0.2)
+    assert student.normalize(torch.rand(4, channels, 32, 32)).stride(1) == 1
+    assert student(torch.rand(4, channels, 32, 32)).shape == (4, 2)
