@@ -7,6 +7,7 @@ import functools
 import json
 import platform
 import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Iterator
@@ -246,6 +247,25 @@ class RunReport(pl.Callback):
         with errors_as_warnings("the log of the queries"):
             log_queries(trainer, self.run_dir)
 
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Say what a run stopped by Ctrl-C spent and kept, and how it continues."""
+        spender = spender_of(trainer, pl_module)
+        if (
+            not (self.show and isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero)
+            or spender is None
+        ):
+            return
+        callback = trainer.checkpoint_callback  # type: ignore[attr-defined]
+        saved = [getattr(callback, name, "") for name in ("last_model_path", "best_model_path")]
+        place = next(filter(None, saved), None)
+        again = f"run_dir={str(spender.run_dir)!r}" if place is None else f"ckpt_path={str(place)!r}"
+        how = "the same trainer.fit" if place else "the same settings"
+        print(
+            interruption(spender, spender.run_dir, place is not None, f"{how} and {again}"), file=sys.stderr
+        )
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the run's folder, write the configuration there, and log the settings."""
         if not self._find_folder(trainer, pl_module):
@@ -429,6 +449,27 @@ def errors_as_warnings(what: str) -> Iterator[None]:
 
 # Share of the way from a constant answer to no error below which a run's result is called poor.
 _POOR = 0.4
+
+
+def interruption(spender: Any, folder: Path, saved: bool, again: str) -> str:
+    """Message about a run stopped by Ctrl-C: what it spent and kept, and how it continues.
+
+    Args:
+        spender: callback of the run that has its ledger.
+        folder: of the run.
+        saved: whether there is a checkpoint.
+        again: what continues it.
+    """
+    kept, report = ["the ledger"], spender.ledger.report()
+    if hasattr(spender, "label_counts"):
+        kept.append(f"labels of {spender.label_counts()['answered']} queries")
+    if saved:
+        kept.append("a checkpoint of the last full epoch")
+    return (
+        f"interrupted. ε spent: {at_most(report.spent.epsilon)} of the stated "
+        f"{at_most(report.guarantee.epsilon)}, at δ {report.spent.delta:g}. Kept in {folder}: {', '.join(kept)}; "
+        f"continuing does not charge them again. Continue with: {again}"
+    )
 
 
 def advice_for(trainer: pl.Trainer, labeling: Any, accuracy: float | None) -> str:

@@ -19,7 +19,7 @@ from jsonargparse import ArgumentError, Namespace
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from pl_privknn import _lightning as pl
-from pl_privknn._checks import at_most, check_installed
+from pl_privknn._checks import check_installed
 from pl_privknn._lightning import rank_zero_only
 from pl_privknn._parsing import Parser
 from pl_privknn.callbacks.loggers import finish_wandb, spender_of
@@ -27,6 +27,7 @@ from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.callbacks.run_summary import (
     RunReport,
     errors_as_warnings,
+    interruption,
     left_out_of,
     previous,
     usable_checkpoint,
@@ -112,16 +113,8 @@ def _interruption(cli: PrivKNNCLI | None) -> str:
     spender = None if cli is None else spender_of(cli.trainer, cli.model)
     if cli is None or spender is None:
         return "interrupted before the run: no privacy budget was spent. Repeat the command to continue"
-    kept, report = ["the ledger"], spender.ledger.report()
-    if hasattr(spender, "label_counts"):
-        kept.append(f"labels of {spender.label_counts()['answered']} queries")
-    if usable_checkpoint(cli.folder / CHECKPOINT) is not None:
-        kept.append("a checkpoint of the last full epoch")
-    return (
-        f"interrupted. ε spent: {at_most(report.spent.epsilon)} of the stated "
-        f"{at_most(report.guarantee.epsilon)}, at δ {report.spent.delta:g}. Kept in {cli.folder}: {', '.join(kept)}; "
-        f"continuing does not charge them again. Continue with: privknn fit --resume {cli.folder}"
-    )
+    saved = usable_checkpoint(cli.folder / CHECKPOINT) is not None
+    return interruption(spender, cli.folder, saved, f"privknn fit --resume {cli.folder}")
 
 
 def _resumed_words(folder: Path) -> list[str]:

@@ -211,19 +211,21 @@ def new_number(folder: Path) -> Path:
 
 
 def trainers_folder(trainer: Any, place: str | Path, name: str) -> Path:
-    """Folder of a new run: where the trainer's loggers write, or ``runs/NAME/NUMBER``.
+    """Folder of a new run: that of the first logger's run, else a new one, ``NAME/NUMBER``.
 
-    A trainer without loggers and without a root folder would leave each run in the working directory, where a
-    second one would not be let in.
+    The new one lies in ``runs``, or in the trainer's root folder, for loggers that have no folder for each run, such
+    as W&B's, and for a trainer without loggers and root folder: a second run would not be let into the same folder.
 
     Args:
         trainer: has ``loggers``.
         place: its ``log_dir or default_root_dir``.
         name: of the model.
     """
-    if trainer.loggers or Path(place).resolve() != Path.cwd().resolve():
+    first = next(iter(trainer.loggers), None)
+    root, here = Path(trainer.default_root_dir), Path.cwd().resolve()
+    if getattr(first, "log_dir", None) is not None or (first is None and root.resolve() != here):
         return Path(place)
-    return new_number(Path("runs") / name)
+    return new_number((Path("runs") if root.resolve() == here else root) / name)
 
 
 def private_folder(run_dir: Path) -> Path:

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 import yaml
 from torchmetrics.classification import MulticlassAccuracy
@@ -16,10 +17,10 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import HOG
 from pl_privknn.labelers import PrivateKNN, ReverseKNN
 from pl_privknn.privacy import Budget
-from pl_privknn.privacy.mechanisms import Gaussian
+from pl_privknn.privacy.mechanisms import Gaussian, Laplace
 from pl_privknn.report import write_report
 from pl_privknn.training import NoisySGD, PrivateTraining, TrainingOptions
-from tests.report.report_setup import CLASSES, SIDE, small_data
+from tests.report.report_setup import CLASSES, QUERIES, SIDE, small_data
 from tests.setup.small_fit import quiet_trainer, small_student
 from tests.training.training_setup import Lit
 
@@ -229,3 +230,38 @@ def test_results_have_the_same_names_before_the_fit(name):
     assert (made.guarantee, made.ledger, made.run_dir) == (None, None, None)
     with pytest.raises(RuntimeError, match=r"before trainer\.fit"):
         made.report()
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_a_run_stopped_by_the_keyboard_says_what_it_spent_and_continues(
+    checkpoints, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+
+    class Stops(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                raise KeyboardInterrupt
+
+    def fit(*others, **given):
+        teacher = ReverseKNN(noise=Laplace(scale=5.0))
+        labeling = PrivateLabeler(
+            teacher,
+            queries_per_round=QUERIES,
+            features=torch.nn.Flatten(),
+            epochs_per_round=2,
+            run_dir="stopped",
+        )
+        trainer = quiet_trainer(tmp_path, 2, callbacks=[labeling, *others], enable_checkpointing=checkpoints)
+        trainer.fit(small_student(CLASSES, SIDE), small_data(), **given)
+        return labeling
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit(Stops())
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"labels of {QUERIES} queries" in said
+    assert ("a checkpoint" in said) == checkpoints
+    argument, _, place = said.rpartition(" and ")[2].partition("=")
+    assert argument == ("ckpt_path" if checkpoints else "run_dir")
+    given = {"ckpt_path": place.strip("'")} if checkpoints else {}
+    assert fit(**given).label_counts()["queried"] == QUERIES  # nothing is asked again

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import wandb
 from PIL import Image
-from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
+from pl_privknn.callbacks import PrivateLabeler
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy.mechanisms import Laplace
+from pl_privknn.privacy.noise import SeededNoise
 from tests.callbacks.wandb_files import finished_run
-from tests.report.report_setup import QUERIES, small_run
+from tests.report.report_setup import CLASSES, QUERIES, SIDE, small_data, small_run
+from tests.setup.small_fit import quiet_trainer, small_student
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +96,42 @@ def test_the_table_of_queries_holds_public_pictures_and_released_answers(logged,
         shown = np.array(Image.open(files[picture["path"]]).convert("L"))
         public = (data.public.images([example])[0, 0] * 255).round().numpy().astype(np.uint8)
         assert np.array_equal(shown, public)
+
+
+class Plain(Logger):
+    """A logger without files, whose name and version are nothing."""
+
+    name = version = None
+
+    def log_metrics(self, metrics, step=None):
+        """Nothing is kept."""
+
+    def log_hyperparams(self, *args, **kwargs):
+        """Nothing is kept."""
+
+
+LOGGERS = {  # and where its runs are
+    "W&B": (lambda: WandbLogger(project="p", offline=True), "runs/SupervisedStudent/"),
+    "TensorBoard": (lambda: TensorBoardLogger("logs"), "logs/lightning_logs/version_"),
+    "CSV": (lambda: CSVLogger("logs"), "logs/lightning_logs/version_"),
+    "one of one's own": (Plain, "runs/SupervisedStudent/"),
+    "none": (lambda: False, "runs/SupervisedStudent/"),
+}
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_two_runs_of_a_script_have_folders_of_their_own(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make, wanted = LOGGERS[name]
+    folders, data = [], small_data()
+    for queries in (8, 9):
+        wandb.teardown()
+        teacher = ReverseKNN(noise=Laplace(scale=5.0), noise_source=SeededNoise(1))
+        labeling = PrivateLabeler(teacher, queries_per_round=queries, features=torch.nn.Flatten())
+        student = small_student(CLASSES, SIDE)
+        quiet_trainer(None, logger=make(), callbacks=[labeling]).fit(student, data)
+        folders.append(str(Path(labeling.run_dir).resolve().relative_to(tmp_path)))
+        wandb.finish()
+    assert folders == [f"{wanted}0", f"{wanted}1"]
+    assert all((tmp_path / folder / "summary.json").is_file() for folder in folders)
+    assert {path.name for path in tmp_path.iterdir()} <= {"runs", "logs", "wandb"}
