@@ -400,11 +400,13 @@ def depends_on_neighbours(graph):
     return any(float((a - b).abs().max()) > 1e-5 for a, b in zip(among[1::2], alone, strict=True))
 
 
-def test_vmap_keeps_records_apart_by_the_operators_of_the_list():
+@pytest.mark.long("all ways")
+@pytest.mark.parametrize("ways", [WAYS[:1], WAYS], ids=["one way", "all ways"])
+def test_vmap_keeps_records_apart_by_the_operators_of_the_list(ways):
     shown, mixed, failed = set(), [], []
     for name in CASES:
         graph = None
-        for way in WAYS:
+        for way in ways:
             if way == WAYS[2] and graph is not None and not uses_ids(graph):
                 continue
             try:
