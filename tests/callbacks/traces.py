@@ -55,7 +55,6 @@ FIGURES = {
             "reason",
         ),
         *(
-            "conditional",
             "tpr_at_fpr_0.001",
             "tpr_at_fpr_0.01",
             "tpr_at_fpr_0.1",
