@@ -118,17 +118,23 @@ def test_frozen_networks_follow_the_device_unless_another_one_was_stated(monkeyp
     assert moved == ["cuda", "cuda"]
 
 
-def test_features_are_extracted_in_full_precision():
-    seen = []
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_features_are_extracted_in_full_precision_whatever_a_training_has_set(precision):
+    seen, before = [], torch.get_float32_matmul_precision()
 
     def extract(images):
         seen.append((torch.backends.cudnn.deterministic, torch.is_autocast_enabled("cpu")))
         return images.flatten(1)
 
-    with torch.autocast("cpu", torch.bfloat16):
-        extract_on(extract, drawn(2, 1, 4, 4), CPU)
-        with PretendedDevice():
-            extract_on(extract, drawn(2, 1, 4, 4), CUDA)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            extract_on(extract, drawn(2, 1, 4, 4), CPU)
+            with PretendedDevice():
+                extract_on(extract, drawn(2, 1, 4, 4), CUDA)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
     assert seen == [(False, False), (True, True)]
     assert not torch.backends.cudnn.deterministic
 
