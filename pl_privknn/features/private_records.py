@@ -497,9 +497,10 @@ def in_full_batches(function: Extract, images: Tensor) -> Tensor:
     of records, or one record would move the vectors of others a little, and with them the order of neighbours.
     """
     size = _batch_size(images.shape[1:])
-    filling = images.new_zeros(-len(images) % size, *images.shape[1:])
-    parts = [function(part) for part in torch.cat([images, filling]).split(size)]
-    return torch.cat(parts)[: len(images)]
+    if missing := -len(images) % size:
+        filled = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
+        return in_full_batches(function, filled)[: len(images)]
+    return torch.cat([function(part) for part in images.split(size)])
 
 
 def made_up(shape: Sequence[int], count: int = COMPARED) -> Tensor:
