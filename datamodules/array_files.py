@@ -21,6 +21,7 @@ from pl_privknn.datamodules.columns import (
     FaultError,
     MissingFileError,
     check_file,
+    entries,
     reading_table,
     word_of,
 )
@@ -63,6 +64,11 @@ class Array:
         self._path: Path | None = None
         self._columns: Columns | None = None
         self.mapping: mmap.mmap | None = None
+        # Matrices of SciPy, and tensors of another layout.
+        if hasattr(source, "tocsr") or getattr(source, "layout", torch.strided) != torch.strided:
+            raise InputError(
+                f"{name}: a sparse {type(source).__name__}; make it dense by .toarray(), of tensors .to_dense()"
+            )
         if isinstance(source, str | Path):
             file, member = split_member(source)
             self.named, self._path, self._member = f"{name}={str(source)!r}", Path(file), member or name
@@ -153,6 +159,8 @@ class Array:
         if isinstance(values, Tensor):
             values = values.detach().cpu()
             return values.to(torch.int64) if values.dtype in _UNSIGNED else values
+        if isinstance(values, np.ma.MaskedArray) and values.mask.any():  # masked numbers are not known
+            values = values.astype(np.promote_types(values.dtype, np.float32)).filled(np.nan)
         array = np.asarray(values)
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise InputError(f"{self.named}: dtype {array.dtype}; expected numbers of at most 64 bits")
@@ -229,7 +237,7 @@ def tables_of(name: str, source: Any) -> list[Array]:
     if not isinstance(source, str | Path) or not os.path.isdir(split_member(source)[0]):
         return [Array(name, source)]
     folder, column = split_member(source)
-    files = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in (".npy", ".parquet"))
+    files = [path for path in entries(folder) if path.suffix.lower() in (".npy", ".parquet")]
     kinds = {path.suffix.lower() for path in files}
     if len(kinds) != 1:
         raise InputError(
@@ -277,7 +285,7 @@ def labels_of(name: str, source: Any, width: int | None = None) -> Tensor | list
     """
     tables = tables_of(name, source)
     found = [
-        values if isinstance(values := table.values(), Tensor) else np.asarray(values) for table in tables
+        values if isinstance(values := table.values(), Tensor) else np.asanyarray(values) for table in tables
     ]
     if all(isinstance(values, np.ndarray) and values.dtype.kind in "USO" for values in found):
         return [word_of(value) for values in found for value in values.reshape(len(values)).tolist()]

@@ -17,7 +17,7 @@ from pl_privknn.config import read_document
 from pl_privknn.datamodules.array_files import labels_of
 from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.datamodules.columns import TABLES, Columns
+from pl_privknn.datamodules.columns import TABLES, Columns, entries
 from pl_privknn.datamodules.folder import ImageFolderDataModule, images_under
 from pl_privknn.datamodules.schema import days_of
 from pl_privknn.datamodules.tables import TableDataModule, files_in
@@ -67,8 +67,8 @@ def data_at(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"--data {path}: no such file or folder (working directory: {Path.cwd()})")
-    if path.suffix.lower() in TABLES or (files := files_in(path)):
-        first = path if path.is_file() else files.get("private", path)
+    if path.suffix.lower() in TABLES or (parts := files_in(path)):
+        first = path if path.is_file() else parts.get("private", path)
         return _table(path, first, dict(columns or {}), {"public": public, "test": test, **arguments})
     if columns:
         raise ValueError(
@@ -100,7 +100,7 @@ def _table(
     path: Path, first: Path, columns: dict[str, Any], arguments: dict[str, Any]
 ) -> PrivatePublicDataModule:
     """Data module of texts or vectors where a column of them is named, or is there; of all columns otherwise."""
-    of_rows = {name: columns.pop(name) for name in ("columns", "bounds") if name in columns}
+    of_rows: dict[str, Any] = {name: columns.pop(name) for name in ("columns", "bounds") if name in columns}
     if "bounds" in of_rows:
         of_rows |= dict(zip(("numeric", "categorical"), read_bounds(of_rows.pop("bounds")), strict=True))
     text, encoding = columns.get("text", "text"), columns.get("encoding")
@@ -171,7 +171,7 @@ def _arrays(path: Path) -> dict[str, str]:
                 f"--data {path} can't be read ({type(error).__name__}); write it again"
             ) from None
     else:
-        files = [file for file in sorted(path.glob("*")) if file.suffix.lower() == ".npy"]
+        files = [file for file in entries(path) if file.suffix.lower() == ".npy"]
         found = {file.stem: str(file) for file in files}
         if both := [file.name for file in files if str(file) != found[file.stem]]:
             raise ValueError(

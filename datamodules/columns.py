@@ -30,6 +30,21 @@ _FIRST_ROWS = 1024
 _TEXTS_AT_A_TIME = 1024
 
 
+# What operating systems, file servers, office programs and archives leave in folders, besides names that begin with a
+# dot or with ~$.
+_SYSTEM = {"__macosx", "@eadir", "desktop.ini", "thumbs.db", "$recycle.bin", "system volume information"}
+
+
+def is_shown(name: str) -> bool:
+    """Whether an entry of a folder is a user's own, by its name, and no hidden or system file."""
+    return not name.startswith((".", "~$")) and name.lower() not in _SYSTEM
+
+
+def entries(folder: str | Path) -> list[Path]:
+    """Entries of a folder that are shown, in the order of their names; none where there is no folder."""
+    return sorted(path for path in Path(folder).glob("*") if is_shown(path.name))
+
+
 class MissingFileError(FileNotFoundError, InputError):
     """Raised where a file of records is missing."""
 

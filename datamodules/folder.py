@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pl_privknn._checks import check_int
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
+from pl_privknn.datamodules.columns import is_shown
 from pl_privknn.datamodules.datasets import (
     ImageShape,
     ImageStore,
@@ -32,8 +33,6 @@ _LAYOUT = (
     "expected <class>/*.png or private/<class>/*.png, public/*.png (or public/<class>/*.png) and "
     "test/<class>/*.png"
 )
-# What operating systems, file servers and archives leave in folders, besides names that begin with a dot.
-_SYSTEM = {"__macosx", "@eadir", "desktop.ini", "thumbs.db", "$recycle.bin", "system volume information"}
 _THREADS = 4  # decode images at once, each of which may be large
 # Pillow identifies these without decoding them, or calls another program.
 _NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
@@ -76,7 +75,7 @@ def files_under(folder: Path) -> list[Path]:
 
     is_new(str(folder))
     for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        shown = {name for name in (*folders, *files) if name[0] != "." and name.lower() not in _SYSTEM}
+        shown = {name for name in (*folders, *files) if is_shown(name)}
         folders[:] = [name for name in sorted(shown & {*folders}) if is_new(f"{place}/{name}")]
         found += [Path(place, name) for name in sorted(shown & {*files}) if is_new(f"{place}/{name}")]
     return sorted(found)
@@ -338,7 +337,7 @@ class ImageFolderDataModule(OwnDataModule):
         return {
             _form(entry.name)
             for entry in self.places[part].iterdir()
-            if entry.is_dir() and entry.name[0] != "." and entry.name.lower() not in _SYSTEM
+            if entry.is_dir() and is_shown(entry.name)
         }
 
 

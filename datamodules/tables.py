@@ -17,7 +17,7 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import InputError
 from pl_privknn.config import as_group
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
-from pl_privknn.datamodules.columns import TABLES, Columns, word_of
+from pl_privknn.datamodules.columns import TABLES, Columns, entries, word_of
 from pl_privknn.datamodules.datasets import (
     ImageStore,
     LabeledImages,
@@ -399,7 +399,7 @@ def files_in(root: str | Path) -> dict[str, Path]:
         ValueError: where a part has two files.
     """
     found: dict[str, Path] = {}
-    for path in sorted(Path(root).glob("*")):
+    for path in entries(root):
         if path.stem in PARTS and path.suffix.lower() in TABLES:
             if path.stem in found:
                 raise InputError(

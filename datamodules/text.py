@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +18,7 @@ from pl_privknn.datamodules.datasets import ImageStore, TensorImages, digest_of,
 from pl_privknn.datamodules.schema import looks_numeric
 from pl_privknn.datamodules.tables import LabeledTables
 from pl_privknn.features.text import TextExtractor, WordLlamaFeatures
+from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.redaction import redacted
 
 _SHOWN = 400  # characters of a public text on a report
@@ -60,7 +63,9 @@ class TextDataModule(LabeledTables):
         id: the column of lasting names of private records, each different: ``private_ids``.
         classes: names of the classes, in the order of their numbers. By default those in the test and public parts,
             sorted.
-        features: a :class:`~pl_privknn.features.text.TextExtractor`, or a function from one text to its vector.
+        features: a :class:`~pl_privknn.features.text.TextExtractor`, or a function from one text to its vector. One
+            of others is copied for each text, so that it keeps nothing of it for the next one, and that it computes a
+            vector from one text alone is a condition of the guarantee.
             None: :class:`~pl_privknn.features.text.WordLlamaFeatures`.
         longest: characters that a text may have; longer ones are refused.
         encoding: of text files, such as ``"latin-1"`` or ``"cp1252"``. None: UTF-8, or UTF-16 where a file begins so.
@@ -127,6 +132,9 @@ class TextDataModule(LabeledTables):
                     "takes all columns of the table, or name a column of texts"
                 )
             self._embed = WordLlamaFeatures() if features is None else features
+            if not self._embeds_apart:
+                name = getattr(features, "__name__", type(features).__name__)
+                self.conditions = (f"{name} computes a vector from one text alone",)
             width = self._embedded(["text"]).shape[1]
         names = self._name_classes(classes)
         super().__init__(
@@ -174,15 +182,28 @@ class TextDataModule(LabeledTables):
         return torch.cat(rows), torch.tensor(empty, dtype=torch.bool), digests
 
     def _embedded(self, texts: list[str]) -> Tensor:
-        """Vectors of texts; a user's function gets one text at a time, so that none can depend on another."""
-        if isinstance(self._embed, TextExtractor):
+        """Vectors of texts; a user's function gets one text at a time, each time as a fresh copy of itself."""
+        if self._embeds_apart:
             return self._embed(texts)
-        vectors = [torch.as_tensor(np.asarray(self._embed(text)), dtype=torch.float32) for text in texts]
+        vectors = [self._vector(text) for text in texts]
         if len({vector.shape for vector in vectors}) != 1 or vectors[0].ndim != 1:
             raise InputError(
                 "features: expected a function that gives one vector, of the same length, for each text"
             )
         return torch.stack(vectors)
+
+    @property
+    def _embeds_apart(self) -> bool:
+        """Whether the extractor is of this package, and so computes each vector from its own text."""
+        return isinstance(self._embed, TextExtractor) and is_ours(self._embed)
+
+    def _vector(self, text: str) -> Tensor:
+        """Vector of a text by a function of others, or by a text extractor of others."""
+        function = self._embed
+        with contextlib.suppress(Exception):  # locks, sessions and open files can't be copied
+            function = copy.deepcopy(function)
+        found = function([text])[0] if isinstance(function, TextExtractor) else function(text)
+        return torch.as_tensor(np.asarray(found), dtype=torch.float32)
 
 
 class _VectorsOfTexts(TensorImages):

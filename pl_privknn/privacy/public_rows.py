@@ -454,7 +454,7 @@ def _on_simplex(values: NDArray[Any]) -> NDArray[Any]:
 def _between_powers(counts: NDArray[Any], sigma: float) -> Bounds:
     """Bounds that hold all cells with something in them and their neighbours; the fullest cell where none has."""
     held = np.nonzero(counts[:-1] > _SEEN * sigma)[0]
-    held = held if len(held) else counts[:-1].argmax(keepdims=True)
+    held = held if len(held) else np.array([counts[:-1].argmax()])
     edges = 2.0 ** (np.arange(_POWERS + 1) + _LEAST_POWER)
     edges = np.concatenate([-edges[::-1], edges])
     return float(edges[max(held[0] - 1, 0)]), float(edges[min(held[-1] + 2, len(edges) - 1)])

@@ -7,7 +7,7 @@ that can be seen of tables of tensors and of this package's data sets, and is an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ def leaves_of(dataset: Any, rows: Tensor | None = None) -> Iterator[tuple[Any, T
     """Underlying data sets of a data set, and the rows that it reads.
 
     Args:
-        dataset: map-style; ``Subset`` and ``ConcatDataset`` are looked into.
+        dataset: map-style; ``Subset``, ``ConcatDataset`` and views of ``datasets.Dataset`` are looked into.
         rows: of ``dataset``, int64 ``(n,)``; all if None.
 
     Yields:
@@ -46,8 +46,42 @@ def leaves_of(dataset: Any, rows: Tensor | None = None) -> Iterator[tuple[Any, T
         for part, end in zip(dataset.datasets, dataset.cumulative_sizes, strict=True):
             yield from leaves_of(part, rows[(rows >= start) & (rows < end)] - start)
             start = end
+    elif _is_arrow(dataset):
+        yield from _arrow_rows(dataset, rows)
     else:
         yield dataset, rows
+
+
+def _is_arrow(dataset: Any) -> bool:
+    """Whether this is a ``datasets.Dataset``: a table of Arrow with indices, or None, of the rows that are read."""
+    return hasattr(dataset, "_indices") and hasattr(dataset, "data")
+
+
+def _arrow_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    """Buffers of Arrow that a view of a ``datasets.Dataset`` reads, and their rows; slices share a buffer."""
+    table = getattr(dataset.data, "table", dataset.data)
+    if dataset._indices is not None:
+        chosen = getattr(dataset._indices, "table", dataset._indices).column(0).to_numpy()
+        rows = torch.from_numpy(np.array(chosen, dtype=np.int64))[rows]
+    if not table.num_columns:
+        yield dataset, rows
+        return
+    start = 0
+    for chunk in table.column(0).chunks:
+        address = next((buffer.address for buffer in reversed(chunk.buffers()) if buffer is not None), 0)
+        own = rows[(rows >= start) & (rows < start + len(chunk))]
+        yield _BUFFERS.setdefault(address, _Buffer(address)), own - start + chunk.offset
+        start += len(chunk)
+
+
+class _Buffer(NamedTuple):
+    """Memory that rows are read from."""
+
+    address: int
+
+
+#: One object for each buffer, since data sets are compared by identity.
+_BUFFERS: dict[int, _Buffer] = {}
 
 
 def _objects_of(dataset: Any) -> list[int]:
@@ -74,7 +108,7 @@ def has_repeated_rows(dataset: Any) -> bool:
         >>> has_repeated_rows([*[rare] * 20, other]), has_repeated_rows([rare, other])
         (True, False)
     """
-    if not isinstance(dataset, Subset | ConcatDataset | list | tuple):
+    if not isinstance(dataset, Subset | ConcatDataset | list | tuple) and not _is_arrow(dataset):
         return False
     objects = _objects_of(dataset)
     if len(set(objects)) < len(objects):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+import scipy.sparse
 import torch
 
 from pl_privknn.config import build, read_document
@@ -362,3 +363,29 @@ def test_what_was_read_of_a_mapped_file_does_not_stay_in_memory(tmp_path):
     assert sum(resident) < 100  # kB, of 16,000
     again = pickle.loads(pickle.dumps(data.private.store))
     assert torch.equal(again.read(torch.tensor([39_999])).flatten(), torch.from_numpy(table[-1]))
+
+
+def test_hidden_copies_in_a_folder_are_no_records(tmp_path):
+    for name, count in (("a.npy", 3), (".~0.npy", 5), ("~$b.npy", 7), ("b.npy", 2)):
+        np.save(tmp_path / name, np.ones((count, 4), np.float32))
+    assert len(rows_of("private_embeddings", tmp_path)[0]) == 5
+
+
+def test_masked_numbers_are_not_known():
+    rows = np.ma.masked_equal(np.array([[1.0, 2.0], [3.0, 9.0]], np.float32), 9.0)
+    labels = np.ma.masked_equal(np.array([0, 1, 7]), 7)
+    _, finite = rows_of("public_embeddings", rows)
+    assert finite.tolist() == [True, False]
+    assert array_files.labels_of("public_truth", labels).tolist() == [0, 1, -1]
+
+
+def test_sparse_matrices_are_refused_with_what_to_do():
+    for sparse in (
+        scipy.sparse.csr_matrix(np.eye(3)),
+        torch.eye(3).to_sparse(),
+        torch.eye(3).to_sparse_csr(),
+    ):
+        with pytest.raises(
+            ValueError, match=r"private_embeddings: a sparse .*; make it dense by .toarray\(\)"
+        ):
+            EmbeddingsDataModule(sparse, [0, 1, 0], public="none")

@@ -13,6 +13,7 @@ import torch
 
 from pl_privknn.datamodules import TextDataModule
 from pl_privknn.datamodules.columns import Columns
+from pl_privknn.features.text import TextExtractor
 from pl_privknn.privacy.redaction import RedactedError
 
 SECRET = "Karoline"
@@ -143,6 +144,38 @@ def test_a_function_sees_one_text_at_a_time(tmp_path):
     data.setup("fit")
     assert all(isinstance(text, str) for text in seen)
     assert set(rows("private")["text"]) <= set(seen)
+
+
+class Vocabulary:
+    """Counts of the words that it has seen, in the order in which they came."""
+
+    def __init__(self):
+        self.known = {}
+
+    def __call__(self, text):
+        found = np.zeros(50)
+        for word in text.split():
+            found[self.known.setdefault(word, len(self.known))] += 1
+        return found
+
+
+class OfOthers(TextExtractor):
+    """Text extractor of others, which may look at a whole batch."""
+
+    def __call__(self, texts):
+        return torch.stack([torch.as_tensor(vector(text) + len(texts)) for text in texts])
+
+
+def test_extractors_of_others_keep_nothing_of_a_text_for_the_next(tmp_path):
+    for features in (Vocabulary(), OfOthers()):
+        found = []
+        for more in ("", "quite other words before "):
+            texts = [more + rows("private")["text"][0], *rows("private")["text"][1:]]
+            data = module(folder(tmp_path / f"{len(more)}", private={"text": texts}), features=features)
+            data.setup("fit")
+            found.append(data.private.images()[1:])
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+        assert f"{type(features).__name__} computes a vector from one text alone" in data.conditions
 
 
 def test_long_texts_are_read_up_to_the_limit(tmp_path):

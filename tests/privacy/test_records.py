@@ -2,6 +2,7 @@
 
 import json
 
+import pyarrow as pa
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -16,12 +17,13 @@ from torch.utils.data import (
 )
 
 from pl_privknn import PrivateLabeler
-from pl_privknn.datamodules import ArraysDataModule
+from pl_privknn.datamodules import ArraysDataModule, DatasetsDataModule
 from pl_privknn.datamodules.datasets import ChosenImages, LabeledImages
 from pl_privknn.features import Pixels
 from pl_privknn.labelers import PrivateKNN
 from pl_privknn.labelers.base import stated_plan
 from pl_privknn.privacy.noise import default_noise
+from pl_privknn.privacy.records import has_repeated_rows
 from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 from tests.testing.broken_labelers import Honest
 from tests.training.noisy_sgd_setup import PRIVATE, make_data
@@ -184,3 +186,43 @@ def test_labels_have_the_same_condition(kind, level, tmp_path):
 def test_a_labeler_of_others_is_a_condition():
     noted = [charge.guarantee.reason for charge in stated_plan(Honest(), 4, 4, 3)]
     assert noted == ["Honest moves by no more than it charges"]
+
+
+class HuggingFace:
+    """As ``datasets.Dataset``, which is not installed: an Arrow table and, of a selection, its indices."""
+
+    def __init__(self, table, indices=None):
+        self.data, self._indices = table, None if indices is None else pa.table({"indices": indices})
+
+    def __len__(self):
+        return len(self.data) if self._indices is None else len(self._indices)
+
+    def __getitem__(self, row):
+        place = row if self._indices is None else self._indices["indices"][row].as_py()
+        return {
+            name: column[place].as_py()
+            for name, column in zip(self.data.column_names, self.data, strict=True)
+        }
+
+    def select(self, rows):
+        return HuggingFace(self.data, list(rows))
+
+
+def test_selections_of_arrow_tables_that_overlap_are_seen():
+    table = pa.table({"x": [[0.1] * 4, [0.2] * 4, [0.3] * 4, [0.4] * 4], "y": [0, 1, 0, 1]})
+    whole = HuggingFace(table)
+    assert not has_repeated_rows(whole)
+    assert has_repeated_rows(whole.select([0, 1, 1]))
+    assert has_repeated_rows(ConcatDataset([whole.select([0, 1]), Subset(whole, [1, 2])]))
+    assert has_repeated_rows(ConcatDataset([HuggingFace(table.slice(0, 2)), HuggingFace(table.slice(1, 2))]))
+    assert not has_repeated_rows(ConcatDataset([HuggingFace(table.slice(0, 2)), whole.select([2, 3])]))
+    parts = {
+        "public": whole.select([2]),
+        "num_classes": 2,
+        "image_shape": (4, 1, 1),
+        "image": "x",
+        "label": "y",
+    }
+    with pytest.raises(ValueError, match="public: shares records with the private set"):
+        DatasetsDataModule(whole.select([1, 2]), **parts)
+    DatasetsDataModule(whole.select([0, 1]), **parts)
