@@ -46,9 +46,10 @@ def test_the_average_serves_evaluation_and_the_network_training(digits, tmp_path
     images = digits[0][:40]
     module.eval()
     with torch.no_grad():
-        assert torch.equal(module(images), module.ema.network(images))
-        assert torch.equal(module.features(images), module.ema.network.features(images))
-        assert not torch.equal(module(images), module.network(images))
+        given = module.normalize(images)
+        assert torch.equal(module(images), module.ema.network(given))
+        assert torch.equal(module.features(images), module.ema.network.features(given))
+        assert not torch.equal(module(images), module.network(given))
     assert module.train().evaluation_network is module.network
 
 
