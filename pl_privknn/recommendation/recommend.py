@@ -145,9 +145,13 @@ class Recommendation:
             f"{counted(count, 'example')} of {example + features} bytes ({features} for features)."
         )
 
-    def build(self) -> tuple[SupervisedStudent, PrivateLabeler]:
-        """Student and labeling callback, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``."""
-        data, parts = self.data, self._parts()
+    def build(self, data: PrivatePublicDataModule | None = None) -> tuple[SupervisedStudent, PrivateLabeler]:
+        """Student and labeling callback, for ``Trainer(max_epochs=…, callbacks=[labeler]).fit(student, data)``.
+
+        Args:
+            data: the data module to train on; the inspected one by default.
+        """
+        data, parts = self.data if data is None else data, self._parts()
         channels, height, width = data.image_shape
         student = SupervisedStudent(
             **parts.student,
