@@ -485,10 +485,10 @@ class ReleasedHead(nn.Module):
 
 
 @torch.no_grad()
-def hits_alone(
+def outcomes_alone(
     head: ReleasedHead | None, student: pl.LightningModule | None, held: LabeledImages, outputs: Outputs
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """**Private.** Whether the mean of the given models predicts each held-out record right, each by itself.
+    """**Private.** What the mean of the given models predicts for each held-out record, each by itself.
 
     Args:
         head: the model of a teacher's releases, or None.
@@ -497,7 +497,8 @@ def hits_alone(
         outputs: reads the student's outputs; see :meth:`Outputs.hits`.
 
     Returns:
-        Bool ``(n,)``, and the conditions on which it rests that each is predicted from that record alone.
+        What :func:`~pl_privknn.privacy.holdout.counts_of` takes, and the conditions on which it rests that each is
+        predicted from that record alone.
     """
     records, parts = PrivateRecords(held, nn.Identity()), list[Tensor]()
     conditions: tuple[str, ...] = ()
@@ -509,7 +510,10 @@ def hits_alone(
             found, more = records.map(student)
         parts.append(outputs.probabilities(found))
         conditions += more
-    return outputs.hits(torch.stack(parts).mean(dim=0), held.labels), conditions
+    mean = torch.stack(parts).mean(dim=0)
+    if held.labels.ndim == 2:
+        return outputs.hits(mean, held.labels), conditions
+    return torch.stack([held.labels, mean.argmax(dim=1)], dim=1), conditions
 
 
 def save_head(

@@ -38,9 +38,9 @@ from pl_privknn.callbacks.labeling_round import (
     LabelingRound,
     ReleasedHead,
     check_stated,
-    hits_alone,
     labels_in_use,
     load_head,
+    outcomes_alone,
     public_extractor,
     remark_of,
     same_buffers,
@@ -62,7 +62,7 @@ from pl_privknn.labelers.base import (
 )
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.files import resumed_folder, trainers_folder
-from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
+from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_figures
 from pl_privknn.privacy.mechanisms.base import (
     READS_ALONE,
     Guarantee,
@@ -117,7 +117,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             cluster takes its answer, or noisy counts are smoothed over neighbouring clusters), or another subclass
             of :class:`~pl_privknn.callbacks.Selector`.
         evaluate: hold out a share of the private records, or persons, of which the teacher learns nothing, and
-            release the accuracy of the released model on them when the training ends, at the ε of the labels.
+            release the confusion matrix of the released model on them when the training ends, at the labels' ε.
         released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
@@ -173,7 +173,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
                 "evaluate: the hold-out is charged in parallel with one run; leave options.ledger_path out, or "
                 "evaluate=None"
             )
-        #: Accuracy on the hold-out, its deviation and its ε, once released.
+        #: Figures of the hold-out, their errors and their ε, once released.
         self.accuracy: dict[str, Any] = {}
         self._held: tuple[LabeledImages, Tensor | None] | None = None
         self._undo: list[Callable[[], None]] = []
@@ -352,20 +352,21 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             check_evaluated("val_dataloader", trainer.val_dataloaders, self._private())
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Release the accuracy on the hold-out, once all rounds are done."""
+        """Release the figures of the hold-out, once all rounds are done."""
         if self._held is None or (run := self._led) is None or self._rounds_applied < self.rounds:
             return
         assert self.labeler is not None
         head = self.load_head(self._place) if self.released != "student" else None
         student = None if self.released == "head" else pl_module
-        outputs = TASKS[data_module(trainer).task]
-        hits, conditions = redacted(hits_alone, head, student, self._held[0], outputs)
+        data = data_module(trainer)
+        outcomes, conditions = redacted(outcomes_alone, head, student, self._held[0], TASKS[data.task])
         self.accuracy = redacted(
-            release_accuracy,
+            release_figures,
             self._place,
             run.run_id,
-            hits,
+            outcomes,
             self._held[1],
+            classes=data.class_names if data.task == "multiclass" else None,
             budget=dataclasses.replace(self.budget, epsilon=self.report().epsilon),
             noise=self.labeler.noise_source,
             conditions=tuple(dict.fromkeys((*self._stated, *conditions))),

@@ -18,6 +18,7 @@ from pl_privknn import __version__
 from pl_privknn._checks import at_most, printable
 from pl_privknn.privacy.accounting.tradeoff import RATES
 from pl_privknn.privacy.files import file_digest, write_durably, write_json
+from pl_privknn.privacy.holdout import MOST_ERROR
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.run import RUN_FILE, is_labelling
 from pl_privknn.privacy.verify import (
@@ -263,8 +264,17 @@ def card_facts(path: str | Path, exact: bool = True) -> tuple[dict[str, Any], di
 
 
 def holdout_text(summary: Mapping[str, Any]) -> str:
-    """Accuracy on held-out private records with its standard deviation."""
-    return f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"
+    """Accuracy on held-out private records with its standard error, and the other figures of classes."""
+    if summary.get("holdout_needed") is not None:
+        return f"too few held-out records to say: about {summary['holdout_needed']} give ± 0.1"
+    parts = [f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"]
+    if summary.get("holdout_baseline") is not None:
+        parts.append(f"largest class {summary['holdout_baseline']:.3f}")
+        balanced, error = summary["holdout_balanced_accuracy"], summary["holdout_balanced_deviation"]
+        parts.append(
+            "balanced: " + (f"{balanced:.3f} ± {error:.3f}" if error <= MOST_ERROR else "too few records")
+        )
+    return f"{parts[0]} ({', '.join(parts[1:])})" if parts[1:] else parts[0]
 
 
 def _title(summary: dict[str, Any]) -> str:

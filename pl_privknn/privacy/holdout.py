@@ -1,8 +1,8 @@
-"""Accuracy on held-out private records, released at the ε of the training by parallel composition.
+"""Figures by class on held-out private records, released at the ε of the training by parallel composition.
 
 A secret coin decides for each record, or each person, whether it is trained on or held out. A record is in one part
 alone, so that two releases of which each costs ε, one of the training part and one of the hold-out, cost every record
-ε (parallel composition). The hold-out's release is noisy counts of hits and of records, in a separate ledger.
+ε (parallel composition). The hold-out's release is its noisy confusion matrix with margins, in a separate ledger.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from pl_privknn.privacy.records import persons_of
 #: Files of a run's folder.
 RESULT = "holdout.json"
 _FILE, _KEY_BYTES = "holdout.private", 32
-#: A record adds one to the number of records and at most one to the hits.
-_L2 = math.sqrt(2.0)
+#: Error above which a share says nothing, and the one that a recommended number of records gives.
+MOST_ERROR, _GOOD_ERROR = 0.25, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class PaidEvaluation:
-    """Hold-out of a share of the private records, whose noisy accuracy is released at the ε of the training.
+    """Hold-out of a share of the private records, whose noisy confusion matrix is released at their ε.
 
     Attributes:
         share: of records, or of persons, that are held out, in (0, 1); a public constant.
@@ -126,70 +126,178 @@ def held_out(
     return torch.tensor([held(number) for number in different.tolist()], dtype=torch.bool)[places]
 
 
-def release_accuracy(
-    run_dir: Path,
-    run_id: str,
-    hits: Tensor,
-    owners: Tensor | None,
-    *,
-    budget: Budget,
-    noise: NoiseSource,
-    conditions: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Release the accuracy on the hold-out, once per run: a second call returns what the first one released.
+def counts_of(outcomes: Tensor, num_classes: int | None, owners: Tensor | None = None) -> Tensor:
+    """**Private.** Counts of the hold-out: of right and wrong, by class, and the confusion matrix.
+
+    Three levels: (right, wrong); (right, wrong) of each class; the confusion matrix, row by row. A sum of its noisy
+    cells would have more noise than a separate count: over all cells of c classes, c times the noise of one. With two
+    classes the second level is the matrix, and the only one; attributes have the first one alone.
+
+    A record is in at most one cell of each level, with weight 1; attributes share it between right and wrong. A
+    person's records share a weight of 1 among their cells. The counts of a record or person are therefore, on each
+    level, a point of the simplex, or 0: it is no longer than 1, and two of them are at most √2 apart. On L levels the
+    L2 sensitivity is √L under ``add_remove`` and √(2L) under ``replace_one`` (a replaced record keeps its part), for
+    records and persons alike: see :func:`sensitivity`.
 
     Args:
-        run_dir: the run's folder.
-        run_id: the run.
-        hits: whether each held-out record is predicted right, bool ``(n,)``, or the share of its attributes that
-            are, float in 0 … 1. **Private**.
-        owners: person of each, where the unit is a person: a person's hits are averaged.
-        budget: of the training, ε included: the release costs as much.
-        noise: source of the noise.
-        conditions: under which a record moves its own hit alone.
+        outcomes: int64 ``(n, 2)``, class and predicted class of each record, -1 where there is none (a record without
+            a class is not counted, one without a prediction is wrong); of attributes the share of right ones, float
+            ``(n,)``.
+        num_classes: c; None for attributes.
+        owners: person of each record, int64 ``(n,)``, where the unit is a person.
 
     Returns:
-        ``holdout_accuracy``, its standard deviation by the noise, and the ε that it cost.
-
-    Raises:
-        BudgetExceeded: if the release was paid for and its result is lost.
+        int64 for records, float64 for persons and attributes, of length 2, 4 or 2 + 2c + c².
     """
-    path = run_dir / RESULT
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    values = hits.double() if hits.is_floating_point() else hits.long()
-    assert budget.epsilon is not None
-    counts = torch.stack([values.sum(), torch.tensor(len(values), dtype=values.dtype)])
+    weights = torch.ones(len(outcomes), dtype=torch.int64)
     if owners is not None:
-        places, persons = persons_of(owners)
-        sums, sizes = (torch.zeros(len(persons), dtype=torch.float64) for _ in range(2))
-        sums.index_add_(0, places, values.double())
-        sizes.index_add_(0, places, torch.ones(len(values), dtype=torch.float64))
-        counts = torch.stack([(sums / sizes.clamp(min=1)).sum(), torch.tensor(float(len(persons)))])
+        places, _ = persons_of(owners)
+        weights = 1 / places.bincount()[places].double()
+    if num_classes is None:
+        return torch.stack([(weights * share).sum() for share in (outcomes.double(), 1 - outcomes.double())])
+    truth, predicted = outcomes.unbind(dim=1)
+    known = (truth >= 0) & (truth < num_classes)
+    wrong = (truth != predicted).long()
+    in_matrix = known & (predicted >= 0) & (predicted < num_classes)
+    levels = [(2 * truth + wrong, known, 2 * num_classes)]
+    if num_classes > 2:
+        matrix = num_classes * truth + predicted, in_matrix, num_classes**2
+        levels = [(wrong, known, 2), *levels, matrix]
+    counts = [torch.zeros(size, dtype=weights.dtype) for _, _, size in levels]
+    return torch.cat(
+        [
+            count.index_add_(0, cells[rows], weights[rows])
+            for count, (cells, rows, _) in zip(counts, levels, strict=True)
+        ]
+    )
+
+
+def sensitivity(num_classes: int | None, adjacency: str) -> float:
+    """L2 sensitivity of :func:`counts_of`: √L for L levels, √(2L) under ``replace_one``."""
+    levels = 1 if num_classes is None or num_classes == 2 else 3
+    return math.sqrt(levels * (2 if adjacency == "replace_one" else 1))
+
+
+def calibrated(num_classes: int | None, budget: Budget) -> Gaussian:
+    """The noise of a hold-out's counts at the budget's ε."""
+    size = sensitivity(num_classes, budget.adjacency)
+    assert budget.epsilon is not None
     sigma = calibrate(
-        lambda sigma: [Charge(Gaussian(sigma, _L2))],
+        lambda sigma: [Charge(Gaussian(sigma, size))],
         Parameter("sigma", start=4.0, low=1e-2, high=1e7, rising=False),
         epsilon=budget.epsilon,
         delta=budget.delta,
         exact=False,
     ).value
-    mechanism = Gaussian(sigma, _L2, 1.0)
-    guarantee = noise_guarantee(noise)
-    guarantee = guarantee & Guarantee("conditional", conditions) if conditions else guarantee
-    ledger = Ledger(run_dir / HOLDOUT_LEDGER, budget)
-    with contextlib.closing(ledger):
-        run = ledger.run(
-            run_id, [Charge(mechanism).with_guarantee(guarantee)], {"release": "accuracy of the hold-out"}
-        )
-        row = run.charge(mechanism, 1, noise=noise, adjacencies=(budget.adjacency,), unit=budget.unit)
-        right, size = mechanism.add_noise(counts, noise.stream("holdout", row)).tolist()
-        size = max(size, 1.0)
-        accuracy = min(max(right / size, 0.0), 1.0)
-        result = {
-            "holdout_accuracy": round(accuracy, 4),
-            "holdout_deviation": round(sigma * math.sqrt(1 + accuracy**2) / size, 4),
-            "holdout_epsilon": ledger.report().epsilon,
-        }
-    write_durably(path, json.dumps(result, indent=2) + "\n")
-    return result
+    return Gaussian(sigma, size, 1.0)
+
+
+def _share(right: float, wrong: float, sigma: float) -> tuple[float, float]:
+    """Share of right ones among noisy counts, and its standard error, of the noise and of the sample."""
+    count = max(right + wrong, 1.0)
+    share = min(max(right / count, 0.0), 1.0)
+    spread = (share * count + 1) / (count + 2)  # never 0 for a sample
+    noise = sigma**2 * ((1 - share) ** 2 + share**2) / count**2
+    return share, math.sqrt(noise + spread * (1 - spread) / count)
+
+
+def records_for(num_classes: int, sigma: float, error: float = _GOOD_ERROR) -> int:
+    """Held-out records, or persons, from which the standard error of the accuracy is at most ``error``."""
+    noise = sigma**2 * (2 if num_classes == 2 else 1)
+    return math.ceil((0.25 + math.sqrt(0.0625 + 4 * error**2 * noise)) / (2 * error**2))
+
+
+def figures_of(noisy: Tensor, sigma: float, classes: Sequence[str] | None) -> dict[str, Any]:
+    """Accuracy, balanced accuracy, recall and baseline, by post-processing.
+
+    Args:
+        noisy: :func:`counts_of` with noise of standard deviation ``sigma``.
+        sigma: see there.
+        classes: names of the classes; None for attributes.
+
+    Returns:
+        ``holdout_accuracy`` and ``holdout_deviation``, its standard error; above an error of ± 0.25
+        ``holdout_needed``, the number of held-out records or persons for ± 0.1. Of classes also
+        ``holdout_balanced_accuracy``, ``holdout_recall`` by name, their errors (``…_deviation``),
+        ``holdout_baseline``, the share of the largest class, and ``holdout_confusion``, a row for each class.
+    """
+    values, size = noisy.double(), 0 if classes is None else len(classes)
+    if size == 2:
+        by_class = values.view(2, 2)
+        (right, wrong), error_of_one = by_class.sum(dim=0).tolist(), sigma * math.sqrt(2)
+        matrix = torch.stack([by_class[0], by_class[1].flip(0)])
+    else:
+        (right, wrong), error_of_one = values[:2].tolist(), sigma
+        by_class, matrix = values[2 : 2 + 2 * size].view(size, 2), values[2 + 2 * size :].view(size, size)
+    accuracy, error = _share(right, wrong, error_of_one)
+    found: dict[str, Any] = {"holdout_accuracy": round(accuracy, 4), "holdout_deviation": round(error, 4)}
+    if error > MOST_ERROR:
+        found["holdout_needed"] = records_for(size, sigma)
+    if classes is None:
+        return found
+    recalls = [_share(right, wrong, sigma) for right, wrong in by_class.tolist()]
+    largest = float(by_class.sum(dim=1).max()) / max(right + wrong, 1.0)
+    return found | {
+        "holdout_baseline": round(min(max(largest, 0.0), 1.0), 4),
+        "holdout_balanced_accuracy": round(sum(share for share, _ in recalls) / size, 4),
+        "holdout_balanced_deviation": round(math.hypot(*(error for _, error in recalls)) / size, 4),
+        "holdout_recall": {name: round(share, 4) for name, (share, _) in zip(classes, recalls, strict=True)},
+        "holdout_recall_deviation": {
+            name: round(error, 4) for name, (_, error) in zip(classes, recalls, strict=True)
+        },
+        "holdout_confusion": [[round(cell, 1) for cell in row] for row in matrix.tolist()],
+    }
+
+
+def release_figures(
+    run_dir: Path,
+    run_id: str,
+    outcomes: Tensor,
+    owners: Tensor | None,
+    *,
+    classes: Sequence[str] | None,
+    budget: Budget,
+    noise: NoiseSource,
+    conditions: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Release the figures of the hold-out, once per run: a second call returns what the first one released.
+
+    Args:
+        run_dir: the run's folder.
+        run_id: the run.
+        outcomes: see :func:`counts_of`. **Private**.
+        owners: person of each, where the unit is a person, whose records are averaged.
+        classes: names of the classes, public; None for attributes.
+        budget: of the training, ε included: the release costs as much.
+        noise: source of the noise.
+        conditions: under which a record moves its own outcome alone.
+
+    Returns:
+        :func:`figures_of`, and ``holdout_epsilon``, the ε that they cost. The confusion matrix is in the file alone.
+
+    Raises:
+        BudgetExceeded: if the release was paid for and its result is lost.
+    """
+    path = run_dir / RESULT
+    if not path.exists():
+        size = None if classes is None else len(classes)
+        counts, mechanism = counts_of(outcomes, size, owners), calibrated(size, budget)
+        guarantee = noise_guarantee(noise)
+        guarantee = guarantee & Guarantee("conditional", conditions) if conditions else guarantee
+        ledger = Ledger(run_dir / HOLDOUT_LEDGER, budget)
+        with contextlib.closing(ledger):
+            run = ledger.run(
+                run_id,
+                [Charge(mechanism).with_guarantee(guarantee)],
+                {"release": "confusion matrix of the hold-out"},
+            )
+            row = run.charge(mechanism, 1, noise=noise, adjacencies=(budget.adjacency,), unit=budget.unit)
+            noisy = mechanism.add_noise(counts, noise.stream("holdout", row))
+            result = {
+                **figures_of(noisy, mechanism.sigma, classes),
+                "holdout_epsilon": ledger.report().epsilon,
+            }
+        write_durably(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found.pop("holdout_confusion", None)
+    return found

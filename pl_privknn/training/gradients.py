@@ -185,6 +185,8 @@ class RecordGradients:
         self.traced: TracedStep | None = None
         self.seconds = 0.0
         self._predicts_by_copies = False
+        #: Outputs of a prediction, of which each is a class.
+        self.num_outputs = 2
         self._take_parameters()
         self._graphs, self._copies = GraphWay(self._step, self.device), CopyWay(self._step)
         #: How records go through the step.
@@ -263,7 +265,10 @@ class RecordGradients:
             ValueError: for a module or data whose predictions can't be judged.
         """
         name = type(self.module).__name__
-        for batch in self.data.made_up()[:1] if not self._predicts_apart else ():
+        if self._predicts_apart:
+            self.num_outputs = self.module.num_classes
+            return
+        for batch in self.data.made_up()[:1]:
             with self.randomness():
                 try:
                     outputs, _ = self._step.predicted(batch)
@@ -277,6 +282,7 @@ class RecordGradients:
                         f"evaluate: {name} has one output, and accuracy is of classes; let forward(x) return a logit "
                         "for each class, or evaluate=None"
                     )
+                self.num_outputs = outputs.numel()
                 try:
                     traced, _ = self._predicted(batch, {})
                     same = _close([traced], [outputs])
@@ -305,23 +311,24 @@ class RecordGradients:
         outputs: tuple[Tensor, Tensor] = graphs[key].graph(graphs[key].trained, graphs[key].other, tensors)
         return outputs
 
-    def hits(self) -> tuple[Tensor, Tensor]:
-        """**Private.** Indices of the held-out records, and whether each is predicted correctly.
+    def outcomes(self) -> tuple[Tensor, Tensor]:
+        """**Private.** Indices of the held-out records, and class and predicted class of each, int64 ``(n, 2)``.
 
-        A record whose prediction fails is wrong.
+        A prediction that fails is -1.
         """
         was_training, graphs = self.module.training, dict[Any, TracedStep]()
-        found: list[tuple[int, bool]] = []
+        found: list[tuple[int, int, int]] = []
         with self.randomness():
             for row, batch in self.data.held_batches():
-                found.append((row, False))
+                found.append((row, -1, -1))
                 with _silently():
+                    found[-1] = row, int(batch[1]), -1
                     outputs, label = self._predicted(batch, graphs)
-                    known = not bool(outputs.isnan().any())
-                    found[-1] = row, known and int(outputs.argmax()) == int(label)
+                    known = not bool(outputs.isnan().any()) and outputs.numel() == self.num_outputs
+                    found[-1] = row, int(label), int(outputs.argmax()) if known else -1
         self.module.train(was_training)
-        rows, hits = (torch.tensor([one[place] for one in found], dtype=torch.int64) for place in (0, 1))
-        return rows, hits.bool()
+        every = torch.tensor(found, dtype=torch.int64).view(-1, 3)
+        return every[:, 0], every[:, 1:]
 
     def made_up_sum(self, count: int) -> Tensor:
         """Sum of gradients of the same number of made-up records, for a trial without private ones.

@@ -19,7 +19,7 @@ from pl_privknn.callbacks.run_summary import add_run_report
 from pl_privknn.config import HasInitArguments, as_group
 from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
 from pl_privknn.privacy.budget import Budget
-from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
+from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_figures
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, STRUCTURE_IS_PUBLIC, Charge, Unit
 from pl_privknn.privacy.mechanisms.steps import noise_for_steps, steps_per_epoch, steps_within
 from pl_privknn.privacy.noise import default_noise
@@ -92,8 +92,8 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         noise_multiplier: deviation of the noise over ``max_grad_norm``; None where the budget alone decides. 0 trains
             without noise, as a baseline whose ε is infinite and whose guarantee is ``"none"``.
         replace_batch_norm: put group normalisation in the place of batch normalisation, which is refused otherwise.
-        evaluate: hold out a share of the records, or persons, and release the accuracy on them after the last step,
-            at the ε of the training. For batches ``(x, y)`` of one class each, and modules that return logits.
+        evaluate: hold out a share of the records, or persons, and release the confusion matrix on them at the end, at
+            the ε of the training. For batches ``(x, y)`` of one class each, and modules that return logits.
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
         options: rarely used settings.
@@ -103,7 +103,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         private: the records, during the fit; None in a ``fast_dev_run``.
         conditions: what the guarantee rests on.
         way: how records go through the module, once that is known.
-        accuracy: accuracy on the hold-out, its deviation and its ε, once released.
+        accuracy: figures of the hold-out, their errors and their ε, once released.
 
     Raises:
         ValueError: for arguments out of range.
@@ -382,18 +382,22 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
             pl_module.log(name, value, on_step=True, on_epoch=False, batch_size=1)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Release the accuracy on the hold-out, where the training is complete."""
+        """Release the figures of the hold-out, where the training is complete."""
         run, gradients = self.run, self._gradients
         if self.evaluate is None or not isinstance(run, TrainingRun) or run.steps.left or gradients is None:
             return
-        rows, hits = redacted(gradients.hits)
+        rows, outcomes = redacted(gradients.outcomes)
+        names = tuple(getattr(trainer.datamodule, "class_names", ()))
+        if len(names) != gradients.num_outputs:
+            names = tuple(map(str, range(gradients.num_outputs)))
         owners = trainer.datamodule.private_groups[rows] if self.unit == "person" else None
         self.accuracy = redacted(
-            release_accuracy,
+            release_figures,
             run.folder,
             run.run_id,
-            hits,
+            outcomes,
             owners,
+            classes=names,
             budget=dataclasses.replace(self.budget, epsilon=self.report().epsilon),
             noise=self.noise_source,
             conditions=self.conditions,

@@ -1,5 +1,6 @@
 """The accuracy on a hold-out of private records: who is held out, what it costs, and that it is the true one."""
 
+import itertools
 import json
 import math
 
@@ -10,7 +11,16 @@ from torch.utils.data import TensorDataset
 
 from pl_privknn import NoisySGD
 from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger, epsilon_for_delta
-from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_accuracy
+from pl_privknn.privacy.card import holdout_text
+from pl_privknn.privacy.holdout import (
+    PaidEvaluation,
+    counts_of,
+    figures_of,
+    held_out,
+    records_for,
+    release_figures,
+    sensitivity,
+)
 from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.privacy.verify import audit_run
 from pl_privknn.report import privacy_card, write_report
@@ -55,23 +65,135 @@ def test_coins_are_a_persons_lasting_and_of_the_stated_rate(tmp_path):
     assert held_out(None, tmp_path / "d", "run", numbers, False) is None
 
 
+def outcomes_of(count, num_classes, seed=0):
+    """Classes and predictions of records, some without one."""
+    drawn = torch.Generator().manual_seed(seed)
+    truth = torch.randint(0, num_classes, (count,), generator=drawn)
+    predicted = torch.where(
+        torch.rand(count, generator=drawn) < 0.7,
+        truth,
+        torch.randint(-1, num_classes, (count,), generator=drawn),
+    )
+    return torch.stack([truth, predicted], dim=1)
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("num_classes", [None, 2, 3])
+def test_no_neighbouring_hold_out_is_farther_than_the_sensitivity(num_classes, adjacency, unit):
+    # All neighbours: of three records, or persons of one or two, the last one has every outcome.
+    def all_of(count):
+        if num_classes is None:
+            return itertools.product([0.0, 0.25, 1.0], repeat=count)
+        cells = itertools.product(range(-1, num_classes), repeat=2)
+        return itertools.product(cells, repeat=count)
+
+    others, owners = list(all_of(2))[5], [0, 1]
+    sizes = [1, 2] if unit == "person" else [1]
+
+    def counted(last):
+        rows, people = [*others, *last], torch.tensor([*owners, *[2] * len(last)])
+        return counts_of(torch.tensor(rows), num_classes, people if unit == "person" else None).double()
+
+    last = [counted(one) for size in sizes for one in all_of(size)]
+    if adjacency == "add_remove":
+        moved = torch.stack([counts - counted(()) for counts in last]).norm(dim=1)
+    else:
+        moved = torch.cdist(torch.stack(last), torch.stack(last))
+    # No less noise would do, and no more is taken.
+    assert float(moved.max()) == pytest.approx(sensitivity(num_classes, adjacency), abs=1e-9)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_figures_without_noise_are_those_of_scikit_learn(num_classes):
+    from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix, recall_score
+
+    outcomes = outcomes_of(500, num_classes).clamp(min=0)
+    names = tuple("abcd"[:num_classes])
+    found = figures_of(counts_of(outcomes, num_classes), 0.0, names)
+    truth, predicted = outcomes.T.numpy()
+    assert found["holdout_accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-4)
+    assert found["holdout_balanced_accuracy"] == pytest.approx(
+        balanced_accuracy_score(truth, predicted), abs=1e-4
+    )
+    recalls = recall_score(truth, predicted, average=None)
+    assert list(found["holdout_recall"]) == list(names)
+    assert list(found["holdout_recall"].values()) == pytest.approx(recalls.tolist(), abs=1e-4)
+    assert found["holdout_confusion"] == confusion_matrix(truth, predicted).tolist()
+    assert found["holdout_baseline"] == pytest.approx(float(outcomes[:, 0].bincount().max()) / 500, abs=1e-4)
+
+
+def test_a_person_counts_once_and_a_record_without_a_prediction_is_wrong():
+    outcomes = torch.tensor([[0, 0], [0, 1], [0, 2], [2, -1], [-1, 0]])
+    counts = counts_of(outcomes, 3, torch.tensor([5, 5, 5, 9, 9]))
+    third = 1 / 3
+    top, by_class = [third, 2 * third + 0.5], [third, 2 * third, 0, 0, 0, 0.5]
+    torch.testing.assert_close(
+        counts, torch.tensor([*top, *by_class, third, third, third, *[0] * 6], dtype=torch.float64)
+    )
+    assert counts_of(outcomes, 3)[:2].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("num_classes", [None, 2, 5])
+def test_standard_errors_are_the_spread_of_the_released_figures(num_classes):
+    sigma, drawn, names = (
+        8.0,
+        torch.Generator().manual_seed(1),
+        None if num_classes is None else list("abcde"[:num_classes]),
+    )
+    figures = []
+    for seed in range(200):  # other samples and other noise
+        outcomes = outcomes_of(600, num_classes or 2, seed)
+        if num_classes is None:
+            outcomes = (outcomes[:, 0] == outcomes[:, 1]).double()
+        counts = counts_of(outcomes, num_classes).double()
+        figures.append(figures_of(counts + sigma * torch.randn(counts.shape, generator=drawn), sigma, names))
+    pairs = [("holdout_accuracy", "holdout_deviation")]
+    if names is not None:
+        pairs.append(("holdout_balanced_accuracy", "holdout_balanced_deviation"))
+    for name, error in pairs:
+        values, errors = (torch.tensor([one[key] for one in figures]).double() for key in (name, error))
+        assert float(errors.mean()) == pytest.approx(float(values.std()), rel=0.25)
+    if names is not None:
+        values, errors = (
+            torch.tensor([one[key]["b"] for one in figures]).double()
+            for key in ("holdout_recall", "holdout_recall_deviation")
+        )
+        assert float(errors.mean()) == pytest.approx(float(values.std()), rel=0.25)
+
+
+def test_too_few_records_are_told_with_the_number_that_would_do():
+    sigma, names = 15.0, ("a", "b", "c")
+    found = figures_of(counts_of(outcomes_of(20, 3), 3), sigma, names)
+    assert found["holdout_deviation"] > 0.25
+    assert (
+        holdout_text(found) == f"too few held-out records to say: about {found['holdout_needed']} give ± 0.1"
+    )
+    enough = figures_of(counts_of(outcomes_of(found["holdout_needed"], 3), 3), sigma, names)
+    assert enough["holdout_deviation"] <= 0.1
+    assert "holdout_needed" not in enough
+    assert records_for(3, sigma) < 1.1 * math.sqrt(15.0**2 / 0.01 + 0.25 / 0.01 * 150)
+    said = holdout_text(enough)
+    assert said.startswith(f"{enough['holdout_accuracy']:.3f} ± {enough['holdout_deviation']:.3f}")
+    assert f"largest class {enough['holdout_baseline']:.3f}" in said
+
+
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_a_release_costs_what_the_training_does_and_is_made_once(tmp_path, unit):
-    hits = torch.arange(1000) % 4 > 0
+    outcomes, names = outcomes_of(1000, 3), ("a", "b", "c")
     owners = torch.arange(1000) // 4 if unit == "person" else None
-    found = release_accuracy(
-        tmp_path, "run", hits, owners, budget=Budget(epsilon=1.0, unit=unit), noise=SeededNoise(0)
-    )
+    given = {"classes": names, "budget": Budget(epsilon=1.0, unit=unit)}
+    found = release_figures(tmp_path, "run", outcomes, owners, **given, noise=SeededNoise(0))
     ((charge),) = Ledger.open_readonly(tmp_path / "holdout.sqlite").report().charged
-    assert charge.mechanism.l2_sensitivity == math.sqrt(2)
-    assert 0.999 < epsilon_for_delta([Charge(Gaussian(charge.mechanism.sigma, math.sqrt(2)))], 1e-5) <= 1.0
+    assert charge.mechanism.l2_sensitivity == math.sqrt(3)
+    assert 0.999 < epsilon_for_delta([Charge(Gaussian(charge.mechanism.sigma, math.sqrt(3)))], 1e-5) <= 1.0
     assert 0.99 < found["holdout_epsilon"] <= 1.0
-    size = 250 if unit == "person" else 1000
-    assert abs(found["holdout_accuracy"] - 0.75) < 5 * charge.mechanism.sigma * 1.25 / size
-    assert found["holdout_deviation"] == pytest.approx(charge.mechanism.sigma * 1.25 / size, rel=0.4)
-    again = release_accuracy(
-        tmp_path, "run", ~hits, owners, budget=Budget(epsilon=1.0, unit=unit), noise=SeededNoise(1)
+    true = float((outcomes[:, 0] == outcomes[:, 1]).double().mean())
+    assert abs(found["holdout_accuracy"] - true) < 5 * charge.mechanism.sigma / (
+        250 if owners is not None else 1000
     )
+    assert len(json.loads((tmp_path / "holdout.json").read_text())["holdout_confusion"]) == 3
+    again = release_figures(tmp_path, "run", outcomes.flip(1), owners, **given, noise=SeededNoise(1))
     assert again == found
 
 
@@ -232,5 +354,5 @@ def test_a_network_of_others_meets_held_out_records_one_by_one_in_a_graph(tmp_pa
         batches = list(private.held_batches())
         batches[0][1][0].add_(change)
         private.held_batches = lambda batches=batches: iter(batches)
-        hits.append(RecordGradients(module, private, 1.0).hits()[1][1:])
+        hits.append(RecordGradients(module, private, 1.0).outcomes()[1][1:])
     assert torch.equal(*hits)
