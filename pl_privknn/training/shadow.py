@@ -152,7 +152,7 @@ class StepCopies:
         if self._datamodule is not None and not any(one is self._datamodule for one in self._hooks.values()):
             memo[id(self._datamodule)] = Absent("reads the data module, which holds records")
         owners = {id(one): one for one in (self.module, *self._hooks.values())}
-        parts = [found for owner in owners.values() for found in attributes_of(owner)]
+        parts = [found for owner in owners.values() for found in kept_values(owner)]
         for name, value in parts:
             _replace_held(memo, name, value, traced)
         if traced:
@@ -219,7 +219,7 @@ def is_flag(tensor: Tensor) -> bool:
     return tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def attributes_of(owner: Any) -> Iterator[tuple[str, Any]]:
+def kept_values(owner: Any) -> Iterator[tuple[str, Any]]:
     """Attributes of an object and, of a module, its layers, by the names of class and attribute."""
     for part in owner.modules() if isinstance(owner, nn.Module) else (owner,):
         for name, value in (*vars(part).items(), *getattr(part, "_modules", {}).items()):

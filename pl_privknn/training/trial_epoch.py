@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import InputError
 from pl_privknn.training.records import mapped
-from pl_privknn.training.shadow import attributes_of
+from pl_privknn.training.shadow import kept_values
 
 # Steps of an epoch, of which the second finds what the first one left, and batches of validation.
 _STEPS, _BATCHES = 2, 1
@@ -79,7 +79,7 @@ def _copy_of(trainer: Any, folder: str) -> Any:
         loop._data_source.instance for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop)
     ]
     owners = (module, *trainer.callbacks)
-    held = [value for owner in owners for _, value in attributes_of(owner)]
+    held = [value for owner in owners for _, value in kept_values(owner)]
     shared = [trainer.datamodule, *sources]
     for value in held:
         mapped(value, lambda _, leaf: shared.append(leaf) if isinstance(leaf, Dataset | DataLoader) else None)
