@@ -40,7 +40,7 @@ from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.files import write_durably, write_json
 from pl_privknn.privacy.public_rows import COLUMNS
 from pl_privknn.privacy.redaction import private_seconds
-from pl_privknn.privacy.verify import CONFIG
+from pl_privknn.privacy.verify import CONFIG, together, together_in_words
 from pl_privknn.students.losses import TASKS
 
 _ORIGIN = "# Written by a run that Python started."
@@ -243,6 +243,8 @@ class RunReport(pl.Callback):
             "data": getattr(data, "name", None) or type(data).__name__,
             "versions": _versions(trainer),
         }
+        with errors_as_warnings("ε of earlier runs on these records"):
+            self.summary |= together(self.run_dir)
         self._finish(trainer, "val")
         with errors_as_warnings("the log of the queries"):
             log_queries(trainer, self.run_dir)
@@ -393,6 +395,8 @@ class RunReport(pl.Callback):
                 rows.append(("queries answered", f"{summary['answered']} of {summary['queried']}"))
             else:
                 rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
+            if said := together_in_words(summary):
+                rows.append(("in all", said))
             if "remark" in summary:
                 rows.append(("finding", summary["remark"]))
         if summary.get("holdout_accuracy") is not None:

@@ -29,8 +29,8 @@ def add_epsilon(commands: Any) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="a ledger, a JSON or YAML list of records, a plan, or a configuration; several files over the same "
-        "private data are composed",
+        help="a ledger, a JSON or YAML list of records, a plan, a configuration, or a folder of runs; several over "
+        "the same private data are composed",
     )
     parser.add_argument("--delta", type=float, help="δ, as 1e-5; by default the file's own")
     parser.add_argument("--adjacency", choices=_ADJACENCIES)
@@ -54,17 +54,20 @@ def add_epsilon(commands: Any) -> None:
 def run_epsilon(parsed: argparse.Namespace) -> int:
     """Print ε of the files together."""
     from pl_privknn._checks import check_int
-    from pl_privknn.privacy.verify import epsilon_of_files, releases_of, total
+    from pl_privknn.privacy.verify import epsilon_of_files, ledgers_under, releases_of, total
 
     exact = not parsed.fast
     if parsed.plot is not None and not parsed.tradeoff:
         raise ValueError(f"--plot {parsed.plot} draws the error rates of attacks; give --tradeoff too")
     if parsed.num_classes is not None:
         check_int("--num-classes", parsed.num_classes, minimum=2)
-    plans = [_plan_of(file, parsed.num_classes) for file in parsed.files]
+    files = [
+        one for file in parsed.files for one in (ledgers_under(Path(file)) if Path(file).is_dir() else [file])
+    ]
+    plans = [_plan_of(str(file), parsed.num_classes) for file in files]
     if not any(plans):
-        report = epsilon_of_files(parsed.files, parsed.delta, parsed.adjacency, exact, parsed.unit)
-    parts = [(file, plan or releases_of(file)) for file, plan in zip(parsed.files, plans, strict=True)]
+        report = epsilon_of_files(files, parsed.delta, parsed.adjacency, exact, parsed.unit)
+    parts = [(file, plan or releases_of(file)) for file, plan in zip(files, plans, strict=True)]
     if any(plans):
         report = total(parts, parsed.delta, parsed.adjacency, exact, parsed.unit)
     charges = [charge for _, part in parts for charge in part.charges]

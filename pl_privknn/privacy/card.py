@@ -33,6 +33,7 @@ from pl_privknn.privacy.verify import (
     named_values,
     parameters_text,
     reading,
+    together_in_words,
 )
 
 _CARD = "privacy_card"
@@ -259,6 +260,7 @@ def card_facts(path: str | Path, exact: bool = True) -> tuple[dict[str, Any], di
         "released": "" if found is None else "statistics" if (path / HEAD).is_file() else kind,
         "evaluation": evaluation,
         "remark": summary.get("remark") or "",
+        "together": together_in_words(summary),
         "versions": summary.get("versions", {}),
     }, found
 
@@ -343,6 +345,7 @@ def card_of(facts: dict[str, Any]) -> dict[str, Any]:
         "in_words": promise["words"],
         "evaluation": facts.get("evaluation", ""),
         "remark": facts.get("remark", ""),
+        "together": facts.get("together", ""),
         "ledger_head": kept["ledger_head"],
         "versions": facts.get("versions", {}),
     }

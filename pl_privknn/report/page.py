@@ -64,7 +64,10 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
 
 def render_page(facts: dict[str, Any]) -> str:
     """HTML page of facts."""
-    parts = {**dict.fromkeys(("promise", "answers", "student", "checks", "settings", "versions")), **facts}
+    parts = {
+        **dict.fromkeys(("promise", "answers", "student", "together", "checks", "settings", "versions")),
+        **facts,
+    }
     charts: dict[str, Any] = {"attacker": None, "growth": None}
     if (promise := parts["promise"]) is not None:
         charts["attacker"] = attacker_chart(promise["attacker"]["curve"])

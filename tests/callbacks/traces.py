@@ -37,6 +37,8 @@ FIGURES = {
         *("delta", "adjacency", "unit", "max_epsilon", "queried", "labeler", "epochs", "student", "data"),
         *(
             "versions",
+            "earlier_runs",
+            "epsilon_together",
             "seconds",
             "released",
             "run",

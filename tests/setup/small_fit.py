@@ -46,7 +46,12 @@ def fit_student(folder, teacher, noise, private=300, public=60, owners=None, **l
             self.private_groups = owners
 
     data = Owned(*easy_images(private, public, 30, noise=noise), num_classes=3, batch_size=16)
-    given = {"epochs_per_round": 1, "features": torch.nn.Flatten(), "progress": False, **labeling}
-    callback = PrivateLabeler(teacher, **grouped(PrivateLabeler, **given, run_dir=folder / "run"))
+    given = {
+        "epochs_per_round": 1,
+        "features": torch.nn.Flatten(),
+        "progress": False,
+        "run_dir": folder / "run",
+    }
+    callback = PrivateLabeler(teacher, **grouped(PrivateLabeler, **{**given, **labeling}))
     quiet_trainer(folder, callbacks=[callback]).fit(small_student(), data)
     return callback, data
