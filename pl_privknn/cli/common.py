@@ -122,9 +122,12 @@ def _raised_in(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def importable(files: list[str]) -> Iterator[None]:
-    """Context in which modules in the folders of ``files`` can be imported, after installed ones."""
+    """Context in which modules in the folders of YAML files can be imported, after installed ones.
+
+    Other files name no classes, and what lies beside data must not be imported in place of a package.
+    """
     before = list(sys.path)
-    folders = [str(Path(file).resolve().parent) for file in files]
+    folders = [str(Path(file).resolve().parent) for file in files if file.endswith((".yaml", ".yml"))]
     sys.path += [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
     try:
         yield

@@ -22,7 +22,14 @@ def add_compare(commands: Any, command: Command) -> None:
     parser.add_argument(
         "--data", metavar="PATH", help="instead of a YAML: compare the main methods on your own data"
     )
-    parser.add_argument("--epsilon", nargs="+", type=float, metavar="ε", help="of --data: values of ε")
+    parser.add_argument(
+        "--epsilon",
+        nargs="+",
+        action="extend",
+        type=float,
+        metavar="ε",
+        help="values of ε of --data; of a YAML only these",
+    )
     parser.add_argument(
         "--private-records", type=int, metavar="N", help="of --data: approximate number; becomes public"
     )
@@ -34,7 +41,6 @@ def add_compare(commands: Any, command: Command) -> None:
     for option, kind, metavar, text in (
         ("--only", str, "METHOD", "only these methods"),
         ("--seeds", int, "N", "only these seeds"),
-        ("--epsilons", str, "ε", "only these values of ε"),
     ):
         parser.add_argument(
             option, nargs="+", action="extend", type=kind, default=[], metavar=metavar, help=text
@@ -63,7 +69,7 @@ def _compare(parsed: argparse.Namespace) -> int:
         print(_render(Path(parsed.render), Path(parsed.output or parsed.render)))
         return 0
     own, places = (parsed.data, parsed.epsilon, parsed.private_records), places_of(parsed)
-    given = (*own, parsed.delta, places["columns"] or None, parsed.public, parsed.test)
+    given = (*own[::2], parsed.delta, places["columns"] or None, parsed.public, parsed.test)
     if any(value is not None for value in given) and (None in own or parsed.config is not None or parsed.set):
         raise ValueError(
             "--data PATH, --epsilon ε and --private-records N are given together, without a YAML and --set; their "
@@ -114,8 +120,10 @@ def _run(parsed: argparse.Namespace) -> int:
         comparison = comparison_of(document, name)
         print(*found.reasons, sep="\n")
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
-    epsilons = [read_epsilon("--epsilons", epsilon) for epsilon in parsed.epsilons]
-    chosen = choose(comparison, method=parsed.only, seed=parsed.seeds, epsilon=epsilons)
+    epsilons = [read_epsilon("--epsilon", epsilon) for epsilon in parsed.epsilon or []]
+    chosen = choose(
+        comparison, method=parsed.only, seed=parsed.seeds, epsilon=epsilons if parsed.data is None else []
+    )
     if parsed.dry_run or parsed.data is not None:
         print(*states_of(chosen, output), sep="\n", flush=True)
     if parsed.data is not None:
@@ -128,11 +136,15 @@ def _run(parsed: argparse.Namespace) -> int:
             chosen,
             output,
             command=parsed.command,
-            folder=place.resolve().parent,
+            folder=place.resolve().parent if parsed.data is None else None,
             workers=parsed.workers,
         )
     except KeyboardInterrupt:
-        raise CommandError("interrupted; the same command continues where it stopped") from None
+        from pl_privknn.comparison.run import joint_cost
+
+        raise CommandError(
+            f"interrupted; the same command continues where it stopped. {joint_cost(output)}"
+        ) from None
     if failed < len(chosen):
         print(_render(output, output))
     done = len(chosen) - before - failed

@@ -336,7 +336,7 @@ def labeler_class(name: str) -> type[Labeler]:
     from pl_privknn.labelers.base import Labeler
 
     module, _, attribute = name.rpartition(".")
-    with importable(["."]):
+    with importable(["labeler.yaml"]):  # of the working directory
         try:
             found = getattr(importlib.import_module(module) if module else labelers, attribute)
         except (ImportError, AttributeError, ValueError) as error:

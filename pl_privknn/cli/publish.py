@@ -75,16 +75,18 @@ def add_predict(commands: Any) -> None:
         help="images or folders of images, one table or one .npy array (the run's own predict or test part)",
     )
     parser.add_argument("--column", help="column of a table (as in the run)")
-    parser.add_argument(
-        "--output", default="predictions.csv", metavar="FILE", help="CSV file (predictions.csv)"
-    )
+    parser.add_argument("--output", metavar="FILE", help="CSV file (predictions.csv, predictions-2.csv, …)")
+    parser.add_argument("--force", action="store_true", help="replace an existing --output")
     parser.set_defaults(run=_predict)
 
 
 def _predict(parsed: argparse.Namespace) -> int:
-    output = Path(parsed.output)
-    if output.exists():
-        raise FileExistsError(f"--output {output} already exists; name another file")
+    names = ("predictions.csv", *(f"predictions-{number}.csv" for number in range(2, 1_000_000)))
+    output = Path(parsed.output or next(name for name in names if not Path(name).exists()))
+    if output.is_dir() or (output.exists() and not parsed.force):
+        raise FileExistsError(
+            f"--output {output} already exists; name another file, or replace it by --force"
+        )
     if not output.resolve().parent.is_dir():
         raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}; create it first")
     for path in (parsed.model, *parsed.inputs):

@@ -342,7 +342,7 @@ def run_comparison(
     output: Path,
     *,
     command: Command,
-    folder: Path = Path(),
+    folder: Path | None = None,
     workers: int = 1,
 ) -> tuple[int, int]:
     """Run every given run that is not finished, and print a line for each start and end.
@@ -441,17 +441,21 @@ def _run_here(command: Command, words: list[str], log: Path) -> int:
     return status
 
 
-def _run_beside(words: list[str], log: Path, folder: Path, workers: int) -> int:
+def _run_beside(words: list[str], log: Path, folder: Path | None, workers: int) -> int:
     """Execute a command in a separate process, with its output in the run's log."""
     threads = dict.fromkeys(_THREADS, str(max(1, (os.cpu_count() or 1) // workers)))
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder.resolve())]))
+    places = [os.environ.get("PYTHONPATH"), None if folder is None else str(folder.resolve())]
     with log.open("ab") as file:
         return subprocess.run(
             [sys.executable, "-m", "pl_privknn.cli", *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**(threads if workers > 1 else {}), **os.environ, "PYTHONPATH": path},
+            env={
+                **(threads if workers > 1 else {}),
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, places)),
+            },
             check=False,
         ).returncode
 

@@ -162,6 +162,10 @@ class Recommendation:
         )
         return student, PrivateLabeler(**parts.labeling)
 
+    def __str__(self) -> str:
+        """The reasons, one on each line."""
+        return "\n".join(self.reasons)
+
     def _parts(self) -> Parts:
         if isinstance(self.data, TableDataModule) and self.data.pays_for_public:
             return _from_drawn_rows(self.data, self.sizes, self.setting)[1]

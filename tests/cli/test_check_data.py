@@ -1,11 +1,13 @@
 """``privknn check --data``: public facts, the recommended run and its size, and nothing of private records."""
 
 import csv
+import sys
 
 import numpy as np
 import pytest
 
 from pl_privknn.cli import main
+from tests.setup.passed_files import photographs
 
 SECRET = "Zwqkxjvy"
 ASKED = ["--epsilon", "1", "--private-records", "500"]
@@ -86,3 +88,33 @@ def test_suffixes_of_arrays_are_read_in_any_case(tmp_path, capsys):
         np.savez(file, embeddings=numbers, labels=np.arange(60) % 3)
     for place in (tmp_path, tmp_path / "own.NPZ"):
         assert printed(capsys, ["--data", str(place)])[0].startswith("No public examples, 3 classes;")
+
+
+LABELER = """
+from pl_privknn import Labeler
+class Mine(Labeler):
+    pass
+"""
+
+
+def test_a_labeler_of_the_working_directory_is_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labeler_of_a_test.py").write_text(LABELER)
+    assert main(["check", "labeler_of_a_test.Mine"]) == 2
+    assert "Can't instantiate abstract class Mine" in capsys.readouterr().err
+
+
+def test_what_lies_beside_data_is_not_imported(tmp_path, monkeypatch, capsys):
+    photographs(tmp_path / "photographs")
+    (tmp_path / "module_beside_data.py").write_text("raise AssertionError")
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    def looked(*_, **__):
+        seen.extend(sys.path)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("pl_privknn.recommendation.recommend.data_at", looked)
+    assert main(["check", "--data", "photographs", "--epsilon", "1", "--private-records", "60"]) == 2
+    assert seen
+    assert str(tmp_path) not in seen

@@ -77,6 +77,19 @@ def test_a_run_names_the_classes_of_photographs(run, capsys):
     assert said == pytest.approx(wanted.amax(1).tolist(), abs=1e-5)
 
 
+def test_predictions_do_not_replace_a_file_unless_told_to(run, monkeypatch, capsys):
+    folder, _ = run
+    monkeypatch.chdir(folder)
+    for name in ("predictions.csv", "predictions-2.csv", "predictions-3.csv"):
+        assert main(["predict", "run", "photos/0.png"]) == 0
+        assert capsys.readouterr().out.split()[-1] == name
+    assert main(["predict", "run", "photos", "--output", "predictions.csv"]) == 2
+    assert "replace it by --force" in capsys.readouterr().err
+    assert len(rows_of("predictions.csv")) == 1
+    assert main(["predict", "run", "photos", "--output", "predictions.csv", "--force"]) == 0
+    assert len(rows_of("predictions.csv")) == 3
+
+
 @needs_fork
 def test_the_exported_file_says_the_same_and_states_what_it_takes(run):
     folder, student = run

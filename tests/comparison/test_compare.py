@@ -103,12 +103,14 @@ def test_an_interrupted_run_stops_the_comparison_and_continues_its_plan(monkeypa
         patch.setattr(PaidSteps, "release", stopped)
         assert compare(config) != 0
         signal.signal(signal.SIGINT, handler)  # Lightning ignores it after the first
-        assert "interrupted; the same command continues where it stopped" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "interrupted; the same command continues where it stopped. All runs together" in said
+        assert "ε ≤ " in said
         assert folder("sgd", 4).is_dir()
         assert not folder("sgd", 8).exists()
-        assert compare(config, "--epsilons", "4") == 1
+        assert compare(config, "--epsilon", "4") == 1
         assert "power cut" in capsys.readouterr().out
-    assert compare(config, "--epsilons", "4") == 0
+    assert compare(config, "--epsilon", "4") == 0
     values = result("sgd", 4)
     (run,) = audit_ledger(folder("sgd", 4) / "run.sqlite")["runs"].values()
     charged = sum(record["count"] for record in run["charged"])

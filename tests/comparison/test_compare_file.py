@@ -207,7 +207,7 @@ def test_shipped_comparison_is_understood_and_its_noise_meets_epsilon(path, caps
             charges = plan_of(cell.document, path, own_code=True).charges
             delta = comparison.budget["delta"]
             assert 0.9 < account(charges, delta=delta, exact=False).epsilon <= cell.epsilon
-    assert main(["compare", str(path), "--dry-run", "--seeds", "0", "--epsilons", "1"]) == 0
+    assert main(["compare", str(path), "--dry-run", "--seeds", "0", "--epsilon", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == sum(cell.epsilon == 1 for cell in cells)
     assert all(line.startswith("missing") for line in lines)
