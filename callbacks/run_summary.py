@@ -259,7 +259,7 @@ class RunReport(pl.Callback):
             or spender is None
         ):
             return
-        callback = trainer.checkpoint_callback  # type: ignore[attr-defined]
+        callback = trainer.checkpoint_callback
         saved = [getattr(callback, name, "") for name in ("last_model_path", "best_model_path")]
         place = next(filter(None, saved), None)
         again = f"run_dir={str(spender.run_dir)!r}" if place is None else f"ckpt_path={str(place)!r}"
