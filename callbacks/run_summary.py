@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -36,7 +37,9 @@ from pl_privknn.callbacks.loggers import (
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
+from pl_privknn.labelers.base import MakesModel
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
+from pl_privknn.privacy.card import accuracy_text, holdout_text, recall_text
 from pl_privknn.privacy.files import write_durably, write_json
 from pl_privknn.privacy.public_rows import COLUMNS
 from pl_privknn.privacy.redaction import private_seconds
@@ -118,7 +121,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 class TestedModels:
-    """Test accuracy of a module, of a head, and of their mean.
+    """Test accuracy and confusion matrix of a module, of a head, and of their mean.
 
     Args:
         module: whose outputs are logits, ``(b, classes)`` or of attributes; other outputs are not counted.
@@ -130,7 +133,8 @@ class TestedModels:
 
     def __init__(self, module: pl.LightningModule, head: ReleasedHead | None, data: Any) -> None:
         self.head = head
-        self.confusion: Tensor | None = None
+        #: By name of a model of :data:`MODELS`, int64 ``(classes, classes)``; nothing for attributes.
+        self.confusions: dict[str, Tensor] = {}
         self._logits: Tensor | None = None
         self._images: Any = None
         self._features: Tensor | None = None
@@ -150,17 +154,20 @@ class TestedModels:
         logits, self._logits = self._logits, None
         if logits is None or logits.ndim != 2 or len(labels) != len(logits):
             return
-        if labels.ndim == 1:
-            from torchmetrics.functional.classification import multiclass_confusion_matrix
-
-            found = multiclass_confusion_matrix(logits, labels, logits.shape[1], ignore_index=-1).cpu()
-            self.confusion = found if self.confusion is None else self.confusion + found
+        outputs = [logits.cpu()]
         if self.head is not None:
             head = self.head(images, self._features if images is self._images else None)
             self._images = self._features = None
             mean = (head + self._outputs.probabilities(logits).cpu()) / 2
+            outputs += [head, mean]
             for metric, probabilities in zip(self._metrics.values(), (head, mean), strict=True):
                 metric.update(probabilities - 0.5, labels.cpu())  # metrics take logits: above 0 is a yes
+        if labels.ndim == 1:
+            from torchmetrics.functional.classification import multiclass_confusion_matrix as confusion_of
+
+            for name, values in zip(MODELS, outputs, strict=False):
+                found = confusion_of(values, labels.cpu(), values.shape[1], ignore_index=-1)
+                self.confusions[name] = self.confusions.get(name, 0) + found
 
     def accuracies(self, student: float | None) -> dict[str, float | None]:
         """Accuracy of each of :data:`MODELS`, given the student's."""
@@ -234,6 +241,7 @@ class RunReport(pl.Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         self.summary = {
             **_privacy(trainer, pl_module),
+            "label_baseline": largest_share(getattr(getattr(data, "public", None), "truth", None)),
             "val_accuracy": _metric(trainer, "val/accuracy"),
             "test_accuracy": None,
             "epochs": trainer.current_epoch,
@@ -330,11 +338,20 @@ class RunReport(pl.Callback):
             accuracies = self._tested.accuracies(self.summary["test_accuracy"])
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
-        self._advice = advice_for(trainer, labeling, self.summary["test_accuracy"])
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        self.summary["test_baseline"] = largest_share(getattr(getattr(data, "test", None), "labels", None))
+        if (confusion := self._confusion()) is not None:
+            self.summary |= figures_by_class(confusion, getattr(data, "class_names", ()))
         self._finish(trainer, "test")
+
+    def _confusion(self) -> Tensor | None:
+        """Confusion matrix of the released model on the test set, where there is one."""
+        confusions = {} if self._tested is None else self._tested.confusions
+        return confusions.get(self.summary.get("released", "student"))
 
     def _finish(self, trainer: pl.Trainer, part: str) -> None:
         """Write, log and print the summary; a failing part does not stop the others."""
+        self._advice = advice_for(trainer, labeling_of(trainer), self.summary)
         with errors_as_warnings("summary.json"):
             self._write()
         with errors_as_warnings("pictures for the report"):
@@ -364,11 +381,11 @@ class RunReport(pl.Callback):
         log_results(trainer, self._settings, part, results)
 
     def _keep_pictures(self, trainer: pl.Trainer) -> None:
-        """Keep public pictures for the report; after a test with the student's confusion matrix."""
-        counts = None
+        """Keep public pictures for the report; after a test with the released model's confusion matrix."""
+        counts = self._confusion()
         if self._tested is not None:
             self._tested.close()
-            counts, self._tested = self._tested.confusion, None
+            self._tested = None
         data, labeling = trainer.datamodule, labeling_of(trainer)  # type: ignore[attr-defined]
         if isinstance(data, PrivatePublicDataModule) and self.run_dir is not None:
             data.setup("validate")  # the public part, where a test alone did not load it
@@ -400,16 +417,22 @@ class RunReport(pl.Callback):
             if "remark" in summary:
                 rows.append(("finding", summary["remark"]))
         if summary.get("holdout_accuracy") is not None:
-            accuracy = f"{summary['holdout_accuracy']:.3f} ± {summary['holdout_deviation']:.3f}"
             cost = f"released at ε {at_most(summary['holdout_epsilon'])}"
-            rows.append(("hold-out accuracy", f"{accuracy}, {cost}"))
-        names = {"label accuracy": "label_accuracy", "test accuracy": "test_accuracy"}
+            rows.append(("hold-out accuracy", f"{holdout_text(summary)}, {cost}"))
+            if "holdout_recall" in summary:
+                errors = summary["holdout_recall_deviation"]
+                rows.append(("hold-out recall", recall_text(summary["holdout_recall"], errors)))
+        models = {f"test accuracy, {model}": f"{model}_test_accuracy" for model in MODELS}
         for title, name in {
-            **names,
-            **{f"test accuracy, {model}": f"{model}_test_accuracy" for model in MODELS},
+            "label accuracy": "label_accuracy",
+            "test accuracy": "test_accuracy",
+            **models,
         }.items():
             if summary.get(name) is not None:
-                rows.append((title, f"{summary[name]:.3f}"))
+                rows.append((title, accuracy_text(summary, name)))
+        if "test_recall" in summary:
+            rows.append(("balanced accuracy", f"{summary['test_balanced_accuracy']:.3f}"))
+            rows.append(("recall", recall_text(summary["test_recall"])))
         rows.append(("time", f"{summary['seconds']:.1f} s, work on private records excluded"))
         if self._advice:
             rows.append(("low accuracy", self._advice))
@@ -452,7 +475,67 @@ def errors_as_warnings(what: str) -> Iterator[None]:
 
 
 # Share of the way from a constant answer to no error below which a run's result is called poor.
-_POOR = 0.4
+_POOR = 0.3
+
+
+def largest_share(labels: Any) -> float | None:
+    """Accuracy of always predicting the most frequent class, or each attribute's more frequent value.
+
+    Args:
+        labels: int64 ``(n,)`` or ``(n, a)``, -1 where unknown; None or nothing known gives None.
+    """
+    if not isinstance(labels, Tensor) or not bool((labels >= 0).any()):
+        return None
+    if labels.ndim == 1:
+        counts = labels[labels >= 0].bincount()
+        return round(float(counts.max() / counts.sum()), 6)
+    yes, known = (labels > 0).sum(dim=0).double(), (labels >= 0).sum(dim=0)
+    return round(float((torch.maximum(yes, known - yes) / known).nanmean()), 6)
+
+
+def figures_by_class(confusion: Tensor, names: Any) -> dict[str, Any]:
+    """Balanced accuracy, the mean recall of the classes that have test examples, and recall by class name."""
+    if len(names) != len(confusion):
+        names = tuple(map(str, range(len(confusion))))
+    recalls = confusion.diagonal() / confusion.sum(dim=1)
+    each = zip(names, recalls.tolist(), strict=True)
+    return {
+        "test_balanced_accuracy": round(float(recalls.nanmean()), 6),
+        "test_recall": {name: None if math.isnan(recall) else round(recall, 6) for name, recall in each},
+    }
+
+
+def advice_for(trainer: pl.Trainer, labeling: Any, summary: dict[str, Any]) -> str:
+    """The likely cause of a poor result and the next thing to try; nothing where it is not poor.
+
+    A result is poor below 0.3 of the way from the share of the largest class to 1; the paid accuracy counts where
+    there is no test accuracy, unless its error hides that.
+    """
+    accuracy, baseline, reach = summary.get("test_accuracy"), summary.get("test_baseline"), 0.0
+    if accuracy is None and "holdout_baseline" in summary:
+        accuracy, baseline = summary["holdout_accuracy"], summary["holdout_baseline"]
+        reach = summary["holdout_deviation"]
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if labeling is None or labeling.labeler is None or accuracy is None or data.task != "multiclass":
+        return ""
+    if baseline is None or baseline + _POOR * (1 - baseline) <= accuracy + reach or baseline == 1:
+        return ""
+    said = f"always predicting the most frequent class gets {baseline:.3f}. "
+    first = labeling.features[0]
+    parts = first if isinstance(first, list | tuple) else [first]
+    within = str([as_section(part) for part in parts if isinstance(part, Extractor)])
+    if "PublicFeatures" not in within and data.image_shape[1:] != (1, 1):
+        named = ", ".join(sorted(part if isinstance(part, str) else type(part).__name__ for part in parts))
+        return f"{said}Features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
+    known = labeling.metrics.get("labels/accuracy")
+    if known is not None and known > accuracy + 0.1:
+        return f"{said}The labels are better than the student: try more public examples, or released: head"
+    tries = ["more records", "a larger ε", "fewer classes"]
+    if not isinstance(labeling.labeler, MakesModel):
+        tries.append("released gradients instead of votes")
+    if len(data.public) and summary.get("label_baseline") is None:
+        tries.append("labelled public examples, on which teachers are compared before anything is charged")
+    return f"{said}Try {', '.join(tries[:-1])} or {tries[-1]}"
 
 
 def interruption(spender: Any, folder: Path, saved: bool, again: str) -> str:
@@ -474,27 +557,6 @@ def interruption(spender: Any, folder: Path, saved: bool, again: str) -> str:
         f"{at_most(report.guarantee.epsilon)}, at δ {report.spent.delta:g}. Kept in {folder}: {', '.join(kept)}; "
         f"continuing does not charge them again. Continue with: {again}"
     )
-
-
-def advice_for(trainer: pl.Trainer, labeling: Any, accuracy: float | None) -> str:
-    """The likely cause of a poor result and the next thing to try; nothing where it is not poor."""
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    if labeling is None or labeling.labeler is None or accuracy is None or data.test.labels.ndim != 1:
-        return ""
-    constant = float(torch.bincount(data.test.labels).max()) / len(data.test)
-    if constant == 1 or (accuracy - constant) / (1 - constant) >= _POOR:
-        return ""
-    said = f"always predicting the most frequent class gets {constant:.3f}. "
-    first = labeling.features[0]
-    parts = first if isinstance(first, list | tuple) else [first]
-    within = str([as_section(part) for part in parts if isinstance(part, Extractor)])
-    if "PublicFeatures" not in within and data.image_shape[1:] != (1, 1):
-        named = ", ".join(sorted(part if isinstance(part, str) else type(part).__name__ for part in parts))
-        return f"{said}Features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
-    known = labeling.metrics.get("labels/accuracy")
-    if known is not None and known > accuracy + 0.1:
-        return f"{said}The labels are better than the student: try more public examples, or released: head"
-    return f"{said}Try more records, a larger ε or fewer classes; privknn init recommends a teacher for them"
 
 
 def _privacy(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

@@ -30,7 +30,7 @@ NOT_RECORDED = "how far this ε holds was not recorded"
 _SEPARATOR = "; "
 _COLUMNS = (
     "epsilon", "epsilon_spent", "delta", "adjacency", "unit", "label_accuracy", "queried", "answered",
-    "test_accuracy", "val_accuracy", "seconds",
+    "test_accuracy", "test_baseline", "test_balanced_accuracy", "val_accuracy", "seconds",
 )  # fmt: skip
 
 
@@ -203,21 +203,42 @@ def mark_footnotes(cells: Cells) -> list[str]:
 def markdown_table(results: Sequence[Result]) -> str:
     """Table of test accuracies, mean ± standard deviation over seeds, one row per method and one column per target.
 
+    The last row is the accuracy of always predicting the largest class. Where the runs have it, a table of balanced
+    accuracy, the mean recall of the classes, follows.
+
     Results whose guarantee is conditional or none are marked, and the last lines give the reasons. The best method of
     each column is bold; methods with a weaker guarantee than others are not ranked.
     """
     cells = cells_of(results)
+    parts = [_rows_of(results, cells), _note(results, cells, len({result.seed for result in results}))]
+    if all(result.values.get("test_balanced_accuracy") is not None for result in results):
+        balanced = cells_of([_balanced(result) for result in results])
+        parts += [_rows_of(results, balanced, "balanced accuracy of released models")]
+    return "\n\n".join([*parts, *mark_footnotes(cells)])
+
+
+def _balanced(result: Result) -> Result:
+    """A run whose accuracy is the balanced one of its released model."""
+    found = {"test_accuracy": result.values["test_balanced_accuracy"], "head_test_accuracy": None}
+    return dataclasses.replace(result, values={**result.values, **found, "test_baseline": None})
+
+
+def _rows_of(results: Sequence[Result], cells: Cells, heading: str = "method") -> str:
+    """Table of the cells; ``heading`` is that of its first column."""
     targets = sorted({result.target for result in results})
     best = {target: best_at(cells, target) for target in targets if target < math.inf}
     seeds = len({result.seed for result in results})
-    lines = [f"| method | {' | '.join(map(head, targets))} |", "|---|" + "---|" * len(targets)]
+    lines = [f"| {heading} | {' | '.join(map(head, targets))} |", "|---|" + "---|" * len(targets)]
     for method, title in titles_of(cells).items():
         row = [
             cell(cells, (method, target), seeds, "**" if best.get(target) == method else "")
             for target in targets
         ]
         lines.append(f"| {title}{mark(guarantee_of_method(cells, method))} | {' | '.join(row)} |")
-    return "\n\n".join(["\n".join(lines), _note(results, cells, seeds), *mark_footnotes(cells)])
+    shares = {result.target: result.values.get("test_baseline") for here in cells.values() for result in here}
+    if None not in shares.values():
+        lines.append(f"| largest class | {' | '.join(f'{shares[target]:.3f}' for target in targets)} |")
+    return "\n".join(lines)
 
 
 def guarantee_of_method(cells: Cells, method: str) -> Guarantee:

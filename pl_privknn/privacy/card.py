@@ -37,6 +37,8 @@ from pl_privknn.privacy.verify import (
 )
 
 _CARD = "privacy_card"
+#: Classes whose recall is listed.
+_MOST_CLASSES = 20
 #: Files of which a run's folder has at least one.
 _FILES = ("summary.json", RUN_FILE)
 # False-positive rates of the chart.
@@ -245,10 +247,6 @@ def card_facts(path: str | Path, exact: bool = True) -> tuple[dict[str, Any], di
     found = audited(path, exact)
     summary, settings = mapping_of(path / "summary.json"), mapping_of(path / CONFIG)
     kind = "labels" if has_teacher(path, settings) else "weights"
-    evaluation = ""
-    if summary.get("holdout_accuracy") is not None:
-        cost = at_most(summary["holdout_epsilon"])
-        evaluation = f"hold-out accuracy {holdout_text(summary)}, released at ε {cost} (parallel composition)"
     models = [file for file in (path / CHECKPOINT, path / HEAD) if file.is_file()]
     return {
         "kind": "run",
@@ -258,11 +256,56 @@ def card_facts(path: str | Path, exact: bool = True) -> tuple[dict[str, Any], di
         "promise": None,
         **({} if found is None else ledger_facts(Path(found["ledger"]), found, exact)),
         "released": "" if found is None else "statistics" if (path / HEAD).is_file() else kind,
-        "evaluation": evaluation,
+        "evaluation": _evaluation(summary),
         "remark": summary.get("remark") or "",
         "together": together_in_words(summary),
         "versions": summary.get("versions", {}),
     }, found
+
+
+def accuracy_text(summary: Mapping[str, Any], name: str = "test_accuracy") -> str:
+    """An accuracy of a summary beside that of always predicting the largest class."""
+    baseline = summary.get("label_baseline" if name == "label_accuracy" else "test_baseline")
+    beside = f" (largest class {baseline:.3f})" if isinstance(baseline, float) else ""
+    return f"{summary[name]:.3f}{beside}"
+
+
+def recall_text(recalls: Mapping[str, float | None], errors: Mapping[str, float] | None = None) -> str:
+    """Recall by class: of all classes, or of the lowest among many; with standard errors of noisy ones."""
+    known = {name: recall for name, recall in recalls.items() if recall is not None}
+    if errors is not None:
+        known = {name: recall for name, recall in known.items() if errors[name] <= MOST_ERROR}
+    lowest = (
+        sorted(known, key=lambda name: known[name])[:_MOST_CLASSES] if len(known) > _MOST_CLASSES else known
+    )
+    texts = [
+        f"{name} {known[name]:.3f}{'' if errors is None else f' ± {errors[name]:.3f}'}" for name in lowest
+    ]
+    if rest := len(known) - len(texts):
+        texts.append(f"{rest} others are higher")
+    if few := len(recalls) - len(known):
+        texts.append(f"too few records of {few} to say")
+    return ", ".join(texts)
+
+
+def _evaluation(summary: Mapping[str, Any]) -> str:
+    """Figures of hold-out and test set, each with its figures by class."""
+    texts = []
+    if summary.get("holdout_accuracy") is not None:
+        cost = at_most(summary["holdout_epsilon"])
+        texts.append(
+            f"hold-out accuracy {holdout_text(summary)}, released at ε {cost} (parallel composition)"
+        )
+        if "holdout_recall" in summary:
+            texts.append(
+                f"hold-out recall: {recall_text(summary['holdout_recall'], summary['holdout_recall_deviation'])}"
+            )
+    if summary.get("test_accuracy") is not None:
+        texts.append(f"test accuracy {accuracy_text(summary)}")
+        if "test_recall" in summary:
+            texts[-1] += f", balanced {summary['test_balanced_accuracy']:.3f}"
+            texts.append(f"recall: {recall_text(summary['test_recall'])}")
+    return "; ".join(texts)
 
 
 def holdout_text(summary: Mapping[str, Any]) -> str:
@@ -286,7 +329,7 @@ def _title(summary: dict[str, Any]) -> str:
     if isinstance(summary.get("epsilon"), float):
         parts.append(f"ε = {at_most(summary['epsilon'])}")
     if isinstance(summary.get("test_accuracy"), float):
-        parts.append(f"test accuracy {summary['test_accuracy']:.3f}")
+        parts.append(f"test accuracy {accuracy_text(summary)}")
     return ", ".join(filter(None, parts))
 
 

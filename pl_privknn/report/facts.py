@@ -15,7 +15,7 @@ import numpy as np
 
 from pl_privknn.config import write_yaml
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.card import card_facts, described, holdout_text
+from pl_privknn.privacy.card import card_facts, described, holdout_text, recall_text
 from pl_privknn.privacy.mechanisms.base import Charge, merged
 from pl_privknn.privacy.verify import CONFIG, mapping_of
 
@@ -144,11 +144,17 @@ def _label_accuracy(
 def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[str, Any]:
     """Accuracy of the released model on public examples and the public test set."""
     confusion = None if pictures is None or not pictures.confusion.size else pictures.confusion
-    shown = ("test_accuracy", "val_accuracy", "holdout_epsilon", "label_accuracy", "epochs", "remark")
+    shown = (
+        *("test_accuracy", "test_baseline", "test_balanced_accuracy", "val_accuracy"),
+        *("holdout_epsilon", "label_accuracy", "label_baseline", "epochs", "remark"),
+    )
     tested = {text: summary.get(f"{name}_test_accuracy") for name, text in _MODELS.items()}
     return {
         **{name: summary.get(name) for name in shown},
         "holdout": None if summary.get("holdout_accuracy") is None else holdout_text(summary),
+        "holdout_recall": recall_text(summary["holdout_recall"], summary["holdout_recall_deviation"])
+        if "holdout_recall" in summary
+        else "",
         "released": _MODELS.get(summary.get("released", ""), ""),
         "models": {text: accuracy for text, accuracy in tested.items() if accuracy is not None},
         **_confused(confusion, () if pictures is None else pictures.class_names),

@@ -17,7 +17,9 @@ from pl_privknn.report.facts import facts_of
 
 #: Of summary.json: answers, what was learnt from them, and what no two runs have alike.
 ANSWERS = {"answered", "refused", "epsilon_spent", "label_accuracy", "label_accuracy_last_round"}
+PUBLIC = {"label_baseline", "test_baseline"}  # of public labels
 LEARNT = {"val_accuracy", "test_accuracy"} | {f"{name}_test_accuracy" for name in ("student", "head", "mean")}
+LEARNT |= {"test_balanced_accuracy", "test_recall"}
 OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time", "head"}
 #: Of metrics.csv.
 ANSWERED = {
@@ -68,6 +70,7 @@ FIGURES = {
         *("answered", "refused", "lost", "remark"),  # released answers
         *ANSWERS,
         *LEARNT,
+        *PUBLIC,
     },
 }
 #: Beginnings of the names of figures that students log.
@@ -119,6 +122,8 @@ def report_traces(folder):
     facts = facts_of(folder, exact=False)
     shown = without(facts, {*OF_ITS_OWN, "spent", "student", "answers", "checks"})
     shown["title"] = re.sub(r"(accuracy) [\d.]+", r"\1 …", shown["title"])
+    shown["evaluation"] = re.sub(r"(accuracy|balanced) [\d.]+", r"\1 …", shown["evaluation"])
+    shown["evaluation"] = re.sub(r"recall: .*", "recall: …", shown["evaluation"])
     answers = facts["answers"] or {"gallery": [], "rounds": {}}
     asked = [
         {name: one[name] for name in ("example", "round", "truth", "picture")} for one in answers["gallery"]
@@ -197,7 +202,7 @@ def masked_text(text):
     text = re.sub(r"\d+:\d\d(:\d\d)?", "#", re.sub(r"\d+\.\d+", "#", text))
     text = re.sub(r"(answered\W+)\d+", r"\1#", text)
     text = " ".join(re.sub(r"[^\w#/:=.,'`()<>%-]+", " ", text).split())
-    return re.sub(r" low accuracy .* for it", "", text)  # follows from the test accuracy
+    return re.sub(r" low accuracy .*?(released: head|votes|charged|for it)", "", text)  # follows from accuracy
 
 
 def without(value, names):

@@ -118,3 +118,20 @@ def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, mon
     assert render.compared() != table
     with pytest.raises(SystemExit, match="expected one line '<!-- results: rendered"):
         render.with_table("no marks", "results", table, "page.md")
+
+
+def test_the_largest_class_is_the_last_row_and_balanced_accuracies_are_a_table():
+    figures = {"test_baseline": 0.665, "test_balanced_accuracy": 0.55}
+    heads = {"student_test_accuracy": 0.7, "head_test_accuracy": 0.8, "mean_test_accuracy": 0.9}
+    results = [
+        made("a", 1, 0.9, **figures, **heads),
+        made("b", 1, 0.75, **{**figures, "test_balanced_accuracy": 0.6}),
+    ]
+    lines = markdown_table(results).splitlines()
+    assert lines[5:7] == ["| B | 0.750 |", "| largest class | 0.665 |"]
+    assert lines[-4:] == [
+        "| balanced accuracy of released models | ε ≤ 1 |",
+        "|---|---|",
+        "| A | 0.550 |",
+        "| B | **0.600** |",
+    ]
