@@ -17,8 +17,7 @@ import numpy as np
 from pl_privknn import __version__
 from pl_privknn._checks import at_most, printable
 from pl_privknn.privacy.accounting.tradeoff import RATES
-from pl_privknn.privacy.files import file_digest, write_durably, write_json
-from pl_privknn.privacy.holdout import MOST_ERROR
+from pl_privknn.privacy.files import MOST_ERROR, file_digest, write_durably, write_json
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.run import RUN_FILE, is_labelling
 from pl_privknn.privacy.verify import (

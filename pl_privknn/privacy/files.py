@@ -22,6 +22,8 @@ from filelock import FileLock, Timeout
 
 #: Ledger of a paid evaluation on held-out records, in the folder of its run.
 HOLDOUT_LEDGER = "holdout.sqlite"
+#: Standard error of a share of held-out records above which it says nothing.
+MOST_ERROR = 0.25
 
 
 @contextlib.contextmanager

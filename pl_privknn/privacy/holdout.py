@@ -24,7 +24,7 @@ from torch import Tensor
 from pl_privknn._checks import InputError, check_open_unit
 from pl_privknn.privacy.accounting.calibration import Parameter, calibrate
 from pl_privknn.privacy.budget import Budget
-from pl_privknn.privacy.files import HOLDOUT_LEDGER, private_folder, write_durably
+from pl_privknn.privacy.files import HOLDOUT_LEDGER, MOST_ERROR, private_folder, write_durably
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.mechanisms.base import Charge, Guarantee, noise_guarantee
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
@@ -35,8 +35,8 @@ from pl_privknn.privacy.records import persons_of
 #: Files of a run's folder.
 RESULT = "holdout.json"
 _FILE, _KEY_BYTES = "holdout.private", 32
-#: Error above which a share says nothing, and the one that a recommended number of records gives.
-MOST_ERROR, _GOOD_ERROR = 0.25, 0.1
+# Error that a recommended number of records gives.
+_GOOD_ERROR = 0.1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -202,7 +202,9 @@ def masked_text(text):
     text = re.sub(r"\d+:\d\d(:\d\d)?", "#", re.sub(r"\d+\.\d+", "#", text))
     text = re.sub(r"(answered\W+)\d+", r"\1#", text)
     text = " ".join(re.sub(r"[^\w#/:=.,'`()<>%-]+", " ", text).split())
-    return re.sub(r" low accuracy .*?(released: head|votes|charged|for it)", "", text)  # follows from accuracy
+    return re.sub(
+        r" low accuracy .*?(released: head|votes|charged|for it)", "", text
+    )  # follows from accuracy
 
 
 def without(value, names):
