@@ -121,12 +121,13 @@ class ClippedSum:
             rows: ``(b, size)``, or ``b`` of shape ``(size,)``; those of factor 0 may hold anything.
             factors: float64 ``(b,)``.
         """
-        places = torch.nonzero(factors).flatten().cpu()
-        if len(places) == 0:
-            return
         if not all(_is_plain(part) for part in ([rows] if isinstance(rows, Tensor) else rows)):
-            for place in places.tolist():
-                total.add_(rows[place].double(), alpha=float(factors[place]))
+            # Without a look at the factors, for which the host would wait.
+            whole = rows if isinstance(rows, Tensor) else torch.stack(list(rows))
+            total += factors @ torch.where(factors[:, None] != 0, whole, 0).double()
+            return
+        places = torch.nonzero(factors).flatten()
+        if len(places) == 0:
             return
         # A finite row fills the last four.
         filled = np.append(places.numpy(), np.repeat(places[:1].numpy(), -len(places) % 4))

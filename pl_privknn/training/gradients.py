@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from pl_privknn._checks import InputError, check_positive
 from pl_privknn._tracing import UntraceableError
 from pl_privknn.features.private_records import keeps_apart
-from pl_privknn.networks.layer_gradients import LayerGradients
 from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.mechanisms.base import PREDICTS_ALONE
 from pl_privknn.privacy.redaction import shows_private_errors
@@ -25,116 +24,13 @@ from pl_privknn.training.records import PrivateData, tensors_of
 from pl_privknn.training.requirements import check_layers, trained_parameters
 from pl_privknn.training.traced_step import PrivateRandomness, RecordStep, TracedStep
 from pl_privknn.training.training_run import TrainingOptions
+from pl_privknn.training.ways import CopyWay, GraphWay, LayerWay, add_one, silently
 
 # Bytes that the gradients of one chunk may take, and those of the few records that make a chunk worth its while.
 _BYTES, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 1 << 28
 # Relative differences of gradients that should be the same.
 _NO_GRADIENT = 1e-10
-_CLOSE = 1e-3
-
-
-class LayerWay:
-    """Way of records that share a forward pass, through a network whose layers keep them apart.
-
-    Args:
-        network: a :func:`~pl_privknn.networks.layer_gradients.separable` one.
-        inputs: makes its inputs of what the data set gives.
-        parameters: the trained ones.
-    """
-
-    name = "layers"
-
-    def __init__(
-        self, network: nn.Module, inputs: Callable[[Tensor], Tensor], parameters: list[nn.Parameter]
-    ) -> None:
-        self._inputs, self._layers = inputs, LayerGradients(network, parameters)
-
-    def add(self, total: ClippedSum, batch: Any, stack: list[Tensor]) -> None:
-        """Clip and add the gradients of records, given as tensors ``(b, 1, …)`` of inputs and classes."""
-        given, targets = (part.squeeze(1).contiguous() for part in stack)
-        self._layers.add(total, self._inputs(given), targets)
-
-
-class GraphWay:
-    """Way of records through the graph of the step for their shapes: by ``vmap``, or one after another.
-
-    Args:
-        step: is traced for each new key of a batch.
-        device: of the module.
-
-    Attributes:
-        by_vmap: whether a chunk goes through ``vmap``.
-        number: of the present step.
-    """
-
-    def __init__(self, step: RecordStep, device: torch.device) -> None:
-        self._step, self._device = step, device
-        self._graphs: dict[Any, TracedStep | None] = {}
-        self.by_vmap, self.number = False, 0
-
-    @property
-    def name(self) -> str:
-        """``"vmap"`` or ``"loop"``."""
-        return "vmap" if self.by_vmap else "loop"
-
-    def forget(self) -> None:
-        """Forget all graphs, since what they hold has changed."""
-        self._graphs.clear()
-
-    def trace(self, batch: Any) -> TracedStep:
-        """Trace the step for batches of this key."""
-        graph = self._graphs[tensors_of(batch, self._device)[1]] = self._step.trace(batch, self.number)
-        return graph
-
-    def gradient(self, batch: Any) -> list[Tensor]:
-        """Gradient of a batch of one."""
-        return self._graph(batch).gradient(tensors_of(batch, self._device)[0])
-
-    def add(self, total: ClippedSum, batch: Any, stack: list[Tensor]) -> None:
-        """Clip and add the gradients of records of one key, given as tensors ``(b, 1, …)``."""
-        graph = rows = None
-        with _silently():
-            graph = self._graph(batch)
-        if graph is None:
-            return
-        if self.by_vmap and not graph.outside:
-            with contextlib.suppress(Exception):
-                rows = graph.rows(stack)
-        if rows is not None:
-            total.add(rows)
-            return
-        for place in range(len(stack[0])):
-            _add_one(total, functools.partial(graph.gradient, [part[place] for part in stack]))
-
-    def _graph(self, batch: Any) -> TracedStep:
-        """The graph for batches of a key; a shape that can't be traced fails, and its records count as zero."""
-        key = tensors_of(batch, self._device)[1]
-        if key not in self._graphs:
-            self._graphs[key] = None
-            with contextlib.suppress(Exception):
-                self.trace(batch)
-        graph = self._graphs[key]
-        if graph is None:
-            raise UntraceableError("this shape")
-        return graph
-
-
-class CopyWay:
-    """Way of records one by one through a fresh copy of the module each, where the step can't be traced.
-
-    Args:
-        step: of the module.
-    """
-
-    name = "copies"
-
-    def __init__(self, step: RecordStep) -> None:
-        self._step = step
-        self.number = 0
-
-    def gradient(self, batch: Any) -> list[Tensor]:
-        """Gradient of a batch of one."""
-        return self._step.run(batch, self.number)
+_CLOSE, _CLOSE_ON_GPU, _CLOSE_IN_16_BITS = 1e-3, 1e-2, 0.1
 
 
 class RecordGradients:
@@ -178,9 +74,10 @@ class RecordGradients:
     ) -> None:
         self.module, self.data, self.max_grad_norm = module, data, max_grad_norm
         self._options, self._layers, self._expected = options, layers, expected_batch_size
+        self._precision = str(getattr(trainer, "precision", ""))
         self._step = RecordStep(module, datamodule, trainer, data.dataset, options.augment, options.views)
         #: Context of secretly seeded generators.
-        self.randomness = PrivateRandomness(seed)
+        self.randomness = PrivateRandomness(seed, next(module.parameters()).device)
         self.condition: str | None = None
         self.traced: TracedStep | None = None
         self.seconds = 0.0
@@ -221,7 +118,7 @@ class RecordGradients:
                 owners = range(len(places)) if persons is None else persons
                 pairs = zip(places, owners, strict=True)
                 for _, own in itertools.groupby(pairs, key=operator.itemgetter(1)):
-                    _add_one(total, functools.partial(self._mean_gradient, [place for place, _ in own]))
+                    add_one(total, functools.partial(self._mean_gradient, [place for place, _ in own]))
             return total.finish()
 
     @property
@@ -285,7 +182,7 @@ class RecordGradients:
                 self.num_outputs = outputs.numel()
                 try:
                     traced, _ = self._predicted(batch, {})
-                    same = _close([traced], [outputs])
+                    same = self._close([traced], [outputs])
                 except Exception:
                     same = False
                 if not same:
@@ -321,7 +218,7 @@ class RecordGradients:
         with self.randomness():
             for row, batch in self.data.held_batches():
                 found.append((row, -1, -1))
-                with _silently():
+                with silently():
                     found[-1] = row, int(batch[1]), -1
                     outputs, label = self._predicted(batch, graphs)
                     known = not bool(outputs.isnan().any()) and outputs.numel() == self.num_outputs
@@ -394,6 +291,7 @@ class RecordGradients:
         """
         self._graphs.forget()
         self._take_parameters()
+        self._graphs.chunk = self._chunk
         if isinstance(self.way, LayerWay):
             self.way = self._layer_way()
         if self.traced is None or not (batches := self.data.made_up()):
@@ -404,7 +302,8 @@ class RecordGradients:
     def _layer_way(self) -> LayerWay:
         assert self._layers is not None
         network, inputs = self._layers
-        return LayerWay(network, nn.Identity() if self.data.has_vectors else inputs, self.parameters)
+        inputs = nn.Identity() if self.data.has_vectors else inputs
+        return LayerWay(network, inputs, self.parameters, self._chunk)
 
     def _try(self, batches: list[Any], timed: bool) -> None:
         reason = None
@@ -418,13 +317,13 @@ class RecordGradients:
                 reason = reason or str(error)
                 continue
             if not differs:
-                self.traced = traced
+                self.traced, self._graphs.chunk = traced, self._chunk
                 stack = [torch.stack([part] * self._chunk) for part in tensors_of(batch, self.device)[0]]
                 self.randomness.begin()
                 with contextlib.suppress(Exception):
                     rows = traced.rows(stack)
                     alone = traced.gradient([part[0] for part in stack])
-                    same = self.randomness.drawn() or _close([row[0] for row in rows], alone)
+                    same = self.randomness.drawn() or self._close([row[0] for row in rows], alone)
                     del rows
                     if same and not traced.outside and (not timed or self._is_faster(traced, stack)):
                         self._graphs.by_vmap = True
@@ -460,7 +359,12 @@ class RecordGradients:
             if finite:
                 return False  # a step that made-up values fail is judged by its graph
             raise UntraceableError(f"it fails: {type(error).__name__}") from None
-        return not draws and not _close(found, wanted)
+        return not draws and not self._close(found, wanted)
+
+    def _close(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+        """Whether results are the same but for the rounding of the precision that computes them."""
+        close = _CLOSE_ON_GPU if self.device.type == "cuda" else _CLOSE
+        return _close(found, wanted, _CLOSE_IN_16_BITS if "16" in self._precision else close)
 
     def _first_working(self, batches: list[Any]) -> Any:
         first: Exception | None = None
@@ -516,7 +420,13 @@ class RecordGradients:
         return many < one * self._chunk
 
     def _clocked(self, work: Callable[[], Any]) -> float:
-        clock = time.process_time if self.device.type == "cpu" else time.perf_counter
+        def clock() -> float:
+            if self.device.type == "cpu":
+                return time.process_time()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            return time.perf_counter()
+
         times: list[float] = []
         while len(times) < 5 or (len(times) < 30 and sum(times) < 0.2):
             start = clock()
@@ -547,7 +457,7 @@ class RecordGradients:
         waiting: dict[Any, list[Any]] = {}
         for place in places:
             full = None
-            with _silently():
+            with silently():
                 batch = self._read(place)
                 tensors, key = tensors_of(batch, self.device)
                 waiting.setdefault(key, []).append((batch, tensors))
@@ -587,28 +497,9 @@ def _stacked(some: list[tuple[Any, list[Tensor]]]) -> tuple[Any, list[Tensor]]:
     return some[0][0], [torch.stack(parts) for parts in zip(*(tensors for _, tensors in some), strict=True)]
 
 
-def _add_one(total: ClippedSum, gradient: Callable[[], list[Tensor]]) -> None:
-    """Clip and add a gradient, zero where it fails; errors of the addition, which others share, are raised."""
-    found = None
-    with _silently():
-        found = gradient()
-    if found is not None:
-        total.add_one(found)
-
-
-def _close(found: Sequence[Tensor], wanted: Sequence[Tensor], close: float = _CLOSE) -> bool:
+def _close(found: Sequence[Tensor], wanted: Sequence[Tensor], close: float) -> bool:
     scale = max(float(part.norm()) for part in wanted) + 1e-12
     return all(float((a - b).norm()) <= close * scale for a, b in zip(found, wanted, strict=True))
-
-
-@contextlib.contextmanager
-def _silently() -> Iterator[None]:
-    """Let a record that fails count as zero: an error would reveal that it was drawn."""
-    try:
-        yield
-    except (Exception, SystemExit):
-        if shows_private_errors():
-            raise
 
 
 def clipped_sum(module: Any, data: Any, records: Sequence[int], max_grad_norm: float = 1.0) -> Tensor:

@@ -41,6 +41,7 @@ from pl_privknn.training.requirements import (
     trained_parameters,
 )
 from pl_privknn.training.shadow import TRANSFERS, hook_owner, replace_method
+from pl_privknn.training.traced_step import check_apart
 from pl_privknn.training.training_run import (
     FollowedRun,
     TrainingOptions,
@@ -282,6 +283,8 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
             except TypeError:  # lists have none
                 self._records = lambda: dataset
             check_hyperparameters(pl_module, trainer.datamodule, dataset)
+            # Before the strategy moves them: a copy on another device shares no memory.
+            check_apart(dict((*pl_module.named_parameters(), *pl_module.named_buffers())), dataset)
             if not hasattr(records, "private_in_shards"):  # this package's data modules check their own parts
                 validation = trainer.fit_loop.epoch_loop.val_loop._data_source
                 if validation.is_defined() and trainer.limit_val_batches:
@@ -526,7 +529,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
             noise = torch.randn(size, device=parameters[0].device) / self.expected_batch_size
             return surrogate(parameters, noise)
 
-        training._noisy_loss = random_loss
+        training._noisy_loss = random_loss  # type: ignore[method-assign]
         training._replace_step(twin, twin.lightning_module)
         return training._restore
 

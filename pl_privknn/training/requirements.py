@@ -149,6 +149,10 @@ def check_trainer(trainer: Any, training: Any) -> None:
             f"strategy={type(trainer.strategy).__name__}: gradients of the whole network are clipped in each "
             'process; use strategy="ddp", or devices=1'
         )
+    if trainer.strategy.root_device.type == "mps":
+        raise ValueError(
+            "accelerator='mps': has no float64, in which gradients are summed up; use accelerator='cpu'"
+        )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise ValueError(
             f"precision={trainer.precision!r} scales the loss, and clipping would see scaled gradients; use "

@@ -173,18 +173,28 @@ class RecordStep(StepCopies):
 
     def _check_constants(self, tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
         """Refuse tensors that share memory with the records, and constants that may hold a table of them."""
-        for name, tensor in tensors.items():
-            if shares_memory(self.dataset, tensor):
-                raise InputError(
-                    f"training_step: {name} {tuple(tensor.shape)} shares memory with the private records, and every "
-                    "record's gradient would depend on them; compute it from public data, or leave it out"
-                )
+        check_apart(tensors, self.dataset)
         for name, tensor in constants.items():
             if tensor.numel() > _LARGEST:
                 raise InputError(
                     f"training_step: {name} {tuple(tensor.shape)} has more than {_LARGEST} values and is no "
                     "parameter or buffer; if it is public, register it by register_buffer, else leave it out"
                 )
+
+
+def check_apart(tensors: Mapping[str, Tensor], dataset: Any) -> None:
+    """Refuse tensors of a step that share memory with the private records.
+
+    Args:
+        tensors: by their names.
+        dataset: the private records.
+    """
+    for name, tensor in tensors.items():
+        if shares_memory(dataset, tensor):
+            raise InputError(
+                f"training_step: {name} {tuple(tensor.shape)} shares memory with the private records, and every "
+                "record's gradient would depend on them; compute it from public data, or leave it out"
+            )
 
 
 class _Recorded(TorchFunctionMode):
@@ -230,12 +240,14 @@ class PrivateRandomness:
 
     Args:
         seed: gives 63-bit seeds; the operating system's generator by default.
+        device: whose generator steps draw from, besides the CPU's.
 
     Attributes:
         drew: whether something was drawn since it was set to False; None where nothing looks.
     """
 
-    def __init__(self, seed: Callable[[], int] | None = None) -> None:
+    def __init__(self, seed: Callable[[], int] | None = None, device: torch.device | None = None) -> None:
+        self._gpu = device if device is not None and device.type == "cuda" else None
         self.seed = seed if seed is not None else lambda: secrets.randbits(63)
         self.drew: bool | None = None
         self._mark: Any = None
@@ -246,20 +258,21 @@ class PrivateRandomness:
             self.drew |= self.drawn()
         seed = self.seed() if seed is None else seed
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
-            torch.cuda.manual_seed_all(seed)
+        if self._gpu is not None:
+            with torch.cuda.device(self._gpu):
+                torch.cuda.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        self._mark = None if self.drew is None else generator_states()
+        self._mark = None if self.drew is None else generator_states(self._gpu)
 
     def drawn(self) -> bool:
         """Whether a random number was drawn since the last seeding."""
-        return self._mark != generator_states()
+        return self._mark != generator_states(self._gpu)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """Context in which the generators are seeded secretly."""
-        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+        devices = [] if self._gpu is None else [self._gpu]
         numbers, theirs = np.random.get_state(), random.getstate()
         with torch.random.fork_rng(devices):
             try:
@@ -273,11 +286,12 @@ class PrivateRandomness:
                 random.setstate(theirs)
 
 
-def generator_states() -> tuple[Any, ...]:
-    """States of the global generators."""
+def generator_states(gpu: torch.device | None = None) -> tuple[Any, ...]:
+    """States of the global generators: torch's (with that of a GPU), numpy's and Python's."""
     words: Any = np.random.get_state()
+    states = [torch.random.get_rng_state(), *([] if gpu is None else [torch.cuda.get_rng_state(gpu)])]
     return (
-        torch.random.get_rng_state().numpy().tobytes(),
+        [state.numpy().tobytes() for state in states],
         words[1].tobytes(),
         words[2:],
         random.getstate(),
