@@ -312,7 +312,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         numbers = torch.arange(len(data.private)) if owners is None else owners
         begun = run.num_charges > 0
         held = redacted(
-            held_out, self.evaluate, self._place, run.run_id, numbers, begun, data.private_batches
+            held_out, self.evaluate, self._place, run.run_id, numbers, begun, data.private_as_read
         )
         self.accuracy = {}
         if held is not None:

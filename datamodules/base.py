@@ -213,6 +213,11 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """Whether the run pays for the public examples, which are blank before."""
         return False
 
+    @property
+    def public_is_blank(self) -> bool:
+        """Whether public examples were to be paid for, and no run has drawn them."""
+        return False
+
     def public_plan(self, budget: Budget) -> list[Charge]:
         """Charges of the public examples; none (the default) where they are at hand."""
         return []
@@ -441,6 +446,10 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         for start in range(0, len(self.private), batch_size):
             rows = slice(start, start + batch_size)
             yield self.private.images(rows), self.private.labels[rows]
+
+    def private_as_read(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All private records and labels, whatever bounds a run finds: by them a resumed run knows its records."""
+        return self.private_batches()
 
     # ------------------------------------------------------------------ the loaders
 

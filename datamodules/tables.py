@@ -6,7 +6,7 @@ import contextlib
 import csv
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -259,6 +259,7 @@ class TableDataModule(LabeledTables):
             num_classes=len(classes), image_shape=(len(names), 1, 1), class_names=classes, **kwargs
         )
         self._drawn: Tensor | None = None
+        self._is_drawn = False
         if self.left_out:
             pl.rank_zero_info(
                 f"columns: left out as identifiers: {', '.join(self.left_out)}; columns= (--columns) takes them"
@@ -290,6 +291,15 @@ class TableDataModule(LabeledTables):
             ", ".join(f"{name} {cell or '–'}" for name, cell in zip(names, row, strict=True))[:_SHOWN]
             for row in rows
         ]
+
+    @property
+    def public_is_blank(self) -> bool:
+        """See :attr:`PrivatePublicDataModule.public_is_blank`."""
+        return self.pays_for_public and not self._is_drawn
+
+    def private_as_read(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Unscaled rows and their labels; see :meth:`PrivatePublicDataModule.private_as_read`."""
+        yield _rows_in(self.private.store).nan_to_num(), self.private.labels
 
     def _features(
         self, part: str, columns: Sequence[str] | None, stated: set[str]
@@ -346,6 +356,7 @@ class TableDataModule(LabeledTables):
         assert self._drawn is not None
         self._known.schema = self.schema.with_bounds(drawn.bounds)
         self._drawn.copy_(drawn.rows[:, :, None, None])
+        self._is_drawn = True
         forget_features(self.public)
         if folder is not None:
             text = io.StringIO()
@@ -374,9 +385,9 @@ class _Rows(ImageStore):
         """See :meth:`ImageStore.read`.
 
         Raises:
-            ValueError: for other rows than private ones before the run has paid for all bounds.
+            ValueError: before a run has paid for all bounds.
         """
-        if self._part != "private" and self._known.schema.unbounded:
+        if self._known.schema.unbounded:
             raise InputError(
                 f"{self._part}: the bounds of some columns are known once a run has paid for them; state them by "
                 "numeric= (--bounds), or take those in columns.json of a run's folder by take_columns()"

@@ -264,8 +264,18 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
         """Start each training with a new schedule; a checkpoint is loaded after this."""
         if stage == "fit":
             self._schedule_start = 0
-            if self.extractor is not None:
+            if self.extractor is not None and not self._waits_for_rows:
                 self._learn_publicly()
+
+    def on_fit_start(self) -> None:
+        """Learn from public examples that the run has paid for, where it does."""
+        if self.extractor is not None and self._waits_for_rows:
+            self._learn_publicly()
+
+    @property
+    def _waits_for_rows(self) -> bool:
+        """Whether public examples are drawn by a callback, before this module's ``on_fit_start``."""
+        return bool(getattr(getattr(self.trainer, "datamodule", None), "pays_for_public", False))
 
     def normalize(self, images: Tensor) -> Tensor:
         """Network input: images, by public constants where there are any, or features, float32 ``(n, d)``."""
@@ -404,6 +414,11 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
 
     def _learn_publicly(self) -> None:
         data = getattr(self.trainer, "datamodule", None)
+        if self.extractor is not None and getattr(data, "public_is_blank", False):
+            raise ValueError(
+                f"data: {type(data).__name__} has no public rows that extractor could learn from, and no run has "
+                "paid for them; pass public=, or train with PrivateLabeler"
+            )
         if (public := getattr(data, "public", None)) is not None:
             self.fit_public(public)
         elif self.whitening is not None and not bool(self.whitening.fitted):

@@ -358,6 +358,11 @@ class _OfClassifier(PrivateTraining):
                 )
             if (task := getattr(data, "task", "multiclass")) != "multiclass":
                 raise ValueError(f"task={task!r}: NoisySGD trains classifiers of one class per example")
+            if getattr(data, "public_is_blank", False):
+                raise ValueError(
+                    f"data: {type(data).__name__} has no public rows, and NoisySGD pays for none; pass public=, or "
+                    "train with PrivateLabeler"
+                )
             pl_module.fit_public(data.public)
         super().setup(trainer, pl_module, stage)
 

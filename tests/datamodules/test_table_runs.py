@@ -8,9 +8,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from pl_privknn import recommend
+from pl_privknn import Budget, NoisySGD, SupervisedStudent, recommend
 from pl_privknn.cli import main
+from pl_privknn.datamodules import TableDataModule
 from pl_privknn.export.prediction import predict
+from pl_privknn.features import Pixels
 from pl_privknn.privacy.mechanisms.base import observing
 from pl_privknn.privacy.public_rows import PublicRows, PublicRowsLost
 from pl_privknn.privacy.redaction import RedactedError
@@ -191,3 +193,15 @@ def test_the_whole_journey_by_command(tmp_path, monkeypatch, capsys):
         csv.writer(file).writerows([row[2:] for row in rows])
     with pytest.raises(ValueError, match="has no column 'member'"):
         predict(run, new)
+
+
+def test_rows_that_nobody_pays_for_teach_nothing(tmp_path):
+    data = TableDataModule(table(tmp_path / "t.csv", 200), numeric={"age": (0, 120)})
+    options = {"logger": False, "enable_checkpointing": False, "max_epochs": 1, "accelerator": "cpu"}
+    shape = {"num_classes": 2, "in_channels": 5, "image_size": 1, "extractor": Pixels()}
+    noisy = NoisySGD(private_records=2000, budget=Budget(epsilon=1.0), **shape)
+    with pytest.raises(ValueError, match="has no public rows, and NoisySGD pays for none"):
+        pl.Trainer(**options).fit(noisy, data)
+    student = SupervisedStudent("linear_probe", **shape)
+    with pytest.raises(ValueError, match="no public rows that extractor could learn from"):
+        pl.Trainer(**options).fit(student, data)
