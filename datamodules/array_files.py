@@ -160,7 +160,7 @@ class Array:
             values = values.detach().cpu()
             return values.to(torch.int64) if values.dtype in _UNSIGNED else values
         if isinstance(values, np.ma.MaskedArray) and values.mask.any():  # masked numbers are not known
-            values = values.astype(np.promote_types(values.dtype, np.float32)).filled(np.nan)
+            values = np.where(values.mask, np.nan, values.data)
         array = np.asarray(values)
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise InputError(f"{self.named}: dtype {array.dtype}; expected numbers of at most 64 bits")
