@@ -165,6 +165,12 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
     parser.add_argument(
         "--teacher", choices=("ReverseKNN", "PreconditionedGradients"), help="use this teacher"
     )
+    parser.add_argument(
+        "--metric",
+        choices=("accuracy", "balanced_accuracy"),
+        default="accuracy",
+        help="balanced_accuracy where classes are uneven and rare ones count as much as large ones",
+    )
 
 
 def add_places(parser: argparse._ActionsContainer) -> None:
@@ -253,6 +259,7 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
             teacher=parsed.teacher,
             num_classes=parsed.num_classes,
             public_kind=parsed.public_kind,
+            metric=parsed.metric,
             unit=parsed.unit or ("person" if parsed.person else "record"),
             name=parsed.name,
             progress=sys.stderr.isatty(),

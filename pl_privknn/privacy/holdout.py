@@ -201,7 +201,13 @@ def _share(right: float, wrong: float, sigma: float) -> tuple[float, float]:
     return share, math.sqrt(noise + spread * (1 - spread) / count)
 
 
-def records_for(num_classes: int, sigma: float, error: float = _GOOD_ERROR) -> int:
+def error_of(num_classes: int | None, sigma: float, records: float) -> float:
+    """Largest standard error of the accuracy on so many held-out records, or persons."""
+    noise = sigma**2 * (2 if num_classes == 2 else 1)
+    return math.sqrt(noise / records**2 + 0.25 / records)
+
+
+def records_for(num_classes: int | None, sigma: float, error: float = _GOOD_ERROR) -> int:
     """Held-out records, or persons, from which the standard error of the accuracy is at most ``error``."""
     noise = sigma**2 * (2 if num_classes == 2 else 1)
     return math.ceil((0.25 + math.sqrt(0.0625 + 4 * error**2 * noise)) / (2 * error**2))

@@ -48,12 +48,13 @@ from pl_privknn.features.table import TableFeatures
 from pl_privknn.labelers.linear_models import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.released_sums import centre_of, clipped_differences
 from pl_privknn.privacy.budget import Budget
-from pl_privknn.privacy.holdout import PaidEvaluation
+from pl_privknn.privacy.holdout import MOST_ERROR, PaidEvaluation, calibrated, error_of, records_for
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.recommendation.rules import (
     BATCH,
     BENEATH,
     KINDS,
+    METRICS,
     TEACHERS,
     WIDTHS,
     WIDTHS_OF_ATTRIBUTES,
@@ -79,6 +80,8 @@ _LIBRARIES, _NETWORK = 1.1, 0.7
 # ε 1 reach 0.78 on digits (20 pixels a side) and 0.68 on Fashion-MNIST (28) with both, 0.43 and 0.71 with the network
 # alone: means of three seeds.
 _SMALL, _SHARES = 64, (0.3, 0.7)
+# Records of a class times ε from which noisy class means find it: 45 and 60 were enough in measurements, 30 were not.
+_RECORDS_OF_CLASS = 45
 # Labelled public examples that a simulation needs, in total and per class.
 _LABELLED, _OF_EACH = 60, 5
 
@@ -195,6 +198,8 @@ _COMMENTS = {
 _WHY = {
     "ReverseKNN": "Each record votes once, for its nearest cluster of public examples; with few records at this ε, "
     "votes lose less accuracy to noise than gradients.",
+    "SufficientStatistics": "A class is as likely as another, whatever its number of records, so rare ones are "
+    "found, at the cost of accuracy on large ones (metric balanced_accuracy).",
     "PreconditionedGradients": "A few noisy gradient sums train a linear model, whose answers cost no further "
     "budget; with this many records at this ε, it is more accurate than votes.",
 }
@@ -213,6 +218,7 @@ def recommend(
     public: str | None = None,
     test: str | None = None,
     unit: Unit = "record",
+    metric: str = "accuracy",
     name: str | None = None,
     progress: bool = False,
 ) -> Recommendation:
@@ -233,6 +239,8 @@ def recommend(
         test: path of test data outside ``data``. Without public and test data the accuracy on held-out private
             records is released, at the ε of the labels.
         unit: what is protected, ``"record"`` or ``"person"``; ``private_records`` then counts persons.
+        metric: ``"balanced_accuracy"`` where classes are uneven and rare ones count as much: takes the class whose
+            noisy mean is nearest, without a comparison.
         name: of the data, in reports; by default the data module's own, else that of the file or folder.
         progress: show a progress bar.
 
@@ -248,6 +256,12 @@ def recommend(
     if public_kind is not None:
         check_choice("public_kind", public_kind, KINDS)
     check_unit(unit)
+    balanced = check_choice("metric", metric, METRICS) == "balanced_accuracy"
+    if balanced and (teacher is not None or public_kind == "other"):
+        raise ValueError(
+            "metric='balanced_accuracy' takes nearest class means, of public examples of the same kind; leave "
+            "teacher and public_kind out"
+        )
     if public_kind == "other" and teacher == "ReverseKNN":
         raise ValueError(
             "teacher='ReverseKNN' with public_kind='other': votes release no centre, which a shift needs; leave "
@@ -274,6 +288,11 @@ def recommend(
         data.name = name or data.name or Path(path or "data").resolve().stem
     section, left_out = as_section(data)
     attributes = data.task == "multilabel"
+    if balanced and (attributes or not data.has_public or getattr(data, "pays_for_public", False)):
+        raise ValueError(
+            "metric='balanced_accuracy' takes nearest class means, which need public examples, and classes instead "
+            "of attributes; give public examples, or leave metric out"
+        )
     if attributes and teacher == "ReverseKNN":
         raise ValueError(
             "teacher='ReverseKNN': recommend takes released gradients for attributes; leave it out, or start from "
@@ -337,11 +356,14 @@ def recommend(
             columns=of_table,
         )
         judged = ""
-        if public_kind is None and teacher != "ReverseKNN":
+        if public_kind is None and teacher != "ReverseKNN" and not balanced:
             public_kind, judged = _kind_by_test(data, sizes, show)
         if public_kind == "other":
             teacher, sizes = "PreconditionedGradients", sizes.shifted()
-        rule = sizes.rule(teacher)
+        rule = sizes.rule("PreconditionedGradients" if balanced else teacher)
+        if balanced:
+            setting = dataclasses.replace(rule, teacher="SufficientStatistics")
+            return Recommendation(setting, sizes, _reasons(sizes, setting, data, "", ""), None, data, kept)
         teachers = (rule.teacher,) if attributes else tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, sizes, rule, teachers, show)
     reasons = _reasons(sizes, setting, data, compared, judged)
@@ -450,9 +472,14 @@ def _reasons(
     what = f"embeddings of dimension {shape[0]}" if table else f"images {'×'.join(map(str, shape))}"
     lines = [
         f"{counted(sizes.public, 'public example')}, {sizes.num_classes} {sizes.labels}, {what}; {_private(sizes)}.",
-        f"Teacher: {TEACHERS[setting.teacher]} (records × ε / {sizes.labels} = {sizes.ratio:.3g}; the two teachers "
-        f"break even at about {sizes.crossing:g}). {_WHY[setting.teacher]}",
+        f"Teacher: {TEACHERS.get(setting.teacher)} (records × ε / {sizes.labels} = {sizes.ratio:.3g}; the two "
+        f"teachers break even at about {sizes.crossing:g}). {_WHY[setting.teacher]}",
     ]
+    if setting.teacher == "SufficientStatistics":
+        lines[1] = (
+            f"Teacher: nearest of the noisy class means. {_WHY[setting.teacher]} A class needs about "
+            f"{math.ceil(_RECORDS_OF_CLASS / sizes.epsilon):,} records; with fewer, leave the metric out."
+        )
     if sizes.task == "multilabel":
         lines[1] = (
             "Teacher: released gradients, which for attributes beat votes from records × ε of about "
@@ -502,9 +529,18 @@ def _held_out(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[dict[str, An
     if len(data.test):
         return {}, sizes.private_records, "Accuracy: measured on the public test set."
     share = PaidEvaluation().share
+    classes = None if sizes.task == "multilabel" else sizes.num_classes
+    sigma = calibrated(classes, Budget(**sizes.budget)).sigma
+    error = error_of(classes, sigma, share * sizes.private_records)
+    known = f"the accuracy is known to ± {error:.2g}"
+    if error > MOST_ERROR:
+        known = (
+            "these are too few records to know the accuracy: about "
+            f"{math.ceil(records_for(classes, sigma) / share):,} give ± 0.1"
+        )
     line = (
-        f"Accuracy: a secret random share of {share:g} of the records is held out; a noisy count of correct "
-        f"predictions on it is also released, at ε {sizes.epsilon:g}; no record is in both parts."
+        f"Accuracy: a secret random share of {share:g} of the records is held out; its noisy confusion matrix is "
+        f"released at ε {sizes.epsilon:g}; no record is in both parts; {known}."
     )
     return {"evaluate": {"share": share}}, round((1 - share) * sizes.private_records), line
 

@@ -21,7 +21,7 @@ from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, PublicPCA, has_pretrained
 from pl_privknn.features.table import TableFeatures
 from pl_privknn.labelers.base import Labeler
-from pl_privknn.labelers.linear_models import PreconditionedGradients
+from pl_privknn.labelers.linear_models import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.reverse_knn import ReverseKNN
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.ledger import FreeLedger
@@ -58,6 +58,8 @@ WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
 WIDTHS_OF_ATTRIBUTES = {"PreconditionedGradients": ((16, 700.0), *WIDTHS["PreconditionedGradients"])}
 #: Kinds of public examples, relative to private ones.
 KINDS = ("same", "other")
+#: What the choice of a teacher goes by; the second where rare classes count as much as large ones.
+METRICS = ("accuracy", "balanced_accuracy")
 # Share of μ for a centre; the norm of its noise (feature vectors have norm 1) above which it is left out or, where
 # public examples are of another kind, takes a larger share.
 _CENTRE, _CENTRE_NOISE, _LARGER_CENTRE = 0.2, 0.4, 0.4
@@ -170,7 +172,7 @@ class Sizes:
 
     def centre(self, setting: Setting) -> float | None:
         """Share of μ for a released centre; None for teachers without one, or where noise would dominate it."""
-        if setting.teacher == "ReverseKNN":
+        if setting.teacher != "PreconditionedGradients":
             return None
         planned = PreconditionedGradients(
             budget=Budget(self.epsilon, self.delta), private_records=self.private_records, centre=_CENTRE
@@ -350,6 +352,10 @@ def parts_of(setting: Setting, sizes: Sizes) -> Parts:
         }
         # Of unit vectors a rate of 3 and a penalty of 0.001; the student scales them to a norm of √width.
         network, optimizer, lr, decay = "linear_probe", "sgd", 3 / setting.width, setting.width / 1000
+    elif setting.teacher == "SufficientStatistics":
+        labeler = SufficientStatistics(private_records=sizes.private_records, fit="nearest_mean")
+        asked = {"selection": FullSelection(), "released": "head"}
+        network, optimizer, lr, decay = "mlp", "adamw", 0.002, 0.001
     else:
         arguments: dict[str, Any] = {"private_records": sizes.private_records}
         if (centre := sizes.centre(setting)) is not None:

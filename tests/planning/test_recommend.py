@@ -516,3 +516,58 @@ def test_a_folder_without_a_public_part_needs_none(tmp_path):
 def test_a_place_of_public_data_is_refused_beside_a_data_module():
     with pytest.raises(ValueError, match=r"public='none'.*state them in the data module"):
         recommend(DigitsDataModule(), epsilon=1.0, private_records=1000, public="none")
+
+
+def uneven(place):
+    """Embeddings of two classes, 97 : 3, as EmbeddingsDataModule takes them."""
+    draw, parts = np.random.default_rng(3), {}
+    centres, spread = draw.normal(size=(2, 48)), np.linspace(1.5, 0.3, 48)
+    centres *= 4 / np.linalg.norm(centres, axis=1, keepdims=True)
+    for part, count in {"private": 3000, "public": 500, "test": 2000}.items():
+        labels = (np.arange(count) % 33 == 0).astype(np.int64)
+        parts[f"{part}_embeddings"] = (centres[labels] + draw.normal(size=(count, 48)) * spread).astype(
+            np.float32
+        )
+        if part != "public":
+            parts[f"{part}_labels"] = labels
+    np.savez(place, **parts)
+
+
+def test_nearest_class_means_find_a_rare_class_where_the_user_says_that_classes_are_uneven(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    uneven("own.npz")
+    words = ["fit", "--data", "own.npz", "--epsilon", "1", "--private-records", "3000", "--run_dir", "run"]
+    words += ["--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "1"]
+    assert main([*words, "--metric", "balanced_accuracy"]) == 0
+    assert "A class is as likely as another" in capsys.readouterr().out
+    summary = json.loads(Path("run/summary.json").read_text())
+    labeling = yaml.safe_load(Path("run/config.yaml").read_text())["labeling"]
+    assert labeling["labeler"]["init_args"]["fit"] == "nearest_mean"
+    assert labeling["released"] == summary["released"] == "head"
+    assert 0.9 < summary["epsilon"] <= 1
+    assert summary["test_recall"]["1"] > 0.9
+    assert summary["test_balanced_accuracy"] > 0.9
+
+
+def test_nearest_class_means_are_refused_where_there_are_none(table, tmp_path, capsys):
+    words = ["init", "--data", "own", "--epsilon", "1", "--private-records", "600"]
+    words += ["--metric", "balanced_accuracy"]
+    for asked in (["--teacher", "ReverseKNN"], ["--public-kind", "other"], ["--public", "none"]):
+        if asked[-1] == "none":
+            Path("own/public_embeddings.npy").unlink()
+        assert main([*words, *asked]) == 2
+        assert "metric='balanced_accuracy' takes nearest class means" in capsys.readouterr().err
+    attribute_tables(Path("several"), {"private_": 800, "public_": 150, "test_": 200})
+    assert main([*words[:2], "several", *words[3:]]) == 2
+    assert "classes instead of attributes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("records", "known"), [(3000, True), (100, False)])
+def test_the_error_of_a_paid_accuracy_is_foretold_from_the_estimate(records, known, tmp_path):
+    one_pair(tmp_path / "own", np.random.default_rng(0))
+    found = recommend(tmp_path / "own", epsilon=1.0, private_records=records, num_classes=3, public="none")
+    (line,) = [line for line in found.reasons if line.startswith("Accuracy: ")]
+    assert ("the accuracy is known to ± 0.0" in line) == known
+    assert ("too few records to know the accuracy: about " in line) == (not known)
