@@ -448,7 +448,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             data.num_classes,
             rounds=sum(map(bool, queries)),
         )
-        rows = torch.arange(len(data.public))
+        rows = torch.arange(0 if data.pays_for_public else len(data.public))  # drawn rows follow from the run
         self._run = LabelRun(
             self._place,
             [charge.with_guarantee(guarantee) for charge in plan],

@@ -252,6 +252,7 @@ class TableDataModule(LabeledTables):
         names, self.left_out = redacted(self._features, first, columns, {*numeric, *categorical})
         table = self._table(first)
         self._known = _Known(redacted(schema_of, table, names, numeric, categorical, first == "public"))
+        self._stated = self.schema  # what a run pays for follows from it, also where an earlier one has paid
         if first == "private" and not {*names} <= {*numeric, *categorical}:
             self.conditions = (KINDS_ARE_PUBLIC,)
         classes = self._name_classes(classes)
@@ -336,20 +337,20 @@ class TableDataModule(LabeledTables):
         """See :meth:`PrivatePublicDataModule.public_plan`."""
         if not self.pays_for_public:
             return []
-        return self.public_rows.plan(budget, len(self.schema.columns), self.schema.unbounded)
+        return self.public_rows.plan(budget, len(self._stated.columns), self._stated.unbounded)
 
     def budget_left(self, budget: Budget) -> Budget:
         """See :meth:`PrivatePublicDataModule.budget_left`."""
         if not self.pays_for_public or budget.epsilon is None:
             return budget
-        return self.public_rows.left(budget, self.schema.unbounded)
+        return self.public_rows.left(budget, self._stated.unbounded)
 
     def draw_public(self, budget: Budget, release: Release) -> DrawnRows:
         """See :meth:`PrivatePublicDataModule.draw_public`."""
         rows = _rows_in(self.private.store)
         owners = self.private_groups if budget.unit == "person" else None
-        schema = self.schema
-        return self.public_rows.released(rows, owners, schema.sizes, schema.bounds, budget, release)
+        sizes, bounds = self._stated.sizes, self._stated.bounds
+        return self.public_rows.released(rows, owners, sizes, bounds, budget, release)
 
     def take_public(self, drawn: DrawnRows, folder: Path | None = None) -> None:
         """See :meth:`PrivatePublicDataModule.take_public`."""

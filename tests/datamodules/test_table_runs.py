@@ -119,6 +119,15 @@ def test_a_resumed_run_draws_nothing_again_and_a_lost_release_is_refused(tmp_pat
         fit(recommended(private, tmp_path), tmp_path / "other")
 
 
+def test_one_data_module_serves_a_resumed_run_and_a_further_one(tmp_path):
+    found = recommended(table(tmp_path / "private.csv", 300), tmp_path, bounds="")
+    first = fit(found, tmp_path / "run")
+    again = fit(found, tmp_path / "run")
+    assert again.epsilon_spent == first.epsilon_spent
+    other = fit(found, tmp_path / "other")  # pays for its own rows and bounds
+    assert other.ledger.report().charged == first.ledger.report().charged
+
+
 def test_the_hold_out_is_not_in_the_released_rows(tmp_path):
     found = recommended(table(tmp_path / "private.csv", 400), tmp_path)
     rows = []
