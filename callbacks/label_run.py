@@ -60,6 +60,10 @@ class StoredQueries:
         statement = "SELECT example FROM queries WHERE round = ? ORDER BY position"
         return [row[0] for row in self._file.read(statement, (round_index,))]
 
+    def all_selected(self) -> list[int]:
+        """The queries of all rounds in order."""
+        return [row[0] for row in self._file.read("SELECT example FROM queries ORDER BY round, position")]
+
     def selections(self, rounds: int) -> tuple[Selection, ...]:
         """Queries of the first ``rounds`` rounds, without their spreads."""
         found = []

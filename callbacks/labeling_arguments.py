@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
 from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
+from pl_privknn.privacy.public_rows import COLUMNS
 
 #: Represents the student's backbone in a list of features.
 STUDENT = "student"
@@ -226,6 +228,37 @@ def placeholders(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
     """Placeholder labels for a run without queries, in the shape of ``labels``."""
     numbers = torch.arange(len(labels))
     return numbers % num_classes if labels.ndim == 1 else (numbers % 2)[:, None].expand_as(labels)
+
+
+_NARROW = ("bf16-true", "16-true", "64-true")  # precisions of whole students
+
+
+def check_schedule(trainer: pl.Trainer) -> None:
+    """Raise ``ValueError`` for reloaded data, and for precisions in which a student's weights are not float32."""
+    if (every := trainer.reload_dataloaders_every_n_epochs) > 1:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"reload_dataloaders_every_n_epochs={every} mis-schedules after a resume; set it to 0, the "
+            "data module follows label changes by itself"
+        )
+    if (precision := str(trainer.precision)) in _NARROW:
+        raise ValueError(
+            f"precision={precision!r}: public images and labels are float32, and later rounds take features from "
+            "the student; use precision='32-true' or 'bf16-mixed'"
+        )
+
+
+def take_columns(trainer: pl.Trainer, run_dir: Path | None) -> None:
+    """Let the data module read rows as the run did whose checkpoint is evaluated.
+
+    Args:
+        trainer: of the evaluation.
+        run_dir: the folder that was asked for, or None.
+    """
+    places = [] if trainer.ckpt_path is None else [*Path(trainer.ckpt_path).parents[:2]]
+    for place in places if run_dir is None else [run_dir, *places]:
+        if (place / COLUMNS).is_file():
+            data_module(trainer).take_columns(json.loads((place / COLUMNS).read_text(encoding="utf-8")))
+            return
 
 
 def data_module(trainer: pl.Trainer) -> PrivatePublicDataModule:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from pl_privknn.callbacks.labeling_arguments import (
     LabelingOptions,
     RoundFeatures,
     check_fits,
+    check_schedule,
     data_module,
     device_of,
     extractor_of,
@@ -32,6 +32,7 @@ from pl_privknn.callbacks.labeling_arguments import (
     placeholders,
     probabilities_of,
     queries_of_rounds,
+    take_columns,
 )
 from pl_privknn.callbacks.labeling_round import (
     MODELS,
@@ -69,7 +70,7 @@ from pl_privknn.privacy.mechanisms.base import (
     noise_guarantee,
 )
 from pl_privknn.privacy.private_state import table_digest
-from pl_privknn.privacy.public_rows import COLUMNS, RELEASES, DrawnRows, KeptReleases
+from pl_privknn.privacy.public_rows import RELEASES, DrawnRows, KeptReleases
 from pl_privknn.privacy.records import (
     check_evaluated,
     check_hyperparameters,
@@ -81,7 +82,6 @@ from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.run import StatesPrivacy, run_id_in
 from pl_privknn.students.losses import TASKS
 
-_NARROW = ("bf16-true", "16-true", "64-true")  # precisions of whole students
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features
 
 
@@ -198,16 +198,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             add_run_report(trainer)
         if stage != "fit" or self.labeler is None:
             return
-        if (every := trainer.reload_dataloaders_every_n_epochs) > 1:  # type: ignore[attr-defined]
-            raise ValueError(
-                f"reload_dataloaders_every_n_epochs={every} mis-schedules after a resume; set it to 0, the "
-                "data module follows label changes by itself"
-            )
-        if (precision := str(trainer.precision)) in _NARROW:
-            raise ValueError(
-                f"precision={precision!r}: public images and labels are float32, and later rounds take features from "
-                "the student; use precision='32-true' or 'bf16-mixed'"
-            )
+        check_schedule(trainer)
         data = data_module(trainer)
         check_hyperparameters(pl_module, data, data.private)
 
@@ -332,23 +323,15 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
 
         data.take_public(self._group.from_first(drawn), None if self._group.rank else self._place)
 
-    def _take_columns(self, trainer: pl.Trainer) -> None:
-        """Let the data module read rows as the run did whose checkpoint is evaluated."""
-        places = [] if trainer.ckpt_path is None else [*Path(trainer.ckpt_path).parents[:2]]
-        for place in places if self.asked_dir is None else [self.asked_dir, *places]:
-            if (place / COLUMNS).is_file():
-                data_module(trainer).take_columns(json.loads((place / COLUMNS).read_text(encoding="utf-8")))
-                return
-
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to test on private records; take the columns of the run that is tested."""
-        self._take_columns(trainer)
+        take_columns(trainer, self.asked_dir)
         check_evaluated("test_dataloader", trainer.test_dataloaders, self._private())
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to validate on private records by themselves; the data module refuses them within a fit."""
         if trainer.state.fn == "validate":
-            self._take_columns(trainer)
+            take_columns(trainer, self.asked_dir)
             check_evaluated("val_dataloader", trainer.val_dataloaders, self._private())
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -589,10 +572,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
 
     def asked_examples(self) -> list[int]:
         """Public examples of all rounds so far, in the order in which they were asked."""
-        if self._led is None:
-            return []
-        stored = self._led.stored
-        return [example for index in range(stored.rounds()) for example in stored.selected(index) or []]
+        return [] if self._led is None else self._led.stored.all_selected()
 
 
 def _no_records() -> None:

@@ -40,10 +40,11 @@ from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import MakesModel
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.card import accuracy_text, holdout_text, recall_text
+from pl_privknn.privacy.earlier_runs import together, together_in_words
 from pl_privknn.privacy.files import write_durably, write_json
 from pl_privknn.privacy.public_rows import COLUMNS
 from pl_privknn.privacy.redaction import private_seconds
-from pl_privknn.privacy.verify import CONFIG, together, together_in_words
+from pl_privknn.privacy.verify import CONFIG
 from pl_privknn.students.losses import TASKS
 
 _ORIGIN = "# Written by a run that Python started."

@@ -54,7 +54,8 @@ def add_epsilon(commands: Any) -> None:
 def run_epsilon(parsed: argparse.Namespace) -> int:
     """Print ε of the files together."""
     from pl_privknn._checks import check_int
-    from pl_privknn.privacy.verify import epsilon_of_files, ledgers_under, releases_of, total
+    from pl_privknn.privacy.earlier_runs import ledgers_under
+    from pl_privknn.privacy.verify import epsilon_of_files, releases_of, total
 
     exact = not parsed.fast
     if parsed.plot is not None and not parsed.tradeoff:

@@ -17,6 +17,7 @@ import numpy as np
 from pl_privknn import __version__
 from pl_privknn._checks import at_most, printable
 from pl_privknn.privacy.accounting.tradeoff import RATES
+from pl_privknn.privacy.earlier_runs import together_in_words
 from pl_privknn.privacy.files import MOST_ERROR, file_digest, write_durably, write_json
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.run import RUN_FILE, is_labelling
@@ -32,7 +33,6 @@ from pl_privknn.privacy.verify import (
     named_values,
     parameters_text,
     reading,
-    together_in_words,
 )
 
 _CARD = "privacy_card"

@@ -34,21 +34,14 @@ import torch
 from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit, counted
 from pl_privknn._progress import ProgressHook, progress_bars
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
-from pl_privknn.callbacks.selection import FullSelection
 from pl_privknn.config import as_section, build, class_named, get, read_document, write_yaml
 from pl_privknn.datamodules.at import data_at
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.tables import TableDataModule
-from pl_privknn.features.base import Extractor, Pixels, PublicTables
-from pl_privknn.features.hog import HOG
-from pl_privknn.features.joined import JoinedFeatures
-from pl_privknn.features.pretrained import TimmFeatures
+from pl_privknn.features.base import Extractor, PublicTables
 from pl_privknn.features.public import PublicFeatures, PublicPCA, has_pretrained
 from pl_privknn.features.table import TableFeatures
-from pl_privknn.labelers.linear_models import PreconditionedGradients, SufficientStatistics
 from pl_privknn.labelers.released_sums import centre_of, clipped_differences
-from pl_privknn.privacy.budget import Budget
-from pl_privknn.privacy.holdout import MOST_ERROR, PaidEvaluation, calibrated, error_of, records_for
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.recommendation.rules import (
     BATCH,
@@ -56,6 +49,7 @@ from pl_privknn.recommendation.rules import (
     KINDS,
     METRICS,
     TEACHERS,
+    WHY,
     WIDTHS,
     WIDTHS_OF_ATTRIBUTES,
     WIDTHS_OF_EMBEDDINGS,
@@ -65,9 +59,12 @@ from pl_privknn.recommendation.rules import (
     Sizes,
     compare,
     parts_of,
+    private_in_words,
+    takes_pretrained,
     teacher_extractor,
     usual_delta,
 )
+from pl_privknn.recommendation.without_public import from_drawn_rows, without_public
 from pl_privknn.students.base import SupervisedStudent
 
 # Number of test examples whose features are compared with public ones, and the distance of the means (features have
@@ -76,10 +73,6 @@ _TESTED, _ANOTHER_KIND = 300, 0.65
 _MOST_RECORDS = 10**9
 # Measured gigabytes of a process: with torch and Lightning, and more where a network computes features of images.
 _LIBRARIES, _NETWORK = 1.1, 0.7
-# Without public data: largest side of images that HOG serves too, and shares of HOG and of the network. Class sums at
-# ε 1 reach 0.78 on digits (20 pixels a side) and 0.68 on Fashion-MNIST (28) with both, 0.43 and 0.71 with the network
-# alone: means of three seeds.
-_SMALL, _SHARES = 64, (0.3, 0.7)
 # Records of a class times ε from which noisy class means find it: 45 and 60 were enough in measurements, 30 were not.
 _RECORDS_OF_CLASS = 45
 # Labelled public examples that a simulation needs, in total and per class.
@@ -171,9 +164,11 @@ class Recommendation:
 
     def _parts(self) -> Parts:
         if isinstance(self.data, TableDataModule) and self.data.pays_for_public:
-            return _from_drawn_rows(self.data, self.sizes, self.setting)[1]
+            return from_drawn_rows(self.data, self.sizes, self.setting)[1]
         return (
-            parts_of(self.setting, self.sizes) if self.data.has_public else _alone(self.data, self.sizes)[1]
+            parts_of(self.setting, self.sizes)
+            if self.data.has_public
+            else without_public(self.data, self.sizes)[1]
         )
 
     def to_yaml(self, **sections: Any) -> str:
@@ -194,14 +189,6 @@ _COMMENTS = {
     "model": "Learns from released labels, on the features of the teacher.",
     "labeling": "A run whose worst case exceeds the budget stops before its first query.",
     "trainer": "Accuracy of the last epoch is reported; never pick the best one on the test set.",
-}
-_WHY = {
-    "ReverseKNN": "Each record votes once, for its nearest cluster of public examples; with few records at this ε, "
-    "votes lose less accuracy to noise than gradients.",
-    "SufficientStatistics": "A class is as likely as another, whatever its number of records, so rare ones are "
-    "found, at the cost of accuracy on large ones (metric balanced_accuracy).",
-    "PreconditionedGradients": "A few noisy gradient sums train a linear model, whose answers cost no further "
-    "budget; with this many records at this ε, it is more accurate than votes.",
 }
 
 
@@ -320,14 +307,14 @@ def recommend(
             columns=of_table,
         )
         setting = sizes.rule("PreconditionedGradients")
-        return Recommendation(setting, sizes, _from_drawn_rows(data, sizes, setting)[0], None, data, kept)
+        return Recommendation(setting, sizes, from_drawn_rows(data, sizes, setting)[0], None, data, kept)
     if not data.has_public:
         data.setup("test")
         setting, sizes = (
             Setting("SufficientStatistics", 0),
             Sizes(records, epsilon, delta, data.num_classes, 0, task=data.task, unit=unit),
         )
-        return Recommendation(setting, sizes, _alone(data, sizes)[0], None, data, kept)
+        return Recommendation(setting, sizes, without_public(data, sizes)[0], None, data, kept)
     with progress_bars(progress) as show:
         data.setup("validate")
         truth = data.public.truth
@@ -452,18 +439,6 @@ def _compared(
     return best, accuracy, f"{line}."
 
 
-def _takes_pretrained(data: PrivatePublicDataModule) -> bool:
-    channels, height, width = data.image_shape
-    return has_pretrained() and channels in (1, 3) and (height, width) != (1, 1)
-
-
-def _private(sizes: Sizes) -> str:
-    return (
-        f"{counted(sizes.private_records, 'private record')} (your estimate); ε {sizes.epsilon:g} at δ "
-        f"{sizes.delta:g}"
-    )
-
-
 def _reasons(
     sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, compared: str, judged: str
 ) -> tuple[str, ...]:
@@ -471,13 +446,14 @@ def _reasons(
     table = shape[1:] == (1, 1)
     what = f"embeddings of dimension {shape[0]}" if table else f"images {'×'.join(map(str, shape))}"
     lines = [
-        f"{counted(sizes.public, 'public example')}, {sizes.num_classes} {sizes.labels}, {what}; {_private(sizes)}.",
+        f"{counted(sizes.public, 'public example')}, {sizes.num_classes} {sizes.labels}, {what}; "
+        f"{private_in_words(sizes)}.",
         f"Teacher: {TEACHERS.get(setting.teacher)} (records × ε / {sizes.labels} = {sizes.ratio:.3g}; the two "
-        f"teachers break even at about {sizes.crossing:g}). {_WHY[setting.teacher]}",
+        f"teachers break even at about {sizes.crossing:g}). {WHY[setting.teacher]}",
     ]
     if setting.teacher == "SufficientStatistics":
         lines[1] = (
-            f"Teacher: nearest of the noisy class means. {_WHY[setting.teacher]} A class needs about "
+            f"Teacher: nearest of the noisy class means. {WHY[setting.teacher]} A class needs about "
             f"{math.ceil(_RECORDS_OF_CLASS / sizes.epsilon):,} records; with fewer, leave the metric out."
         )
     if sizes.task == "multilabel":
@@ -505,7 +481,7 @@ def _reasons(
         lines.append(f"Features: normal scores of numbers and one-hot categories, {kept}")
     elif table:
         lines.append(f"Features: embeddings, {kept}")
-    elif _takes_pretrained(data):
+    elif takes_pretrained(data):
         lines.append(f"Features: a network with ImageNet weights, HOG, pixels and patches, {kept}")
     else:
         lines.append(
@@ -522,87 +498,3 @@ def _reasons(
         )
     )
     return tuple(lines)
-
-
-def _held_out(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[dict[str, Any], int, str]:
-    """Arguments of the labeling that measure accuracy, records that are left to the teacher, and a line about it."""
-    if len(data.test):
-        return {}, sizes.private_records, "Accuracy: measured on the public test set."
-    share = PaidEvaluation().share
-    classes = None if sizes.task == "multilabel" else sizes.num_classes
-    sigma = calibrated(classes, Budget(**sizes.budget)).sigma
-    error = error_of(classes, sigma, share * sizes.private_records)
-    known = f"the accuracy is known to ± {error:.2g}"
-    if error > MOST_ERROR:
-        known = (
-            "these are too few records to know the accuracy: about "
-            f"{math.ceil(records_for(classes, sigma) / share):,} give ± 0.1"
-        )
-    line = (
-        f"Accuracy: a secret random share of {share:g} of the records is held out; its noisy confusion matrix is "
-        f"released at ε {sizes.epsilon:g}; no record is in both parts; {known}."
-    )
-    return {"evaluate": {"share": share}}, round((1 - share) * sizes.private_records), line
-
-
-def _from_drawn_rows(data: TableDataModule, sizes: Sizes, setting: Setting) -> tuple[tuple[str, ...], Parts]:
-    """Reasons and objects of a table without public rows, which the run pays for."""
-    measured, records, accuracy = _held_out(data, sizes)
-    parts = parts_of(setting, dataclasses.replace(sizes, private_records=records))
-    labeler = PreconditionedGradients(
-        private_records=records
-    )  # drawn rows have the centre of the private ones
-    parts = Parts(
-        {**parts.student, "network": "linear_probe"},
-        {**parts.labeling, "labeler": labeler, "released": "head", **measured},
-        {"max_epochs": 1},
-    )
-    settings, schema = data.public_rows, data.schema
-    left = data.budget_left(Budget(sizes.epsilon, sizes.delta)).epsilon
-    unbounded = ""
-    if schema.unbounded:
-        unbounded = (
-            f" Bounds of {counted(schema.unbounded, 'column')} of numbers are not stated (--bounds), and are paid "
-            f"for too ({settings.bounds:g} of μ, twice)."
-        )
-    return (
-        f"{counted(len(schema.columns), 'column')}, {sizes.num_classes} classes; {_private(sizes)}.",
-        f"Public rows: there are none, so the run pays for histograms of the columns ({settings.histograms:g} of μ) "
-        f"and for their second moments ({settings.moments:g} of μ), and draws {settings.rows} rows that have both; "
-        f"ε {left:.3g} is left to the teacher.{unbounded}",
-        f"Teacher: released gradients, whose linear model is the result. {_WHY[setting.teacher]}",
-        f"Features: normal scores of numbers and one-hot categories, {setting.width} principal components of a "
-        "kernel, learned from the drawn rows.",
-        *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
-        accuracy,
-    ), parts
-
-
-def _alone(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], Parts]:
-    """Reasons and objects of a teacher without public data, whose model is the result."""
-    table, pretrained = data.image_shape[1:] == (1, 1), _takes_pretrained(data)
-    kinds: list[Extractor] = [Pixels()] if table else [TimmFeatures()] if pretrained else [HOG()]
-    named = "embeddings" if table else "a network with ImageNet weights" if pretrained else "HOG"
-    if pretrained and max(data.image_shape[1:]) <= _SMALL:
-        kinds, named = [HOG(), *kinds], f"HOG and {named}"
-    features = kinds[0] if len(kinds) == 1 else JoinedFeatures(kinds, _SHARES)
-    labeling: dict[str, Any] = {
-        "rounds": 1, "features": [features], "selection": FullSelection(), "released": "head"
-    }  # fmt: skip
-    measured, records, accuracy = _held_out(data, sizes)
-    labeling |= measured
-    arguments: dict[str, Any] = {"private_records": records}
-    if sizes.task == "multilabel":
-        arguments["task"] = sizes.task
-    labeling = {"labeler": SufficientStatistics(**arguments), **labeling, "budget": sizes.budget}
-    reasons = (
-        f"No public examples, {sizes.num_classes} {sizes.labels}; {_private(sizes)}.",
-        f"Teacher: noisy sums of features by {sizes.labels} give a linear model, which is the result.",
-        f"Features: {named}; nothing is learned from public examples.",
-        "Unlabelled public examples of the same kind (--public PATH, or public/ in the folder) would allow features "
-        "that are learned from them, teachers with less noise and a student.",
-        *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
-        accuracy,
-    )
-    student = {"network": "linear_probe", "extractor": features}
-    return reasons, Parts(student, labeling, {"max_epochs": 1})

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pl_privknn._checks import counted
 from pl_privknn.callbacks.selection import ClusterSelection, FullSelection, PublicPool, label_by_spread
 from pl_privknn.config import plain_arguments
+from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.features.public import PublicFeatures, PublicKernelPCA, PublicPCA, has_pretrained
@@ -382,3 +384,28 @@ def parts_of(setting: Setting, sizes: Sizes) -> Parts:
         },
         trainer={"max_epochs": epochs},
     )  # fmt: skip
+
+
+#: Reasons for each teacher, in words.
+WHY = {
+    "ReverseKNN": "Each record votes once, for its nearest cluster of public examples; with few records at this ε, "
+    "votes lose less accuracy to noise than gradients.",
+    "SufficientStatistics": "A class is as likely as another, whatever its number of records, so rare ones are "
+    "found, at the cost of accuracy on large ones (metric balanced_accuracy).",
+    "PreconditionedGradients": "A few noisy gradient sums train a linear model, whose answers cost no further "
+    "budget; with this many records at this ε, it is more accurate than votes.",
+}
+
+
+def takes_pretrained(data: PrivatePublicDataModule) -> bool:
+    """Return whether features of a pretrained network are installed and fit the images."""
+    channels, height, width = data.image_shape
+    return has_pretrained() and channels in (1, 3) and (height, width) != (1, 1)
+
+
+def private_in_words(sizes: Sizes) -> str:
+    """Size of the private part, ε and δ, as text."""
+    return (
+        f"{counted(sizes.private_records, 'private record')} (your estimate); ε {sizes.epsilon:g} at δ "
+        f"{sizes.delta:g}"
+    )

@@ -9,8 +9,9 @@ from pl_privknn.callbacks import LabelingOptions
 from pl_privknn.cli import main
 from pl_privknn.config import read_document, write_yaml
 from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy.earlier_runs import earlier_runs, together
 from pl_privknn.privacy.mechanisms import Laplace
-from pl_privknn.privacy.verify import earlier_runs, epsilon_of_files, together
+from pl_privknn.privacy.verify import epsilon_of_files
 from pl_privknn.report import write_report
 from tests.setup.small_fit import fit_student
 
