@@ -360,15 +360,23 @@ def _check_data(parsed: argparse.Namespace) -> int:
 
     Private records are not loaded: their content, and which of them a run leaves out, is unknown here.
     """
+    from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC
+    from pl_privknn.datamodules.tables import KINDS_ARE_PUBLIC
+
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         found = recommended(parsed)
     data, sizes = found.data, found.sizes
     unit = found.config["labeling"]["budget"].get("unit", "record")
-    but = ", except the names of its classes" if data.conditions else ""
+    of_private = {CLASSES_ARE_PUBLIC: "names of its classes", KINDS_ARE_PUBLIC: "kinds of its columns"}
+    known = [what for condition, what in of_private.items() if condition in data.conditions]
+    but = f", except the {' and the '.join(known)}" if known else ""
     print(f"Private part: not loaded{but}; {counted(sizes.private_records, unit)} (your estimate).")
     truth = data.public.truth if data.has_public else None
-    print(_part("Public part", sizes.public, truth, data))
+    if data.pays_for_public:
+        print("Public part: none; the run pays for releases of the private part and draws rows from them.")
+    else:
+        print(_part("Public part", sizes.public, truth, data))
     print(_part("Test part", len(data.test), data.test.labels, data))
     for note in dict.fromkeys(str(one.message) for one in notes if one.category is UserWarning):
         print(f"Note: {note}.")

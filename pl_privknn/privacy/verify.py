@@ -222,7 +222,8 @@ def audit_ledger(
 
     Returns:
         what :func:`epsilon_of_file` returns for a ledger; ``within_budget``: whether the guarantee keeps
-        ``max_epsilon`` by the rule in ``filter``, None where there is no budget; and ``charges``, one a charged row:
+        ``max_epsilon`` by the rule in ``filter``, None where there is no budget; where ``head`` is given,
+        ``head_found``, the row that carries it; and ``charges``, one a charged row:
         ``row``, ``run``, ``noise`` (None where it is not stated) and the ``release``.
 
     Raises:
@@ -241,8 +242,7 @@ def audit_ledger(
                 f"privknn epsilon states its ε at another δ"
             )
         report = ledger.report(delta, exact=exact)
-        if head is not None:
-            ledger.check_head(head.strip().lower(), "--head")
+        found = None if head is None else ledger.check_head(head.strip().lower(), "--head")
         charges = [
             {
                 "row": row["position"],
@@ -253,7 +253,12 @@ def audit_ledger(
             for row in read_rows(path)
             if row["kind"] == "charge"
         ]
-        return {**_of_ledger(ledger, report), "within_budget": ledger.within_budget(), "charges": charges}
+        return {
+            **_of_ledger(ledger, report),
+            **({} if found is None else {"head_found": f"row {found} of {report.rows}"}),
+            "within_budget": ledger.within_budget(),
+            "charges": charges,
+        }
 
 
 def _of_ledger(ledger: Ledger, whole: LedgerReport) -> dict[str, Any]:

@@ -118,3 +118,16 @@ def test_what_lies_beside_data_is_not_imported(tmp_path, monkeypatch, capsys):
     assert main(["check", "--data", "photographs", "--epsilon", "1", "--private-records", "60"]) == 2
     assert seen
     assert str(tmp_path) not in seen
+
+
+def test_check_says_that_a_run_pays_for_the_public_rows_of_a_table(tmp_path, capsys):
+    with (tmp_path / "claims.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["age", "region", "label"])
+        rows.writerows([20 + n % 60, ["north", "south"][n % 2], ["low", "high"][n % 2]] for n in range(60))
+    lines = printed(capsys, ["--data", str(tmp_path / "claims.csv"), "--label", "label"])
+    said = "not loaded, except the names of its classes and the kinds of its columns"
+    assert f"Private part: {said}; 500 records (your estimate)." in lines
+    assert (
+        "Public part: none; the run pays for releases of the private part and draws rows from them." in lines
+    )

@@ -195,6 +195,7 @@ def test_a_head_noted_earlier_finds_rewritten_and_older_files(ledger, tmp_path):
     head = audit_ledger(ledger, exact=False)["ledger_head"]
     Ledger(ledger, Budget(epsilon=4.0)).run("a").charge(G, 5)
     later = audit_ledger(ledger, head=head.upper() + "\n", exact=False)
+    assert later["head_found"] == f"row {later['rows'] - 1} of {later['rows']}"
     assert later["rows"] == 6
     with pytest.raises(LedgerCorrupt, match="older copy"):
         audit_ledger(old, head=later["ledger_head"], exact=False)
