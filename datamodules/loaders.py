@@ -137,7 +137,8 @@ class LabeledSampler(_EpochSampler):
             raise NoLabeledExamplesError(
                 "no public example has a label at the start of this epoch, so there is nothing to train on. If "
                 "a private labeler refused every query, lower its threshold or its noise, or ask more "
-                "queries; without one, call datamodule.public.set_labels(indices, labels) before the epoch"
+                "queries; without one, call datamodule.public.set_labels(indices, labels) before the epoch. "
+                "lr_find and other tuners run without callbacks, so without labels: call them after a fit"
             )
         passes = math.ceil(self.total_size / len(labeled))
         return torch.cat([labeled[torch.randperm(len(labeled), generator=generator)] for _ in range(passes)])

@@ -116,6 +116,12 @@ def predict(model: str | Path, inputs: Any = None, *, column: str | None = None)
         names, store = tuple(map(str, range(len(rows)))), None
     if not len(names):
         raise ValueError(f"{given[0]}: it contains no inputs to predict")
+    if store is None and not isinstance(rows, list):
+        bad = (~rows.flatten(1).isfinite().all(dim=1)).nonzero()
+        if len(bad):
+            raise ValueError(
+                f"{given[0]}: input {int(bad[0])} holds NaN or infinite numbers; fill them in, or leave it out"
+            )
     size = _AT_ONCE if about["batch"] == "any" else 1
     parts = rows if isinstance(rows, list) else rows.split(size)
     with torch.no_grad():

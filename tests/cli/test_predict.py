@@ -207,6 +207,7 @@ def test_without_inputs_the_runs_own_test_part_is_predicted(tmp_path):
         ("run run", "contains no image"),
         ("run damaged.png", "is not a readable image"),
         ("run floats.npy", "divide 0 … 255 by 255"),
+        ("run holes.npy", "input 1 holds NaN or infinite numbers"),
         ("run small.npy", "expected (3, 8, 8)"),
         ("run", "no data to predict"),
         ("run photos --output photos", "already exists; name another file"),
@@ -219,6 +220,9 @@ def test_bad_input_gets_one_line_and_nothing_is_written(run, words, message, mon
     Path("damaged.pt2").write_bytes(b"no model")
     Path("damaged.png").write_bytes(b"no image")
     np.save("floats.npy", np.full((2, 8, 8, 3), 200.0, dtype=np.float32))
+    holes = np.zeros((2, 8, 8, 3), dtype=np.float32)
+    holes[1, 2, 3, 0] = np.nan
+    np.save("holes.npy", holes)
     np.save("small.npy", np.zeros((2, 4, 4, 3), dtype=np.uint8))
     before = sorted(folder.rglob("*"))
     assert main(["predict", *words.split()]) == 2
