@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pl_privknn._checks import check_epsilon
 from pl_privknn.cli.common import CommandError, add_set, importable, suggest, values_set
 from pl_privknn.cli.fit import add_places, places_of
 
@@ -77,6 +78,8 @@ def _compare(parsed: argparse.Namespace) -> int:
         )
     if parsed.config is None and parsed.data is None:
         raise ValueError("nothing to compare; give the YAML of a comparison, --data PATH or --render DIR")
+    for epsilon in parsed.epsilon if parsed.data is not None else ():
+        check_epsilon("--epsilon", epsilon)
     if not Path(parsed.config or parsed.data).exists():
         raise FileNotFoundError(f"{parsed.config or parsed.data}: no such file or folder; check the path")
     with importable([parsed.config or parsed.data]):

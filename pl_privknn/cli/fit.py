@@ -360,12 +360,12 @@ def _check_data(parsed: argparse.Namespace) -> int:
 
     Private records are not loaded: their content, and which of them a run leaves out, is unknown here.
     """
-    from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC
-    from pl_privknn.datamodules.tables import KINDS_ARE_PUBLIC
-
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         found = recommended(parsed)
+    from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC
+    from pl_privknn.datamodules.tables import KINDS_ARE_PUBLIC
+
     data, sizes = found.data, found.sizes
     unit = found.config["labeling"]["budget"].get("unit", "record")
     of_private = {CLASSES_ARE_PUBLIC: "names of its classes", KINDS_ARE_PUBLIC: "kinds of its columns"}

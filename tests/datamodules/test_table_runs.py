@@ -157,6 +157,8 @@ def test_neighbouring_tables_differ_in_released_figures_alone(tmp_path, capsys, 
             [*found.reasons, output.out, output.err, *(str(warning.message) for warning in recwarn.list)]
         )
         recwarn.clear()
+        # These rows of the table follow from the accuracy that the hold-out released.
+        text = re.sub("│ hold-out accuracy.*?└", "└", text, flags=re.DOTALL)
         columns = [{**column, "bounds": None} for column in found.data.columns()]
         said.append(
             (re.sub(r"[\d.\s━─]+", "#", text.replace(str(folder), "")), columns, found.data.num_classes)
