@@ -45,7 +45,7 @@ def wheel(tmp_path_factory):
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     package = ROOT / "pl_privknn"
     folders = [package, *(package / name for name in LINKED)]
-    endings = (".py", ".yaml", ".j2", ".css", ".js", ".txt")
+    endings = (".py", ".pyi", ".yaml", ".j2", ".css", ".js", ".txt")
     sources = {path for folder in folders for path in folder.rglob("*") if path.suffix in endings}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}

@@ -1,6 +1,10 @@
 """Private training killed at any step and resumed: no step is forgotten, and ε is that of the whole."""
 
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
@@ -117,22 +121,37 @@ def test_what_stops_a_training_leaves_a_checkpoint_that_continues_after_the_paid
     check_continued(tmp_path, step, trainer, callback)
 
 
-@needs_fork
-@pytest.mark.long
-@pytest.mark.parametrize("step", range(1, 11))
-def test_a_training_that_is_killed_continues_after_the_paid_steps(tmp_path, step):
+def kill_and_continue(folder, step):
+    """Kill a training before the noise of a step is drawn, and continue it."""
+    folder.mkdir()
     keep = ModelCheckpoint(
-        tmp_path / "ckpt", filename="last", every_n_train_steps=1, enable_version_counter=False
+        folder / "ckpt", filename="last", every_n_train_steps=1, enable_version_counter=False
     )
 
     def train(noise, checkpoint):
         callback, trainer = fit(
-            Lit(), tmp_path, training(noise_source=noise), 5, callbacks=[keep], ckpt_path=checkpoint
+            Lit(), folder, training(noise_source=noise), 5, callbacks=[keep], ckpt_path=checkpoint
         )
         if checkpoint is not None:
-            check_continued(tmp_path, step, trainer, callback)
+            check_continued(folder, step, trainer, callback)
 
-    assert in_a_dying_child(tmp_path, step, train) == -signal.SIGKILL
-    assert sum(count for _, count in charged(tmp_path)) == paid_at(step)
+    assert in_a_dying_child(folder, step, train) == -signal.SIGKILL
+    assert sum(count for _, count in charged(folder)) == paid_at(step)
     if step > 1:
-        assert in_a_dying_child(tmp_path, 0, train) == 0
+        assert in_a_dying_child(folder, 0, train) == 0
+
+
+@needs_fork
+@pytest.mark.long
+def test_a_training_that_is_killed_continues_after_the_paid_steps(tmp_path):
+    # In a process of its own: where other tests have let autograd start threads, no fork can train.
+    lines = (
+        "import pathlib",
+        "from tests.training.test_kill import kill_and_continue",
+        f"for step in range(1, 11): kill_and_continue(pathlib.Path({str(tmp_path)!r}) / str(step), step)",
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", "\n".join(lines)]
+    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
