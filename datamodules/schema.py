@@ -247,7 +247,8 @@ def schema_of(
         table.check(name, "by columns= (--columns)")
         if name in categorical:
             kind, comma = "category", False
-        elif (stated := numeric.get(name)) is not None and not public:
+        elif name in numeric and not public:  # from what is stated alone: private cells would be conditions
+            stated = numeric[name] or [0.0]
             kind, comma = ("date" if isinstance(stated[0], str | datetime.date) else "number"), None
         else:
             kind, comma = _kind_of(table, name)

@@ -197,7 +197,7 @@ class TableDataModule(LabeledTables):
         label: the column of labels.
         columns: the columns that are features; None: all others.
         numeric: bounds of columns of numbers or dates, as in ``{"age": (0, 120)}``; None where only the kind is
-            stated.
+            stated (without public rows: of numbers; dates are stated by bounds).
         categorical: values of columns of categories, as in ``{"region": ["north", "south"]}``; likewise.
         person: the column that says whom a private record belongs to.
         id: the column of lasting names of private records, each different.

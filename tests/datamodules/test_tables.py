@@ -273,6 +273,16 @@ def test_identifiers_are_left_out(capsys):
     assert len(TableDataModule(private=table, public={**table}, columns=["id", "paid"]).schema.columns) == 2
 
 
+def test_a_private_cell_decides_nothing_about_a_column_that_is_stated_without_bounds():
+    def made(cells):
+        private = pa.table({"x": cells, "label": [0, 1] * (len(cells) // 2)})
+        return TableDataModule(private=private, public="none", classes=["0", "1"], numeric={"x": None})
+
+    dates, numbers = made(["2020-01-01"] * 10), made(["1.5"] * 9 + ["1,5"])
+    assert dates.schema == numbers.schema
+    assert dates.conditions == numbers.conditions == ()
+
+
 def test_what_the_guarantee_rests_on():
     only = TableDataModule(private=COLUMNS)
     assert len(only.conditions) == 2
