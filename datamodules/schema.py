@@ -108,8 +108,12 @@ class ColumnSchema:
 
     def read(self, table: Columns) -> NDArray[np.float64]:
         """Numbers, NaN where there is none, or numbers of categories, ``(n,)``."""
+        import pyarrow
+
         column = table.read(self.name)
-        if self.kind != "category" and (found := _typed_numbers(column)) is not None:
+        # A typed column is read as its cells are as texts, which one odd cell of another record makes of them all.
+        as_typed = self.kind != "category" and pyarrow.types.is_temporal(column.type) == (self.kind == "date")
+        if as_typed and (found := _typed_numbers(column)) is not None:
             return found
         words, places = _different(column)
         if self.kind == "category":

@@ -12,7 +12,7 @@ import torch
 
 from pl_privknn.datamodules import TableDataModule
 from pl_privknn.datamodules.columns import Columns
-from pl_privknn.datamodules.schema import Schema, days_of, number_of, schema_of
+from pl_privknn.datamodules.schema import ColumnSchema, Schema, days_of, number_of, schema_of
 
 NAN = math.nan
 SECRET = "Mallory"
@@ -281,6 +281,13 @@ def test_a_private_cell_decides_nothing_about_a_column_that_is_stated_without_bo
     dates, numbers = made(["2020-01-01"] * 10), made(["1.5"] * 9 + ["1,5"])
     assert dates.schema == numbers.schema
     assert dates.conditions == numbers.conditions == ()
+
+
+@pytest.mark.parametrize(("kind", "cells"), [("number", [datetime.date(2020, 1, 1)] * 2), ("date", [1, 2])])
+def test_a_column_of_another_type_is_read_as_its_texts_are(kind, cells):
+    column, tables = ColumnSchema("x", kind, (0.0, 1.0)), ({"x": cells}, {"x": [str(cell) for cell in cells]})
+    typed, texts = (Columns("private", pa.table(table), ["x"], None, True) for table in tables)
+    np.testing.assert_array_equal(column.read(typed), column.read(texts))
 
 
 def test_what_the_guarantee_rests_on():
