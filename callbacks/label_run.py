@@ -385,7 +385,7 @@ class LabelRun(Run):
 
 @dataclasses.dataclass(frozen=True)
 class StoredAnswers:
-    """What the queries of a run have released.
+    """Queries of a run and their released answers.
 
     Attributes:
         queries: in the order in which they were, or would have been, asked.

@@ -24,7 +24,7 @@ from pl_privknn.privacy.public_rows import Bounds, scaled
 KINDS = ("number", "date", "flag", "category")
 _DECIDED = 0.9  # share of a column's cells that decide its kind
 _FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
-_MOST_VALUES, _BUCKETS = 50, 16  # categories that public rows name; of those that nobody names
+_MOST_VALUES, _BUCKETS = 50, 16  # values of a public column; hash buckets of a column without stated values
 _STRETCH = 0.1  # of a range of public numbers, at both ends
 _MOST_COORDINATES = 2000  # second moments have half of its square
 _DROPPED = str.maketrans(
@@ -88,7 +88,7 @@ class ColumnSchema:
     Attributes:
         name: of the column.
         kind: one of :data:`KINDS`.
-        bounds: lowest and highest number, or None where nobody states them.
+        bounds: lowest and highest number; None where they are not stated.
         values: categories that are told apart; others share one coordinate. None: categories by a public hash.
         comma: whether numbers have a decimal comma; None where neither public rows nor kinds tell.
     """
@@ -165,16 +165,16 @@ class Schema:
 
     @property
     def bounds(self) -> list[Bounds | None]:
-        """Of each column its bounds; None of categories, and where nobody states them."""
+        """Bounds of each column; None for categories and for bounds that are not stated."""
         return [column.bounds for column in self.columns]
 
     @property
     def unbounded(self) -> int:
-        """Number of columns of numbers whose bounds nobody states."""
+        """Number of numeric columns without stated bounds."""
         return sum(not column.size and column.bounds is None for column in self.columns)
 
     def with_bounds(self, bounds: Sequence[Bounds | None]) -> Schema:
-        """The same with other bounds."""
+        """Copy of the schema with other bounds."""
         pairs = zip(self.columns, bounds, strict=True)
         return Schema(tuple(dataclasses.replace(column, bounds=found) for column, found in pairs))
 

@@ -140,7 +140,7 @@ class PayingRun:
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-    """What a labeler can do with its settings, beyond answering about one table of records.
+    """Capabilities of a labeler with its settings, beyond one table of single records.
 
     Attributes:
         in_batches: whether the queries of a round may be asked in several calls of :meth:`Labeler.label`; False where
