@@ -131,7 +131,7 @@ def table() -> str:
             found[0]["honest"]["released"],
             " / ".join(f"{one['honest']['epsilon']:.2f}" for one in found),
             # A lower bound, rounded down.
-            " / ".join(f"{math.floor(100 * one['honest']['epsilon_lower']) / 100:.2f}" for one in found),
+            " / ".join(f"{math.floor(100 * one['honest']['epsilon_lower_bound']) / 100:.2f}" for one in found),
             "–" if method in WHOLE_NUMBERS else " / ".join(
                 "yes" if one["half_noise"]["violated"] else "no" for one in found
             ),

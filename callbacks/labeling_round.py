@@ -438,8 +438,8 @@ def labels_in_use(
     return torch.where(labels >= 0, soft.argmax(dim=1), labels), soft
 
 
-#: What a run may release as its model; ``"mean"`` averages the probabilities of student and head.
-MODELS = ("student", "head", "mean")
+#: What a run may release as its model; ``"ensemble"`` averages the probabilities of student and head.
+MODELS = ("student", "head", "ensemble")
 
 
 class ReleasedHead(nn.Module):

@@ -118,7 +118,8 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             of :class:`~pl_privknn.callbacks.Selector`.
         evaluate: hold out a share of the private records, or persons, of which the teacher learns nothing, and
             release the confusion matrix of the released model on them when the training ends, at the labels' ε.
-        released: which model the run is for: ``"student"``, ``"head"`` (a teacher's own, if any) or their ``"mean"``.
+        released: model that the run releases: ``"student"``, ``"head"`` (the model that a teacher's releases make) or
+            ``"ensemble"`` (mean of their probabilities).
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
         options: rarely used settings.

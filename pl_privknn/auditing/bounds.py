@@ -58,7 +58,7 @@ class Audit:
         epsilon: the stated ε.
         delta: δ of both values of ε.
         adjacency: neighbouring relation.
-        epsilon_lower: measured lower bound, valid with ``confidence`` for any mechanism.
+        epsilon_lower_bound: measured lower bound, valid with ``confidence`` for any mechanism.
         confidence: of the lower bound.
         violated: whether the stated guarantee is refuted.
         verdict_confidence: a true guarantee is refuted with probability at most 1 − this.
@@ -71,7 +71,7 @@ class Audit:
     epsilon: float
     delta: float
     adjacency: Adjacency
-    epsilon_lower: float
+    epsilon_lower_bound: float
     confidence: float
     violated: bool
     verdict_confidence: float
@@ -120,7 +120,7 @@ def audit_scores(
         epsilon=epsilon,
         delta=delta,
         adjacency=adjacency,
-        epsilon_lower=epsilon_of_guesses(guesses, delta=delta, confidence=confidence),
+        epsilon_lower_bound=epsilon_of_guesses(guesses, delta=delta, confidence=confidence),
         confidence=confidence,
         # The trade-off refutes with far fewer guesses than ε, whose test pays m·δ.
         violated=refutes_trade_off(guesses, inverse, VERDICT),

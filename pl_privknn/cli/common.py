@@ -173,7 +173,7 @@ def figure(name: str, value: Any) -> str:
     """Text of a named value, with bounds rounded conservatively."""
     if not isinstance(value, float):
         return printable(str(value))
-    if name.startswith("epsilon_lower"):
+    if name.startswith("epsilon_lower_bound"):
         return at_least(value, 6)
     return at_most(value, 6) if name.startswith(("epsilon", "tpr_", "advantage")) else f"{value:.6g}"
 

@@ -145,10 +145,10 @@ def _models_of(result: Result) -> list[Result]:
         dataclasses.replace(
             result,
             method=f"{result.method}, {model}",
-            title=f"{result.title}, {words}",
+            title=f"{result.title}, {model}",
             values={**result.values, "test_accuracy": result.values[f"{model}_test_accuracy"]},
         )
-        for model, words in zip(MODELS, ("student", "head", "mean of both"), strict=True)
+        for model in MODELS
     ]
 
 
@@ -228,7 +228,7 @@ def _rows_of(results: Sequence[Result], cells: Cells, heading: str = "method") -
     targets = sorted({result.target for result in results})
     best = {target: best_at(cells, target) for target in targets if target < math.inf}
     seeds = len({result.seed for result in results})
-    lines = [f"| {heading} | {' | '.join(map(head, targets))} |", "|---|" + "---|" * len(targets)]
+    lines = [f"| {heading} | {' | '.join(map(column_title, targets))} |", "|---|" + "---|" * len(targets)]
     for method, title in titles_of(cells).items():
         row = [
             cell(cells, (method, target), seeds, "**" if best.get(target) == method else "")
@@ -246,7 +246,7 @@ def guarantee_of_method(cells: Cells, method: str) -> Guarantee:
     return weakest(guarantee for (name, _), guarantee in guarantees(cells).items() if name == method)
 
 
-def head(target: float) -> str:
+def column_title(target: float) -> str:
     """Title of a column."""
     return f"ε ≤ {target:g}" if target < math.inf else "without privacy"
 

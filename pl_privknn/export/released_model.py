@@ -40,7 +40,7 @@ _TOLERANCE = 1e-4
 def export_run(
     run: str | Path,
     output: str | Path,
-    kind: str = "torch",
+    format: str = "torch",
     *,
     module: torch.nn.Module | None = None,
     data: PrivatePublicDataModule | None = None,
@@ -53,7 +53,7 @@ def export_run(
     Args:
         run: folder of a finished run.
         output: folder for the files.
-        kind: ``"torch"`` (torch.export's .pt2) or ``"onnx"``; weights are always a ``.pt`` file.
+        format: ``"torch"`` (torch.export's .pt2) or ``"onnx"``; weights are always a ``.pt`` file.
         module: the run's network, where it is not a student of this package: from images, float32 ``(n, c, h, w)`` in
             0 … 1, to logits. A copy is loaded with the weights of the run's last checkpoint.
         data: with ``module``, the data module, which states the shape of the images and the classes.
@@ -74,7 +74,7 @@ def export_run(
         raise ValueError(
             "module and data must be given together; give both, or neither for a student of this package"
         )
-    if kind == "onnx":
+    if format == "onnx":
         check_installed("--format onnx", "onnx", *_ONNX)
         if not hasattr(torch.export, "default_decompositions"):
             raise RuntimeError(
@@ -92,7 +92,7 @@ def export_run(
     if model is None:
         path = _weights(_checkpoint(run), output)
     else:
-        path = output / ("model.pt2" if kind == "torch" else "model.onnx")
+        path = output / ("model.pt2" if format == "torch" else "model.onnx")
         _write(model, path)
     shutil.copyfile(run / "summary.json", output / "summary.json")
     if card is not None:

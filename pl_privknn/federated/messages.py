@@ -232,7 +232,7 @@ def _layout(bounds: tuple[int, ...]) -> np.dtype[np.void]:
     return np.dtype([(f"run {place}", f"<u{size}", (count,)) for place, (size, count) in enumerate(runs)])
 
 
-_HEAD, _INFO, _NONCE = 32, b"pl_privknn.federated shuffle 1", bytes(12)
+_HEADER, _INFO, _NONCE = 32, b"pl_privknn.federated shuffle 1", bytes(12)
 
 
 def new_key() -> tuple[bytes, bytes]:
@@ -251,9 +251,9 @@ def seal_envelope(message: bytes, public_key: bytes, about: bytes) -> bytes:
     """
     x25519 = _primitives()[0]
     fresh = x25519.X25519PrivateKey.generate()
-    head: bytes = fresh.public_key().public_bytes_raw()
+    header: bytes = fresh.public_key().public_bytes_raw()
     shared = fresh.exchange(x25519.X25519PublicKey.from_public_bytes(public_key))
-    return head + _cipher(shared, head, public_key).encrypt(_NONCE, message, about)
+    return header + _cipher(shared, header, public_key).encrypt(_NONCE, message, about)
 
 
 def open_sealed(envelope: bytes, private_key: bytes, about: bytes) -> bytes:
@@ -264,20 +264,20 @@ def open_sealed(envelope: bytes, private_key: bytes, about: bytes) -> bytes:
     """
     x25519, invalid = _primitives()[0], _primitives()[1]
     try:
-        head = envelope[:_HEAD]
+        header = envelope[:_HEADER]
         private = x25519.X25519PrivateKey.from_private_bytes(private_key)
-        shared = private.exchange(x25519.X25519PublicKey.from_public_bytes(head))
+        shared = private.exchange(x25519.X25519PublicKey.from_public_bytes(header))
         own = private.public_key().public_bytes_raw()
-        opened: bytes = _cipher(shared, head, own).decrypt(_NONCE, envelope[_HEAD:], about)
+        opened: bytes = _cipher(shared, header, own).decrypt(_NONCE, envelope[_HEADER:], about)
     except (ValueError, invalid):
         raise ValueError("an envelope does not open: another key, another round, or changed") from None
     return opened
 
 
-def _cipher(shared: bytes, head: bytes, public_key: bytes) -> Any:
+def _cipher(shared: bytes, header: bytes, public_key: bytes) -> Any:
     """Cipher under a key that is used for one envelope, so that its nonce may be constant."""
     _, _, hashes, hkdf, chacha = _primitives()
-    key = hkdf(algorithm=hashes.SHA256(), length=32, salt=head + public_key, info=_INFO).derive(shared)
+    key = hkdf(algorithm=hashes.SHA256(), length=32, salt=header + public_key, info=_INFO).derive(shared)
     return chacha(key)
 
 

@@ -164,7 +164,7 @@ class SufficientStatistics(StatisticsTeacher):
     ) -> None:
         self.fitted_by = check_choice("fit", fit, FITS)
         super().__init__(1, *args, **kwargs)
-        if fit == "nearest_mean" and (not self.bias or self.targets.centre):
+        if fit == "nearest_mean" and (not self.bias or self.targets.midpoint):
             raise ValueError(
                 f"fit={fit!r} with bias={self.bias:g}, task={self.targets.task!r}: means are sums over the counts of "
                 "classes, which the bias gives; use a bias above 0, and task='multiclass'"
@@ -188,13 +188,13 @@ class SufficientStatistics(StatisticsTeacher):
     def _steps(self) -> tuple[float, float]:
         """Steps of labels and of x."""
         longest = max(1.0, self.bias)
-        if not self.targets.centre:  # whole numbers already
+        if not self.targets.midpoint:  # whole numbers already
             return 1.0, step_for(longest)
         return step_for(1.0, LEFT_BITS), step_for(longest, RIGHT_BITS)
 
     def _vectors(self, labels: Tensor, num_targets: int) -> Tensor:
         """Y of classes, t of attributes, float64 ``(n, c)``, of length 1."""
-        vectors = self.targets.vectors(labels, num_targets) - self.targets.centre
+        vectors = self.targets.vectors(labels, num_targets) - self.targets.midpoint
         return vectors * self.targets.error_scale(num_targets)
 
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class SufficientStatistics(StatisticsTeacher):
             return fit_nearest_mean(public, releases[0].noisy, self.bias, self.mechanism(0).sigma)
         num_targets = len(releases[0].noisy)
         moment = releases[0].noisy / (self.private_records * self.targets.error_scale(num_targets))
-        moment = moment + self.targets.centre * public.mean(dim=0)
+        moment = moment + self.targets.midpoint * public.mean(dim=0)
         penalty = self.penalty(num_targets)
         if self.fitted_by == "least_squares":
             return fit_least_squares(public, moment, penalty)

@@ -53,7 +53,7 @@ class Targets(abc.ABC):
 
     task: ClassVar[str]
     #: What sums subtract from each entry of y: the vectors are then short, of length 1 after :meth:`error_scale`.
-    centre: ClassVar[float] = 0.0
+    midpoint: ClassVar[float] = 0.0
     #: Largest distance of two such vectors.
     farthest: ClassVar[float]
 
@@ -123,7 +123,7 @@ class AttributeTargets(Targets):
     """Independent binary attributes: one sigmoid each."""
 
     task = "multilabel"
-    centre, farthest = 0.5, 2.0
+    midpoint, farthest = 0.5, 2.0
 
     def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
         """The attributes themselves."""
@@ -321,11 +321,11 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     What enters a sum is x = (f / |f|, bias) of each record, f its features, or what public examples make of them. So
     |x| ≤ √(1 + bias²), a public constant, whatever the features.
 
-    **Centre.** With ``centre`` the first release is the sum of the differences of f / |f| from the public mean, each
-    clipped to length 1 (of a person the mean of at most ``records_per_person``): its sensitivity is 1, and 2 under
-    ``replace_one``. Over N it estimates the shift of private features from public ones. Where that is more than
-    chance (:class:`~pl_privknn.labelers.released_sums.Centre`), it is subtracted from f / |f| of private records and
-    of examples that the released model is for, and the rest is scaled to length 1 again.
+    **Centre.** With ``centre_share`` the first release is the sum of the differences of f / |f| from the public
+    mean, each clipped to length 1 (of a person the mean of at most ``records_per_person``): its sensitivity is 1, and
+    2 under ``replace_one``. Over N it estimates the shift of private features from public ones. Where that is more
+    than chance (:class:`~pl_privknn.labelers.released_sums.Centre`), it is subtracted from f / |f| of private records
+    and of examples that the released model is for, and the rest is scaled to length 1 again.
 
     Args:
         releases: number of sums.
@@ -339,9 +339,9 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         whitening: divide each direction by its public standard deviation to this power.
         task: ``"multiclass"``, or ``"multilabel"`` for attributes, each of which holds or doesn't.
         records_per_person: m, a public constant: most records of a person that take part, where the unit is a person.
-        centre: r in (0, 1), share of the run's μ that a released centre takes; √(1 − r²) of it is left to the other
-            releases, so that the budget covers all of them. None releases none. ``noise_multiplier`` is that of the
-            other releases.
+        centre_share: r in (0, 1), share of the run's μ that a released centre takes; √(1 − r²) of it is left to
+            the other releases, so that the budget covers all of them. None releases none. ``noise_multiplier`` is
+            that of the other releases.
         noise_source: see :class:`~pl_privknn.labelers.base.Labeler`.
 
     Raises:
@@ -366,7 +366,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         whitening: float = 0.5,
         task: str = "multiclass",
         records_per_person: int = 1,
-        centre: float | None = None,
+        centre_share: float | None = None,
         noise_source: NoiseSource | None = None,
     ) -> None:
         super().__init__(budget, noise_multiplier, noise_source)
@@ -379,7 +379,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         self.bias = check_non_negative("bias", bias)
         self.components = None if components is None else check_int("components", components)
         self.whitening = check_non_negative("whitening", whitening)
-        self.share = None if centre is None else check_open_unit("centre", centre)
+        self.share = None if centre_share is None else check_open_unit("centre_share", centre_share)
         self.numbers = range(0 if self.share is None else CENTRE, self.releases)
         if noise_multiplier is not None:
             self._set_noise(check_positive("noise_multiplier", noise_multiplier))
@@ -497,7 +497,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         if self.share is not None:
             self.centre_noise = noise_multiplier * self._left / (self.share * math.sqrt(self.releases))
             if self.centre_noise > 2**20:
-                raise ValueError(f"centre={self.share!r} leaves noise above 2**20; use a larger share")
+                raise ValueError(f"centre_share={self.share!r} leaves noise above 2**20; use a larger share")
 
     def mechanism(self, release: int) -> Gaussian:
         """Mechanism that a release is charged as, and that draws its noise."""
@@ -571,8 +571,8 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
             width = public.shape[1] - bool(self.bias)
             if (length := self.length_of_centre_noise(width)) >= 1:
                 raise InputError(
-                    f"centre={self.share!r}: of {width} features its noise has length {length:.2g}, and a feature "
-                    "vector 1; leave centre out, raise ε, or use fewer features"
+                    f"centre_share={self.share!r}: of {width} features the noise has length {length:.2g}, and a "
+                    "feature vector 1; leave it out, raise ε, or use fewer features"
                 )
         if self._public is None or not torch.equal(self._public, public):
             self._public, self._public_mean = public, public.mean(dim=0)

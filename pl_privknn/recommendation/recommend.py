@@ -389,7 +389,7 @@ def _kind_by_test(data: PrivatePublicDataModule, sizes: Sizes, show: ProgressHoo
     if not other:
         return "same", f"{line}public examples are considered of the same kind."
     try:
-        sizes.shifted().centre(sizes.shifted().rule("PreconditionedGradients"))
+        sizes.shifted().centre_share(sizes.shifted().rule("PreconditionedGradients"))
     except ValueError as error:
         return "same", f"{line}public examples are of another kind, but {error}"
     return "other", f"{line}public examples are of another kind than private ones."
@@ -468,7 +468,7 @@ def _reasons(
         )
     if judged:
         lines.insert(1, judged)
-    if (share := sizes.centre(setting)) is not None:
+    if (share := sizes.centre_share(setting)) is not None:
         lines.append(
             f"Centre: a noisy mean of the features takes {share:g} of μ and lowers the gradients' μ by "
             f"{100 * (1 - math.sqrt(1 - share**2)):.0f} %; where public examples are of another kind, the run "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: At how many rows ε is computed for the curve, and how many rows are listed.
 MOST_POINTS, MOST_ROWS = 12, 400
-_MODELS = {"student": "the student", "head": "the teacher's own model", "mean": "the mean of both"}
+_MODELS = {"student": "the student", "head": "the teacher's own model", "ensemble": "the ensemble of both"}
 
 
 def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         self.replace_batch_norm = check_switch("replace_batch_norm", replace_batch_norm)
         self.evaluate = None if evaluate is None else as_group("evaluate", evaluate, PaidEvaluation())
         self.budget = budget
-        self.kind = type(self).__name__ if type(self).__module__ != __name__ else "PrivateTraining"
+        self.class_name = type(self).__name__ if type(self).__module__ != __name__ else "PrivateTraining"
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = check_positive("max_grad_norm", max_grad_norm)
         self.expected_batch_size = expected_batch_size

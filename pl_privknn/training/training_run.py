@@ -163,7 +163,7 @@ class TrainingRun(Run):
         folder: the run's folder.
         asked: what is asked for.
         checkpoint: what :meth:`state` said when the checkpoint that is being resumed was written, or None.
-        kind: what trains, for messages and the ledger: a class's name.
+        class_name: class of the training, for messages and the ledger.
         ledger_path: a ledger that several runs share, or None.
         limit: budget of the ledger; training ends before it is exceeded.
         noise: the source that will draw.
@@ -185,12 +185,12 @@ class TrainingRun(Run):
         asked: TrainingPlan,
         checkpoint: dict[str, Any] | None,
         *,
-        kind: str,
+        class_name: str,
         ledger_path: str | Path | None,
         limit: float | None,
         noise: NoiseSource,
     ) -> None:
-        self.asked, self._kind, self._checkpoint = asked, kind, checkpoint
+        self.asked, self._class_name, self._checkpoint = asked, class_name, checkpoint
         self._mark = training_guarantee(asked.conditions, noise)
         super().__init__(
             folder,
@@ -216,7 +216,7 @@ class TrainingRun(Run):
         self.planned: int = decided["planned"]
         self._check_progress()
         charge = Charge(self.mechanism, self.planned)
-        description = {"training": self._kind, **self.asked.described()}
+        description = {"training": self._class_name, **self.asked.described()}
         return [charge.with_guarantee(self._mark)], description
 
     @property
@@ -336,7 +336,7 @@ def opened_run(
             run_folder(chosen, checkpoint, trainer.ckpt_path, default),
             plan,
             checkpoint,
-            kind=training.kind,
+            class_name=training.class_name,
             ledger_path=options.ledger_path,
             limit=training.limit,
             noise=training.noise_source,

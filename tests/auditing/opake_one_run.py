@@ -46,7 +46,7 @@ def main():
                 "guesses": len(ids),
                 "right": right,
                 "confidence": 1 - significance,
-                "epsilon_lower": round(lower, 6),
+                "epsilon_lower_bound": round(lower, 6),
             })  # fmt: skip
     text = ",\n  ".join(json.dumps(row) for row in rows)
     made = f"opake-auditing {version('opake-auditing')}, one_run(…).eps_delta().epsilon_at(delta=0, threshold=median)"

@@ -94,7 +94,7 @@ def test_bounds_of_the_same_guesses_are_those_of_opake(run):
     """Opake searches to 1e-4 and we to 1e-3, both from below."""
     guesses = Guesses(run["guesses"], (run["guesses"],), (run["right"],))
     found = epsilon_of_guesses(guesses, delta=0.0, confidence=run["confidence"])
-    assert found == pytest.approx(run["epsilon_lower"], abs=1.1e-3)
+    assert found == pytest.approx(run["epsilon_lower_bound"], abs=1.1e-3)
     assert found < run["epsilon"]
 
 
@@ -115,7 +115,7 @@ def test_scores_that_tell_nothing_bound_nothing(name, order, mechanism):
     scores = SCORES[name](present.astype(float))
     there = present[: len(scores)] if len(scores) != 1 else np.ones(1, dtype=bool)
     found = audit_scores("nothing", Scores("nothing", there, scores), [Charge(mechanism)], delta=1e-5)
-    assert found.epsilon_lower == 0.0
+    assert found.epsilon_lower_bound == 0.0
     assert (found.violated, found.verdict) == (False, "OK")
 
 

@@ -65,14 +65,14 @@ def test_honest_labelers_pass_and_less_noise_is_found(name):
     honest = attacked(labeler, canaries=canaries)
     assert honest.released == released
     assert not honest.violated
-    assert honest.epsilon_lower <= honest.epsilon
+    assert honest.epsilon_lower_bound <= honest.epsilon
     if factor is not None:
         assert attacked(labeler, LessNoise(factor, SeededNoise(1)), canaries).violated
 
 
 def test_the_bound_of_reverse_knn_is_close():
     honest = attacked(ReverseKNN(budget=Budget(epsilon=1.0)), canaries=3000)
-    assert 0.7 < honest.epsilon_lower < 1.0
+    assert 0.7 < honest.epsilon_lower_bound < 1.0
     assert (honest.canaries, honest.runs, honest.subject) == (3000, 30, "ReverseKNN")
 
 
@@ -80,7 +80,7 @@ def test_a_stream_of_queries_is_attacked():
     labeler = IndKNN(0.5, Gaussian(1.0), budget=Budget(epsilon=2.0), num_queries=1000)
     honest = attacked(labeler, canaries=60)
     assert (honest.violated, honest.released) == (False, "counts")
-    assert honest.epsilon_lower <= honest.epsilon
+    assert honest.epsilon_lower_bound <= honest.epsilon
 
 
 class MoreCoins(LessNoise):
@@ -141,7 +141,7 @@ def test_the_command_on_the_digits(capsys):
     assert main(["audit", *words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["epsilon"] == pytest.approx(1.0, abs=1e-3)
-    assert 0 < told["epsilon_lower"] <= 1.0
+    assert 0 < told["epsilon_lower_bound"] <= 1.0
     assert (told["canaries"], told["confidence"], told["verdict"]) == (300, 0.95, "OK")
     for wrong in (["audit", "run.sqlite", *words], ["audit"]):
         assert main(wrong) == 2

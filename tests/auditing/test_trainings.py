@@ -25,7 +25,7 @@ def test_an_honest_training_is_not_accused(method, each):
     assert found.canaries == 1000
     assert not found.violated
     assert 1.9 < found.epsilon <= 2.0
-    assert 0.05 < found.epsilon_lower <= found.epsilon
+    assert 0.05 < found.epsilon_lower_bound <= found.epsilon
 
 
 @pytest.mark.parametrize("method", ["NoisySGD", "PrivateTraining"])

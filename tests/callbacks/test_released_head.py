@@ -31,7 +31,7 @@ def run(folder, labeler, features, released="student", data=None, **student):
     return student, data, json.loads((folder / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("released", ["student", "head", "mean"])
+@pytest.mark.parametrize("released", ["student", "head", "ensemble"])
 def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
     settings = {"noise_multiplier": 0.5, "private_records": 90}
     student, data, summary = run(tmp_path, SufficientStatistics(**settings), PublicPCA(Pixels(), 6), released)
@@ -41,7 +41,7 @@ def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
     student.eval()
     with torch.no_grad():
         models = {"student": student(images).softmax(dim=1), "head": head(images)}
-    models["mean"] = (models["student"] + models["head"]) / 2
+    models["ensemble"] = (models["student"] + models["head"]) / 2
     for name, probabilities in models.items():
         accuracy = float((probabilities.argmax(dim=1) == truth).double().mean())
         assert summary[f"{name}_test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
@@ -58,7 +58,7 @@ def test_student_and_head_of_one_extractor_share_the_features_of_a_test_batch(tm
     monkeypatch.setattr(pl.Trainer, "test", lambda *args, **kwargs: (shown.clear(), test(*args, **kwargs))[1])
     settings, features = {"noise_multiplier": 0.5, "private_records": 90}, lambda: PublicPCA(Pixels(), 6)
     own = {"network": "linear_probe", "num_classes": 2, "image_size": 8, "extractor": features()}
-    _, data, summary = run(tmp_path, SufficientStatistics(**settings), features(), "mean", **own)
+    _, data, summary = run(tmp_path, SufficientStatistics(**settings), features(), "ensemble", **own)
     assert sum(shown) == len(data.test)
     head = load_head(tmp_path, SufficientStatistics(**settings), features())
     right = head(data.test.images()).argmax(dim=1) == data.test.labels
@@ -75,7 +75,7 @@ def test_a_resumed_run_has_its_head(tmp_path):
 
 
 def test_what_a_released_centre_found_is_in_summary_report_and_card(tmp_path):
-    teacher = SufficientStatistics(noise_multiplier=0.1, private_records=90, centre=0.3)
+    teacher = SufficientStatistics(noise_multiplier=0.1, private_records=90, centre_share=0.3)
     _, _, summary = run(tmp_path, teacher, PublicPCA(Pixels(), 6), "head")
     assert "public and private examples" in summary["remark"] or "of another kind" in summary["remark"]
     page = write_report(tmp_path).read_text(encoding="utf-8")

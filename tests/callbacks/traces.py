@@ -18,7 +18,9 @@ from pl_privknn.report.facts import facts_of
 #: Of summary.json: answers, what was learnt from them, and what no two runs have alike.
 ANSWERS = {"answered", "refused", "epsilon_spent", "label_accuracy", "label_accuracy_last_round"}
 PUBLIC = {"label_baseline", "test_baseline"}  # of public labels
-LEARNT = {"val_accuracy", "test_accuracy"} | {f"{name}_test_accuracy" for name in ("student", "head", "mean")}
+LEARNT = {"val_accuracy", "test_accuracy"} | {
+    f"{name}_test_accuracy" for name in ("student", "head", "ensemble")
+}
 LEARNT |= {"test_balanced_accuracy", "test_recall"}
 OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time", "head"}
 #: Of metrics.csv.

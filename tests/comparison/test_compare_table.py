@@ -45,18 +45,18 @@ def test_table_names_the_best_and_keeps_conditions_apart():
 
 
 def test_student_head_and_mean_of_a_run_are_rows():
-    models = {"student_test_accuracy": 0.7, "mean_test_accuracy": 0.9}
+    models = {"student_test_accuracy": 0.7, "ensemble_test_accuracy": 0.9}
     heads = enumerate((0.8, 0.84))
     runs = [made("a", 1, 0.7, seed, **models, head_test_accuracy=head) for seed, head in heads]
     results = [*runs, made("b", 1, 0.75)]
     assert markdown_table(results).splitlines()[2:6] == [
         "| A, student | 0.700 ± 0.000 |",
         "| A, head | 0.820 ± 0.028 |",
-        "| A, mean of both | **0.900 ± 0.000** |",
+        "| A, ensemble | **0.900 ± 0.000** |",
         "| B | 0.750 (1 of 2 seeds) |",
     ]
     names = legend(figure_of(results, "models"))
-    assert {"A, student", "A, head", "A, mean of both", "B"} <= set(names)
+    assert {"A, student", "A, head", "A, ensemble", "B"} <= set(names)
 
 
 def test_plot_draws_conditions_hollow_and_bounds_behind_the_last_epsilon(tmp_path):
@@ -122,7 +122,7 @@ def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, mon
 
 def test_the_largest_class_is_the_last_row_and_balanced_accuracies_are_a_table():
     figures = {"test_baseline": 0.665, "test_balanced_accuracy": 0.55}
-    heads = {"student_test_accuracy": 0.7, "head_test_accuracy": 0.8, "mean_test_accuracy": 0.9}
+    heads = {"student_test_accuracy": 0.7, "head_test_accuracy": 0.8, "ensemble_test_accuracy": 0.9}
     results = [
         made("a", 1, 0.9, **figures, **heads),
         made("b", 1, 0.75, **{**figures, "test_balanced_accuracy": 0.6}),

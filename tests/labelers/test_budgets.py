@@ -30,7 +30,7 @@ TEACHERS = {
     "sgd": (lambda **given: NoisySGDTeacher(0.05, 50, 40, **given), ADDED, 3, 0.99),
     "sums": (SufficientStatistics, BOTH, 1, 0.99),
     "gradients": (lambda **given: PreconditionedGradients(releases=4, **given), BOTH, 1, 0.99),
-    "centred": (lambda **given: SufficientStatistics(centre=0.3, **given), BOTH, 1, 0.99),
+    "centred": (lambda **given: SufficientStatistics(centre_share=0.3, **given), BOTH, 1, 0.99),
     "ind knn": (lambda **given: IndKNN(0.5, Gaussian(1.0), **given), ADDED, 3, 0.99),
     "ind knn, rdp": (
         lambda **given: IndKNN(0.5, Gaussian(1.0), record_budgets={"conversion": "rdp"}, **given), ADDED, 3, 0.8,

@@ -44,7 +44,7 @@ def led(name, parts, **given):
     return Members(lambda: made(name, **given), PARTS[parts], features, labels, 3, public)
 
 
-CENTRED = {"centre": 0.3}
+CENTRED = {"centre_share": 0.3}
 
 
 @pytest.mark.parametrize(

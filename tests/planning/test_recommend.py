@@ -200,7 +200,7 @@ def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_
     for found in (few, many):
         labeling = found.config["labeling"]
         assert labeling["labeler"]["class_path"] == "PreconditionedGradients"
-        assert labeling["labeler"]["init_args"]["centre"] == 0.2
+        assert labeling["labeler"]["init_args"]["centre_share"] == 0.2
         assert labeling["released"] == "head"
         assert found.expected is None
         assert "another kind" in " ".join(found.reasons)
@@ -209,11 +209,11 @@ def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_
     assert few.setting.width < many.setting.width
     # At small ε the centre's noise is longer, so that it takes more of μ, and all together still cost ε at most.
     least = recommend("own", epsilon=0.15, private_records=600, public_kind="other")
-    assert least.config["labeling"]["labeler"]["init_args"]["centre"] == 0.4
+    assert least.config["labeling"]["labeler"]["init_args"]["centre_share"] == 0.4
     assert account(plan_of(least.config, "own").charges, delta=1e-4, adjacency="add_remove").epsilon <= 0.15
     same = recommend("own", epsilon=1.0, private_records=9000)
-    assert same.config["labeling"]["labeler"]["init_args"]["centre"] == 0.2
-    assert same.config["labeling"]["released"] == "mean"
+    assert same.config["labeling"]["labeler"]["init_args"]["centre_share"] == 0.2
+    assert same.config["labeling"]["released"] == "ensemble"
 
 
 def test_test_examples_tell_whether_public_ones_are_of_another_kind(table, capsys):
@@ -284,7 +284,7 @@ def test_one_command_from_data_to_a_private_model(table, monkeypatch, capsys):
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert 1.8 < summary["epsilon"] <= 2
     assert summary["guarantee"] == "unconditional"
-    assert summary["mean_test_accuracy"] >= 0.9
+    assert summary["ensemble_test_accuracy"] >= 0.9
     assert len(read) == 1  # for the recommendation and for the run
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     assert config["data"]["init_args"]["public_embeddings"] == "own/public_embeddings.npy"

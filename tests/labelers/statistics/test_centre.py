@@ -30,7 +30,9 @@ def shifted(count=60, seed=0):
 
 def gradients(**given):
     return PreconditionedGradients(
-        **grouped(PreconditionedGradients, **{"private_records": 60, "releases": 3, "centre": 0.3, **given})
+        **grouped(
+            PreconditionedGradients, **{"private_records": 60, "releases": 3, "centre_share": 0.3, **given}
+        )
     )
 
 
@@ -39,7 +41,7 @@ def gradients(**given):
 
 @NAMES
 def test_the_first_release_is_the_sum_of_differences_from_the_public_mean(name):
-    teacher = fitted(MADE[name](noise_multiplier=1e-6, centre=0.3), *shifted())
+    teacher = fitted(MADE[name](noise_multiplier=1e-6, centre_share=0.3), *shifted())
     unit = teacher.unit_vectors(shifted()[0])
     public = teacher.unit_vectors(table(40, seed=7)[0])
     rows = unit - public.mean(dim=0)
@@ -85,7 +87,7 @@ def test_no_record_moves_the_centre_by_more_than_its_sensitivity(adjacency):
 
 @pytest.mark.parametrize(("share", "adjacency"), [(0.2, "add_remove"), (0.6, "replace_one")])
 def test_the_plan_is_one_gaussian_of_the_whole_budget(share, adjacency):
-    teacher = gradients(epsilon=0.7, delta=1e-6, centre=share, adjacency=adjacency)
+    teacher = gradients(epsilon=0.7, delta=1e-6, centre_share=share, adjacency=adjacency)
     plan = teacher.plan(100, 100, 3)
     report = account(plan, delta=1e-6, adjacency=adjacency)
     assert 0.995 * 0.7 < report.epsilon <= 0.7
@@ -109,7 +111,7 @@ def test_no_neighbouring_table_moves_a_release_by_more_than_its_charge(adjacency
         noise_multiplier=0.1,
         private_records=30,
         records_per_person=3,
-        centre=0.9,
+        centre_share=0.9,
     )
     for largest in check_labeler(teacher).largest.values():
         assert all(0.9 * move.allowed < move.amount for move in largest.moves.values())
@@ -180,14 +182,14 @@ def test_a_killed_run_draws_nothing_twice(tmp_path, monkeypatch, lost):
 
 
 def test_a_centre_without_any_sum_is_no_model(tmp_path):
-    teacher = SufficientStatistics(noise_multiplier=0.5, private_records=60, centre=0.3)
+    teacher = SufficientStatistics(noise_multiplier=0.5, private_records=60, centre_share=0.3)
     handle = Ledger(tmp_path / "ledger.sqlite").run("a", plan=teacher.plan(30, 30, 3))
     fitted(teacher)
     teacher.join_run(tmp_path / "kept", teacher.paying(handle))
     handle.charge(teacher.mechanism(CENTRE))
     handle.charge(teacher.mechanism(0))
     teacher.leave_run()
-    again = SufficientStatistics(noise_multiplier=0.5, private_records=60, centre=0.3)
+    again = SufficientStatistics(noise_multiplier=0.5, private_records=60, centre_share=0.3)
     with pytest.raises(ReleaseLostError, match="not drawn again"):
         again.join_run(tmp_path / "kept", again.paying(handle))
 
@@ -197,11 +199,13 @@ def test_a_centre_without_any_sum_is_no_model(tmp_path):
 
 test_bad_arguments_are_named = refusals(
     {
-        r"centre=0": lambda: gradients(epsilon=1.0, centre=0.0),
-        r"centre=1": lambda: gradients(epsilon=1.0, centre=1.0),
-        r"centre='yes'": lambda: gradients(epsilon=1.0, centre="yes"),
-        r"centre=1e-09 leaves noise above 2\*\*20": lambda: gradients(noise_multiplier=9.0, centre=1e-9),
-        r"centre=0.3: of 5 features its noise has length .*, and a feature vector 1; leave centre out": lambda: (
+        r"centre_share=0": lambda: gradients(epsilon=1.0, centre_share=0.0),
+        r"centre_share=1": lambda: gradients(epsilon=1.0, centre_share=1.0),
+        r"centre_share='yes'": lambda: gradients(epsilon=1.0, centre_share="yes"),
+        r"centre_share=1e-09 leaves noise above 2\*\*20": lambda: gradients(
+            noise_multiplier=9.0, centre_share=1e-9
+        ),
+        r"centre_share=0.3: of 5 features the noise has length .*, and a feature vector 1; leave it out": lambda: (
             fitted(gradients(epsilon=0.1))
         ),
     }

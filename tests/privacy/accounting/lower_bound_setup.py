@@ -21,7 +21,7 @@ OUTCOMES = 4096  # of all tosses of a coin that are distinguished
 SLACK = 1e-6  # of δ: far more than what the composition's truncated tails add
 
 
-def epsilon_lower(charges, delta):
+def epsilon_lower_bound(charges, delta):
     """Lower bound on ε of one screening or arg-max charge, and of a Gaussian one that may stand beside it."""
     (family,) = (charge for charge in charges if not isinstance(charge.mechanism, Gaussian))
     beside = [charge for charge in charges if charge is not family]

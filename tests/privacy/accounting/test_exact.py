@@ -27,7 +27,7 @@ from pl_privknn.privacy.mechanisms import (
     NoisyScreening,
 )
 from pl_privknn.privacy.mechanisms.base import envelope
-from tests.privacy.accounting.lower_bound_setup import epsilon_lower
+from tests.privacy.accounting.lower_bound_setup import epsilon_lower_bound
 from tests.setup.refusals import refusals
 
 DELTA = 1e-5
@@ -165,7 +165,7 @@ def test_blocks_only_add_and_longer_ones_add_less():
         assert plan.blocks * plan.size + plan.rest == count
         epsilon.append(exact_epsilon([Charge(mechanism, count)], delta=DELTA, work=work))
     assert epsilon == sorted(epsilon, reverse=True)
-    lower = epsilon_lower([Charge(mechanism, count)], delta=DELTA)
+    lower = epsilon_lower_bound([Charge(mechanism, count)], delta=DELTA)
     assert lower <= epsilon[-1] <= 1.01 * lower
     assert epsilon[2] <= 1.03 * lower
     # Blocks of one release are the envelope that the ordinary PLD composes.
@@ -245,7 +245,7 @@ def test_extreme_noise(sigma, rate, count):
     """Probabilities down to 1e-300, losses from 1e-9 to hundreds, rare outcomes of large loss."""
     charges = [Charge(NoisyScreening(40, 24, sigma, 10, rate), count)]
     found = exact_epsilon(charges, delta=DELTA, work=2e8)
-    lower = epsilon_lower(charges, delta=DELTA)
+    lower = epsilon_lower_bound(charges, delta=DELTA)
     assert 0 <= lower <= found <= 1.05 * lower + 1e-9
 
 
@@ -274,7 +274,7 @@ def test_papers_parameters(case):
     charges = charges_of(case)
     found = exact_epsilon(charges, delta=DELTA)
     assert floor <= found <= 1.01 * value
-    lower = epsilon_lower(charges, delta=DELTA)
+    lower = epsilon_lower_bound(charges, delta=DELTA)
     assert lower <= found <= 1.002 * lower
     assert found < account(charges, delta=DELTA, exact=False).epsilon
 
@@ -292,9 +292,8 @@ def test_papers_parameters(case):
 def test_the_exact_figure_lies_between_an_adversary_and_a_coarser_grid(mechanism, count, width):
     charges, work = [Charge(mechanism, count)], {"work": 1e9} if count > 300 else {}
     fine, coarse = (exact_epsilon(charges, delta=DELTA, coarsen=grid, **work) for grid in (1.0, 2.0))
-    assert (
-        epsilon_lower(charges, delta=DELTA) <= fine <= coarse <= width * epsilon_lower(charges, delta=DELTA)
-    )
+    lower = epsilon_lower_bound(charges, delta=DELTA)
+    assert lower <= fine <= coarse <= width * lower
 
 
 # Pairs that are left out change nothing, and where values are smooth nearly all are left out.
