@@ -19,7 +19,7 @@ from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.columns import TABLES, Columns, entries
 from pl_privknn.datamodules.folder import ImageFolderDataModule, images_under
-from pl_privknn.datamodules.schema import days_of
+from pl_privknn.datamodules.schema import STATED, days_of
 from pl_privknn.datamodules.tables import TableDataModule, files_in
 from pl_privknn.datamodules.text import TextDataModule
 from pl_privknn.features.public import has_pretrained
@@ -55,7 +55,7 @@ def data_at(
         num_classes: number of classes, for data without a test set.
         columns: of tables: arguments ``text``, ``label``, ``person`` and ``classes`` of that data module, and
             ``columns`` and ``bounds`` (see :func:`read_bounds`) of tables of numbers and categories, which are those
-            without a column of texts.
+            without a column of texts; with one of these two, ``text`` is a column of texts beside others.
         public: public data of the same form elsewhere, without labels; ``"none"`` for none.
         test: test data of the same form elsewhere.
         **arguments: of every data module, such as ``batch_size``.
@@ -101,14 +101,14 @@ def _table(
 ) -> PrivatePublicDataModule:
     """Data module of texts or vectors where a column of them is named, or is there; of all columns otherwise."""
     of_rows: dict[str, Any] = {name: columns.pop(name) for name in ("columns", "bounds") if name in columns}
-    if "bounds" in of_rows:
-        of_rows |= dict(zip(("numeric", "categorical"), read_bounds(of_rows.pop("bounds")), strict=True))
     text, encoding = columns.get("text", "text"), columns.get("encoding")
     if of_rows and "text" in columns:
-        raise ValueError(
-            "--text names a column of texts or vectors, --columns and --bounds columns of numbers and categories; "
-            "leave one of them out"
-        )
+        of_rows["text"] = [columns.pop("text")]
+    if "bounds" in of_rows:
+        numeric, categorical, texts = read_bounds(of_rows.pop("bounds"))
+        of_rows |= {
+            "numeric": numeric, "categorical": categorical, "text": [*of_rows.get("text", []), *texts]
+        }  # fmt: skip
     given = {"root": str(path), **columns, **arguments}
     table = Columns("private", first, [text], encoding) if first.is_file() else None
     if "text" not in columns and (of_rows or (table is not None and text not in table.names)):
@@ -118,32 +118,39 @@ def _table(
     return TextDataModule(**given, features=WordLlamaFeatures())  # by name, so that an exported file has it
 
 
-def read_bounds(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Bounds of columns of numbers and dates, and values of categories, from YAML.
+def read_bounds(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Bounds of columns of numbers and dates, values of categories, and columns of texts, from YAML.
 
-    Each entry is a column's name with ``[low, high]``, with the list of its categories, or with the word ``number``
-    or ``category`` where the kind alone is stated.
+    Each entry is a column's name with ``[low, high]``, with the list of its categories, or with a word where the kind
+    alone is stated: one of :data:`~pl_privknn.datamodules.schema.STATED`, which may also follow bounds, ``category``
+    or ``text``.
 
     Raises:
         ValueError: for other entries.
     """
     numeric: dict[str, Any] = {}
     categorical: dict[str, Any] = {}
+    texts = list[str]()
     stated = read_document(path)
     for name, value in (stated if isinstance(stated, dict) else {"": None}).items():
         parts = value if isinstance(value, list) else []
         listed = [str(part) if isinstance(part, datetime.date) else part for part in parts]
-        numbers = [not isinstance(part, bool | str) or not math.isnan(days_of(str(part))) for part in listed]
-        if value == "number" or (len(listed) == 2 and all(numbers)):
-            numeric[str(name)] = listed or None
+        pair = listed[:-1] if listed and listed[-1] in STATED else listed
+        numbers = [not isinstance(part, bool | str) or not math.isnan(days_of(str(part))) for part in pair]
+        if value == "text":
+            texts.append(str(name))
+        elif isinstance(value, str) and value in STATED:
+            numeric[str(name)] = value
+        elif len(pair) == 2 and all(numbers):
+            numeric[str(name)] = listed
         elif value == "category" or listed:
             categorical[str(name)] = [str(part) for part in listed] or None
         else:
             raise ValueError(
                 f"--bounds {path}: {str(name)!r} has {shown(value)}; expected [low, high], a list of categories, "
-                "'number' or 'category' for each column"
+                f"or one of {', '.join(STATED)}, category and text for each column"
             )
-    return numeric, categorical
+    return numeric, categorical, texts
 
 
 def _task(files: Mapping[str, str], num_classes: int | None) -> str:

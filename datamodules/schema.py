@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -18,11 +19,31 @@ from torch import Tensor
 
 from pl_privknn._checks import InputError
 from pl_privknn.datamodules.columns import Columns, word_of
+from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.privacy.public_rows import Bounds, scaled
 
-#: Kinds of columns: numbers, days (of dates), truth values, and categories.
-KINDS = ("number", "date", "flag", "category")
+#: Kinds of columns: numbers, days (of dates), truth values, categories, and texts, of which each coordinate of their
+#: vectors is a column of the schema.
+KINDS = ("number", "date", "flag", "category", "text")
+#: What a cell that is not empty can be; each is one of them.
+CELLS = (
+    "word", "list", "flag", "code", "number", "decimal point", "decimal comma", "date", "day first", "month first",
+    "day or month first",
+)  # fmt: skip
+#: Words that state the kind of a column of numbers or dates, with whether it has a decimal comma, and whether months
+#: come before days.
+STATED: dict[str, tuple[str, bool | None, bool | None]] = {
+    "number": ("number", None, None),
+    "decimal point": ("number", False, None),
+    "decimal comma": ("number", True, None),
+    "flag": ("flag", False, None),
+    "date": ("date", None, None),
+    "day first": ("date", None, False),
+    "month first": ("date", None, True),
+}
 _DECIDED = 0.9  # share of a column's cells that decide its kind
+_TEXT_WIDTH = 64  # coordinates of a text's unit vector, which lie between these bounds but for a few
+_TEXT_BOUNDS = (-0.5, 0.5)
 _FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 _MOST_VALUES, _BUCKETS = 50, 16  # values of a public column; hash buckets of a column without stated values
 _STRETCH = 0.1  # of a range of public numbers, at both ends
@@ -31,7 +52,12 @@ _DROPPED = str.maketrans(
     {"\u2212": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " ", "'": " ", "\u2019": " "}
     | dict.fromkeys("$€£¥₹%")
 )
-_FORMATS = ("%d.%m.%Y", "%Y/%m/%d", "%d.%m.%Y %H:%M", "%Y/%m/%d %H:%M")
+_NAMED_MONTHS = ("%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y")
+_DAY = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})|(\d{4})([./-])(\d{1,2})\6(\d{1,2})")
+_TIME = re.compile(
+    r"(?:[T ,]\s*(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d+))?)?\s*([AP]M)?\s*(Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?",
+    re.IGNORECASE,
+)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _IDENTIFIER = re.compile(r"(?i:(.*[_\s.-])?(id|uuid|guid|rownames?|index))|\w*[a-z](Id|ID)|Unnamed: 0|")
 
@@ -66,19 +92,118 @@ def number_of(word: str, comma: bool | None = False) -> float:
     return float(text.replace(",", "."))
 
 
-def days_of(word: str) -> float:
-    """Days from 1970 to a date, perhaps with a time and a zone (UTC where there is none); NaN for other texts."""
+def days_of(word: str, month_first: bool | None = None) -> float:
+    """Days from 1970 to a date, perhaps with a time and a zone (UTC where there is none); NaN for other texts.
+
+    Args:
+        word: as 2020-12-31, 2020/12/31, 31.12.2020, 31/12/2020, 12/31/2020 or 31 Dec 2020.
+        month_first: whether 03/04/2020 and 03-04-2020 are in March; None: they are no dates.
+
+    Example:
+        >>> days_of("02.01.1970"), days_of("01/02/1970 6:00 PM", month_first=True), days_of("01/02/1970")
+        (1.0, 1.75, nan)
+    """
     text = word.strip()
     if len(text) < 8 or text.isdecimal():
         return math.nan
-    for form in ("", *_FORMATS):
-        try:
-            found = datetime.datetime.strptime(text, form) if form else datetime.datetime.fromisoformat(text)
-        except ValueError:
-            continue
-        zoned = found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
-        return (zoned - _EPOCH) / datetime.timedelta(days=1)
-    return math.nan
+    found: datetime.datetime | None = None
+    with contextlib.suppress(ValueError, OverflowError):
+        if (day := _DAY.match(text)) is not None:
+            found = _moment(day, text[day.end() :], month_first)
+        elif text[:4].isdecimal():
+            found = datetime.datetime.fromisoformat(text)
+        else:
+            for form in _NAMED_MONTHS:
+                with contextlib.suppress(ValueError):
+                    found = datetime.datetime.strptime(text, form)
+    if found is None:
+        return math.nan
+    zoned = found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
+    return (zoned - _EPOCH) / datetime.timedelta(days=1)
+
+
+def _moment(day: re.Match[str], rest: str, month_first: bool | None) -> datetime.datetime | None:
+    """Date and time; None where the order of day and month is not known, or the rest is no time."""
+    if (time := _TIME.fullmatch(rest.strip() and rest)) is None:
+        return None
+    if day[4] is None:
+        year, month, number = day[5], day[7], day[8]
+    else:
+        order = _order_of(day)
+        if order is None and month_first is None:
+            return None
+        year, number, month = day[4], day[1], day[3]
+        if order if order is not None else month_first:
+            number, month = month, number
+    hour, zone = int(time[1] or 0), (time[6] or "").upper()
+    if time[5]:
+        hour = hour % 12 + 12 * (time[5].upper() == "PM")
+    seconds = f"{hour:02}:{time[2] or '00'}:{time[3] or '00'}.{(time[4] or '0')[:6]:0<6}"
+    zone = "" if zone in ("Z", "UTC", "GMT") else zone
+    return datetime.datetime.fromisoformat(f"{year}-{int(month):02}-{int(number):02}T{seconds}{zone}")
+
+
+def _order_of(day: re.Match[str]) -> bool | None:
+    """Whether a date with the year at its end has its month first; None where both may be."""
+    first, second = int(day[1]), int(day[3])
+    if day[2] == "." or first > 12:
+        return False
+    return True if second > 12 else None
+
+
+def cell_of(word: str) -> int:
+    """Place in :data:`CELLS` of what a cell that is not empty is, from the cell alone."""
+    if word.strip().lower() in _FLAGS:
+        return CELLS.index("flag")
+    if _is_list(word.strip()):
+        return CELLS.index("list")
+    if re.fullmatch(r"0\d+", word.translate(_DROPPED).strip()):
+        return CELLS.index("code")
+    point, comma = (not math.isnan(number_of(word, sign)) for sign in (False, True))
+    if point or comma:
+        return CELLS.index("number" if point and comma else "decimal point" if point else "decimal comma")
+    if math.isnan(days_of(word, True)):
+        return CELLS.index("word")
+    if (day := _DAY.match(word.strip())) is None or day[4] is None or day[2] == ".":
+        return CELLS.index("date")
+    order = _order_of(day)
+    return CELLS.index("day or month first" if order is None else "month first" if order else "day first")
+
+
+def _is_list(text: str) -> bool:
+    """Whether a text writes a list of numbers, as ``[1.0, 2.0]``, ``[1. 2.]`` or ``(1.0, 2.0)``."""
+    if (text[:1], text[-1:]) not in (("[", "]"), ("(", ")")):
+        return False
+    parts = re.split(r"[,;\s]+", text[1:-1].strip())
+    return (text[0] == "[" or len(parts) > 1) and all(map(_POINT.fullmatch, parts))
+
+
+def kind_of_counts(
+    counts: Sequence[float] | NDArray[Any], decided: float = _DECIDED
+) -> tuple[str, bool, bool | None]:
+    """Kind of a column, whether its numbers have a decimal comma, and whether its dates have their months first.
+
+    Args:
+        counts: cells of each of :data:`CELLS`, perhaps with noise.
+        decided: share of the cells that decides.
+
+    Returns:
+        The kind, or ``"list"``; the order of dates is None where no cell tells it.
+    """
+    of = dict(zip(CELLS, map(float, counts), strict=True))
+    total = max(1.0, sum(of.values()))
+    numbers = of["code"] + of["number"] + max(of["decimal point"], of["decimal comma"])
+    ordered = of["day first"], of["month first"]
+    month_first = None if ordered[0] == ordered[1] else ordered[1] > ordered[0]
+    if of["list"] >= decided * total:
+        return "list", False, None
+    if of["flag"] >= decided * total:
+        return "flag", False, None
+    if numbers >= decided * total and of["code"] < (1 - decided) * total:
+        return "number", of["decimal comma"] > of["decimal point"], None
+    if of["date"] + sum(ordered) + of["day or month first"] >= decided * total:
+        return "date", False, month_first
+    return "category", False, None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +216,8 @@ class ColumnSchema:
         bounds: lowest and highest number; None where they are not stated.
         values: categories that are told apart; others share one coordinate. None: categories by a public hash.
         comma: whether numbers have a decimal comma; None where neither public rows nor kinds tell.
+        month_first: whether months of dates come before days; None where cells that may be either are no dates.
+        part: of texts the coordinate of their vectors; None of other columns.
     """
 
     name: str
@@ -98,6 +225,8 @@ class ColumnSchema:
     bounds: Bounds | None = None
     values: tuple[str, ...] | None = None
     comma: bool | None = False
+    month_first: bool | None = None
+    part: int | None = None
 
     @property
     def size(self) -> int:
@@ -119,7 +248,7 @@ class ColumnSchema:
         if self.kind == "category":
             found = np.array([self._category(word) for word in words], dtype=float)
         elif self.kind == "date":
-            found = np.array([days_of(word) for word in words])
+            found = np.array([days_of(word, self.month_first) for word in words])
         else:
             found = np.array(
                 [_FLAGS.get(word.strip().lower(), number_of(word, self.comma)) for word in words]
@@ -164,6 +293,23 @@ class Schema:
         return [column.size for column in self.columns]
 
     @property
+    def coordinates(self) -> list[int]:
+        """:attr:`sizes`, −1 for a coordinate of a text; as :class:`~pl_privknn.features.TableFeatures` takes them."""
+        return [-1 if column.part is not None else column.size for column in self.columns]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns of a table, each once."""
+        return list(dict.fromkeys(column.name for column in self.columns))
+
+    @property
+    def titles(self) -> list[str]:
+        """Names of the columns of rows, of which a text has several."""
+        return [
+            column.name if column.part is None else f"{column.name} {column.part}" for column in self.columns
+        ]
+
+    @property
     def bounds(self) -> list[Bounds | None]:
         """Bounds of each column; None for categories and for bounds that are not stated."""
         return [column.bounds for column in self.columns]
@@ -185,9 +331,14 @@ class Schema:
             table: has the columns, in any order, and perhaps others.
             how: how to name another column, for messages.
         """
-        for column in self.columns:
-            table.check(column.name, how)
-        return torch.from_numpy(np.stack([column.read(table) for column in self.columns], axis=1))
+        for name in self.names:
+            table.check(name, how)
+        vectors = {column.name: _vectors(table, column.name) for column in self.columns if column.part == 0}
+        read = [
+            column.read(table) if column.part is None else vectors[column.name][:, column.part]
+            for column in self.columns
+        ]
+        return torch.from_numpy(np.stack(read, axis=1))
 
     def scaled(self, rows: Tensor) -> Tensor:
         """Rows of :meth:`read` with numbers in [0, 1] between their bounds, −1 where they are missing, float32."""
@@ -233,36 +384,43 @@ def schema_of(
     numeric: Mapping[str, Any],
     categorical: Mapping[str, Any],
     public: bool,
+    text: Sequence[str] = (),
 ) -> Schema:
     """Schema from what is stated and from what cells of a table look like.
 
     Args:
         table: public rows, or else the private ones, of which no more than the kinds of columns are used.
         names: of the columns.
-        numeric: bounds of columns of numbers or dates, None where they are not stated.
+        numeric: bounds of columns of numbers or dates, None where they are not stated; a word of :data:`STATED` in
+            their place, or behind them.
         categorical: values of categories, None where they are not stated.
         public: whether the rows are public.
+        text: names of columns of texts.
 
     Raises:
         ValueError: for columns that hold something else, or too many coordinates.
     """
-    columns = []
+    columns = list[ColumnSchema]()
     for name in names:
         table.check(name, "by columns= (--columns)")
+        values, month_first = categorical.get(name), None
+        comma: bool | None = False
+        word, dates, bounds = _stated(name, numeric.get(name))
+        if name in text:
+            check_texts(table, name)
+            parts = range(_TEXT_WIDTH)
+            columns += [ColumnSchema(name, "text", _TEXT_BOUNDS, part=part) for part in parts]
+            continue
         if name in categorical:
-            kind, comma = "category", False
-        elif name in numeric and not public:  # from what is stated alone: private cells would be conditions
-            stated = numeric[name] or [0.0]
-            kind, comma = ("date" if isinstance(stated[0], str | datetime.date) else "number"), None
+            kind = "category"
+        elif word or (name in numeric and not public):  # without a private cell, which would be a condition
+            kind, comma, month_first = STATED[word or ("date" if dates else "number")]
         else:
-            kind, comma = _kind_of(table, name)
+            kind, comma, month_first = _kind_of(table, name)
             if name in numeric and kind == "category":
                 kind = "number"
-        bounds = _stated_bounds(name, numeric.get(name))
-        values = categorical.get(name)
-        column = ColumnSchema(
-            name, kind, bounds, None if values is None else tuple(map(word_of, values)), comma
-        )
+        values = None if values is None else tuple(map(word_of, values))
+        column = ColumnSchema(name, kind, bounds, values, comma, month_first)
         if kind == "flag" and bounds is None:
             column = dataclasses.replace(column, bounds=(0.0, 1.0))
         elif public and kind == "category" and values is None:
@@ -285,54 +443,81 @@ def identifiers(table: Columns, names: Sequence[str], public: bool) -> list[str]
             found.append(name)
         elif public and _is_text(table, name):
             words, places = _different(table.read(name))
-            if len(words) == len(places) > 20 and _kind_of(table, name)[0] == "category":
+            if len(words) == len(places) > 20 and _decided(table, name)[0] == "category":
                 found.append(name)
     return found
 
 
-def looks_numeric(table: Columns, name: str) -> bool:
-    """Whether a column holds numbers, truth values or dates, or texts that write them."""
-    return not table.is_vectors(name) and _kind_of(table, name)[0] != "category"
+def check_texts(table: Columns, name: str) -> None:
+    """Refuse a column of numbers, dates, truth values or lists where texts are wanted.
+
+    Raises:
+        ValueError: by the type of the column, or by nine of ten cells.
+    """
+    kind = "list" if table.is_vectors(name) else _decided(table, name)[0]
+    if kind == "list":
+        raise InputError(
+            f"text={name!r}: the column holds lists of numbers; write vectors as lists of floats to Parquet or JSON "
+            "lines (--text takes them by themselves), or each of their numbers to a column"
+        )
+    if kind != "category":
+        raise InputError(
+            f"text={name!r}: the column holds numbers, dates or truth values; leave --text out, which takes all "
+            "columns of the table, or name a column of texts"
+        )
 
 
 def _is_text(table: Columns, name: str) -> bool:
     return any(kind in table.kind(name) for kind in ("string", "binary"))
 
 
-def _kind_of(table: Columns, name: str) -> tuple[str, bool]:
-    """Kind of a column by its type or by nine of ten of its cells, and whether its numbers have a decimal comma."""
-    kind = table.kind(name)
-    if table.is_vectors(name) or kind.startswith(("struct", "map")):
+def _kind_of(table: Columns, name: str) -> tuple[str, bool, bool | None]:
+    """Kind of a column, whether it has a decimal comma, and the order of its dates; see :func:`kind_of_counts`.
+
+    Raises:
+        ValueError: for lists, and for dates whose order no cell tells.
+    """
+    kind, comma, month_first = _decided(table, name)
+    if kind == "list":
         raise InputError(
             f"{table.named}: the column {name!r} holds lists; leave it out by columns= (--columns), or name a column "
             "of vectors alone by text= (--text)"
         )
+    if kind == "date" and month_first is None and _is_text(table, name):
+        words, _ = _different(table.read(name))
+        if any(cell_of(word) == CELLS.index("day or month first") for word in words):
+            raise InputError(
+                f"{table.named}: dates of the column {name!r} may have the day or the month first; say which by "
+                f"numeric={{{name!r}: 'day first'}} or 'month first' (--bounds), or write them as 2020-12-31"
+            )
+    return kind, comma, month_first
+
+
+def _decided(table: Columns, name: str) -> tuple[str, bool, bool | None]:
+    """:func:`kind_of_counts` by the type of a column, or by its cells."""
+    kind = table.kind(name)
+    if table.is_vectors(name) or kind.startswith(("struct", "map")):
+        return "list", False, None
     if kind.startswith(("timestamp", "date")):
-        return "date", False
+        return "date", False, None
     if kind == "bool":
-        return "flag", False
+        return "flag", False, None
     if not _is_text(table, name):
-        return ("category" if kind == "null" else "number"), False
+        return ("category" if kind == "null" else "number"), False, None
     words, places = _different(table.read(name))
     counts = np.bincount(places[places >= 0], minlength=len(words))
-    total = max(1, int(counts.sum()))
+    found = np.bincount([cell_of(word) for word in words], counts, len(CELLS)) if words else [0] * len(CELLS)
+    return kind_of_counts(found)
 
-    def share(holds: Sequence[bool]) -> float:
-        return float(counts @ np.array(holds, dtype=float)) / total if len(words) else 0.0
 
-    if share([word.strip().lower() in _FLAGS for word in words]) >= _DECIDED:
-        return "flag", False
-    plain = [word.translate(_DROPPED).strip() for word in words]
-    by_point, by_comma = (
-        [not math.isnan(number_of(word, comma)) for word in words] for comma in (False, True)
-    )
-    coded = share([bool(re.fullmatch(r"0\d+", word)) for word in plain])
-    comma = share(by_comma) > share(by_point)
-    if share(by_comma if comma else by_point) >= _DECIDED and coded < 1 - _DECIDED:
-        return "number", comma
-    return (
-        "date" if share([days_of(word) == days_of(word) for word in words]) >= _DECIDED else "category"
-    ), False
+def _vectors(table: Columns, name: str) -> NDArray[np.float64]:
+    """Unit vectors of a column of texts, NaN where there is none."""
+    embed, found = WordLlamaFeatures(_TEXT_WIDTH), [torch.zeros(0, _TEXT_WIDTH)]
+    for texts in table.texts(name):
+        vectors = torch.nn.functional.normalize(embed(texts), dim=1)
+        empty = torch.tensor([not text or text.isspace() for text in texts])
+        found.append(vectors.masked_fill(empty[:, None], torch.nan))
+    return torch.cat(found).double().numpy()
 
 
 def _typed_numbers(column: Any) -> NDArray[np.float64] | None:
@@ -373,17 +558,23 @@ def _different(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     return words, renamed[places]
 
 
-def _stated_bounds(name: str, stated: Any) -> Bounds | None:
-    if stated is None:
-        return None
-    parts = [
-        days_of(str(value)) if isinstance(value, str | datetime.date) else float(value) for value in stated
-    ]
-    if len(parts) != 2 or not all(map(math.isfinite, parts)) or parts[0] >= parts[1]:
-        raise InputError(
-            f"numeric: {name!r} has the bounds {list(stated)!r}; expected [low, high], numbers or dates"
+def _stated(name: str, stated: Any) -> tuple[str, bool, Bounds | None]:
+    """Word of :data:`STATED` or "", whether bounds are dates, and bounds, of what ``numeric`` states of a column."""
+    parts = [stated] if isinstance(stated, str) else list(stated or [])
+    word = parts.pop() if parts and parts[-1] in STATED else ""
+    if not parts:
+        return word, False, None
+    dates = [isinstance(part, str | datetime.date) for part in parts]
+    with contextlib.suppress(TypeError, ValueError):
+        low, high = (
+            days_of(str(part)) if is_date else float(part) for part, is_date in zip(parts, dates, strict=True)
         )
-    return parts[0], parts[1]
+        if math.isfinite(low) and math.isfinite(high) and low < high:
+            return word, all(dates), (low, high)
+    raise InputError(
+        f"numeric: {name!r} has {stated!r}; expected [low, high], numbers or dates, perhaps with one of "
+        f"{', '.join(STATED)}"
+    )
 
 
 def _common_values(table: Columns, name: str) -> tuple[str, ...]:

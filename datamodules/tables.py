@@ -178,14 +178,16 @@ class TableDataModule(LabeledTables):
     column's categories share one. No row is lost for an empty cell.
 
     Numbers may be written with groups of digits, a decimal comma, a currency or per cent sign; dates (ISO, or as in
-    31.12.2020) become days. Texts that begin with 0, as codes do, are categories.
+    31.12.2020, 31/12/2020 or 12/31/2020, as the public rows show) become days. Texts that begin with 0, as codes do,
+    are categories.
 
     **Public rows.** Without a public part the run pays for :class:`~pl_privknn.privacy.public_rows.PublicRows`, from
     which public rows are drawn before the first query: features are learned from them, and they are in the run's
     folder as ``public_rows.csv``.
 
     A row is a vector of one number a column, in the place of an image, ``(d, 1, 1)``: numbers in [0, 1] between their
-    bounds or −1, categories as numbers of values; :class:`~pl_privknn.features.TableFeatures` makes features of it.
+    bounds or −1, categories as numbers of values; :class:`~pl_privknn.features.TableFeatures` makes features of it. A
+    text has 64, the coordinates of its unit vector by :class:`~pl_privknn.features.WordLlamaFeatures`.
 
     Args:
         root: the folder, or the file of the private part.
@@ -197,8 +199,10 @@ class TableDataModule(LabeledTables):
         label: the column of labels.
         columns: the columns that are features; None: all others.
         numeric: bounds of columns of numbers or dates, as in ``{"age": (0, 120)}``; None where only the kind is
-            stated (without public rows: of numbers; dates are stated by bounds).
+            stated, or a word in their place or behind them: "number", "decimal comma", "decimal point", "flag",
+            "date", "day first" or "month first", as in ``{"since": ("2000-01-01", "2030-01-01", "month first")}``.
         categorical: values of columns of categories, as in ``{"region": ["north", "south"]}``; likewise.
+        text: columns of texts.
         person: the column that says whom a private record belongs to.
         id: the column of lasting names of private records, each different.
         classes: names of the classes, in the order of their numbers; by default those in the test and public parts.
@@ -237,6 +241,7 @@ class TableDataModule(LabeledTables):
         columns: Sequence[str] | None = None,
         numeric: Mapping[str, Any] | None = None,
         categorical: Mapping[str, Any] | None = None,
+        text: str | Sequence[str] = (),
         person: str | None = None,
         id: str | None = None,
         classes: Sequence[str] | None = None,
@@ -248,16 +253,23 @@ class TableDataModule(LabeledTables):
         self._take(root, (private, public, test, val, predict), named, encoding)
         self.public_rows = as_group("public_rows", public_rows, PublicRows())
         numeric, categorical = numeric or {}, categorical or {}
+        texts = [text] if isinstance(text, str) else list(text)
+        stated = {*numeric, *categorical, *texts}
         first = "public" if self._has("public") else "private"
-        names, self.left_out = redacted(self._features, first, columns, {*numeric, *categorical})
-        table = self._table(first)
-        self._known = _Known(redacted(schema_of, table, names, numeric, categorical, first == "public"))
+        names, self.left_out = redacted(self._features, first, columns, stated)
+        table, names = self._table(first), list(dict.fromkeys([*names, *texts]))
+        self._known = _Known(
+            redacted(schema_of, table, names, numeric, categorical, first == "public", texts)
+        )
         self._stated = self.schema  # what a run pays for follows from it, also where an earlier one has paid
-        if first == "private" and not {*names} <= {*numeric, *categorical}:
+        if first == "private" and not {*names} <= stated:
             self.conditions = (KINDS_ARE_PUBLIC,)
         classes = self._name_classes(classes)
         super().__init__(
-            num_classes=len(classes), image_shape=(len(names), 1, 1), class_names=classes, **kwargs
+            num_classes=len(classes),
+            image_shape=(len(self.schema.columns), 1, 1),
+            class_names=classes,
+            **kwargs,
         )
         self._drawn: Tensor | None = None
         self._is_drawn = False
@@ -286,10 +298,14 @@ class TableDataModule(LabeledTables):
 
     def public_texts(self, examples: Tensor) -> list[str]:
         """Cells of public rows with the names of their columns."""
-        names = [column.name for column in self.schema.columns]
+        columns = self.schema.columns
         rows = self.schema.words(self.public.images(examples).flatten(1))
         return [
-            ", ".join(f"{name} {cell or '–'}" for name, cell in zip(names, row, strict=True))[:_SHOWN]
+            ", ".join(
+                f"{column.name} {cell or '–'}"
+                for column, cell in zip(columns, row, strict=True)
+                if column.part is None
+            )[:_SHOWN]
             for row in rows
         ]
 
@@ -312,8 +328,8 @@ class TableDataModule(LabeledTables):
         others = [name for name in table.names if name not in own]
         if unknown := sorted(stated - {*others}):
             raise InputError(
-                f"numeric, categorical: {table.named} has no column {unknown[0]!r} besides label, person and id; "
-                "name columns as in the first line of the file"
+                f"numeric, categorical, text: {table.named} has no column {unknown[0]!r} besides label, person and "
+                "id; name columns as in the first line of the file"
             )
         left_out = [name for name in identifiers(table, others, part == "public") if name not in stated]
         return [name for name in others if name not in left_out], left_out
@@ -361,8 +377,7 @@ class TableDataModule(LabeledTables):
         forget_features(self.public)
         if folder is not None:
             text = io.StringIO()
-            names = [column.name for column in self.schema.columns]
-            csv.writer(text).writerows([names, *self.schema.words(drawn.rows)])
+            csv.writer(text).writerows([self.schema.titles, *self.schema.words(drawn.rows)])
             write_durably(folder / PUBLIC_ROWS, text.getvalue())
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pl_privknn._checks import InputError, check_int
 from pl_privknn.datamodules.columns import Columns
 from pl_privknn.datamodules.datasets import ImageStore, TensorImages, digest_of, rows_below
-from pl_privknn.datamodules.schema import looks_numeric
+from pl_privknn.datamodules.schema import check_texts
 from pl_privknn.datamodules.tables import LabeledTables
 from pl_privknn.features.text import TextExtractor, WordLlamaFeatures
 from pl_privknn.privacy.records import is_ours
@@ -126,11 +126,7 @@ class TextDataModule(LabeledTables):
                 )
             width = redacted(table.width, text)
         else:
-            if redacted(looks_numeric, table, text):
-                raise InputError(
-                    f"text={text!r}: the column holds numbers, dates or truth values; leave --text out, which "
-                    "takes all columns of the table, or name a column of texts"
-                )
+            redacted(check_texts, table, text)
             self._embed = WordLlamaFeatures() if features is None else features
             if not self._embeds_apart:
                 name = getattr(features, "__name__", type(features).__name__)

@@ -248,8 +248,7 @@ def _table(given: list[Path], found: ReleasedModel, column: str | None) -> Any:
         if column is not None:
             raise ValueError(f"--column {column}: the model takes rows of all its columns; leave it out")
         schema = Schema.of(found.about["columns"])
-        names = [each.name for each in schema.columns]
-        return schema.scaled(schema.read(Columns("table", path, names), "as in the run"))
+        return schema.scaled(schema.read(Columns("table", path, schema.names), "as in the run"))
     table = Columns("table", path, [name])
     table.check(name, "with --column")
     if found.about["input"] == "vectors":

@@ -12,6 +12,8 @@ from pl_privknn.features.base import LearnedExtractor
 
 # Numbers are compared with so many public quantiles; ranks of the lowest and highest.
 _KNOTS, _LOWEST = 64, 0.005
+# Length of the vector of a text: it counts as four columns of numbers.
+_TEXT_LENGTH = 2.0
 # Public rows whose distances are looked at.
 _COMPARED = 1000
 
@@ -24,7 +26,8 @@ class TableFeatures(LearnedExtractor):
     so that the median distance of public rows is 1.
 
     Args:
-        sizes: of each column the number of its categories, or 0 for numbers.
+        sizes: of each column the number of its categories, 0 for numbers, or −1 for a coordinate of a text's vector,
+            which is taken as it is.
 
     Raises:
         ValueError: for sizes out of range.
@@ -39,11 +42,11 @@ class TableFeatures(LearnedExtractor):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        self.sizes = [check_int("sizes", size, 0) for size in sizes]
+        self.sizes = [check_int("sizes", size, -1) for size in sizes]
 
     def feature_size(self, image_shape: Sequence[int]) -> int:
-        """Coordinates: two of each column of numbers, and one of each category."""
-        return sum(size or 2 for size in self.sizes)
+        """Coordinates: two of each column of numbers, and one of each category and coordinate of a text."""
+        return sum(abs(size) or 2 for size in self.sizes)
 
     def learn(self, images: Tensor) -> dict[str, Tensor]:
         """Knots and scores of numbers, and the scale."""
@@ -67,6 +70,9 @@ class TableFeatures(LearnedExtractor):
         rows, found = images.flatten(1), []
         for place, size in enumerate(self.sizes):
             values = rows[:, place]
+            if size < 0:
+                found.append(torch.where(values < 0, 0.0, (values - 0.5) * _TEXT_LENGTH)[:, None])
+                continue
             if size:
                 found.append(torch.nn.functional.one_hot(values.long().clamp(0, size - 1), size).float())
                 continue

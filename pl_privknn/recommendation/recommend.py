@@ -293,7 +293,7 @@ def recommend(
     kept = None if left_out and not stated else stated or _with_batch(section)
     if kept is not None and path is not None:
         kept["init_args"]["name"] = data.name
-    of_table = tuple(data.schema.sizes) if isinstance(data, TableDataModule) else None
+    of_table = tuple(data.schema.coordinates) if isinstance(data, TableDataModule) else None
     if isinstance(data, TableDataModule) and data.pays_for_public:
         data.setup("validate")
         sizes = Sizes(

@@ -54,7 +54,7 @@ def from_drawn_rows(data: TableDataModule, sizes: Sizes, setting: Setting) -> tu
             f"for too ({settings.bounds:g} of μ, twice)."
         )
     return (
-        f"{counted(len(schema.columns), 'column')}, {sizes.num_classes} classes; {private_in_words(sizes)}.",
+        f"{counted(len(schema.names), 'column')}, {sizes.num_classes} classes; {private_in_words(sizes)}.",
         f"Public rows: there are none, so the run pays for histograms of the columns ({settings.histograms:g} of μ) "
         f"and for their second moments ({settings.moments:g} of μ), and draws {settings.rows} rows that have both; "
         f"ε {left:.3g} is left to the teacher.{unbounded}",

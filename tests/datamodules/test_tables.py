@@ -10,9 +10,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from pl_privknn.datamodules import TableDataModule
+from pl_privknn.datamodules import TableDataModule, TextDataModule
 from pl_privknn.datamodules.columns import Columns
 from pl_privknn.datamodules.schema import ColumnSchema, Schema, days_of, number_of, schema_of
+from pl_privknn.features import TableFeatures
 
 NAN = math.nan
 SECRET = "Mallory"
@@ -56,7 +57,11 @@ def same(found, wanted):
         (["2020-01-02T12:00", "2020-01-02 06:00:00", "2020-01-02"], "date", [18263.5, 18263.25, 18263]),
         (["2020-01-02T12:00+02:00", "2020-01-02T12:00Z"], "date", [18263 + 10 / 24, 18263.5]),
         (["02.01.2020", "31.12.2020"], "date", [18263, 18627]),
-        (["2020/01/02", "2020/01/03"], "date", [18263, 18264]),
+        (["2020/01/02", "2020/1/3"], "date", [18263, 18264]),
+        (["02/01/2020", "31/12/2020"], "date", [18263, 18627]),
+        (["01/02/2020", "12/31/2020", ""], "date", [18263, 18627, NAN]),
+        (["01-02-2020 6:00 PM", "12-31-2020 06:00 UTC"], "date", [18263.75, 18627.25]),
+        (["2 Jan 2020", "31 Dec 2020"], "date", [18263, 18627]),
         (["5"], "number", [5]),
         (["5", "5"], "number", [5, 5]),
         (["", "", ""], "category", [0, 0, 0]),
@@ -111,6 +116,17 @@ def test_texts_that_are_numbers(text, comma, wanted):
     same([number_of(text, comma)], [wanted])
 
 
+def test_dates_of_either_order_are_refused_unless_it_is_stated():
+    cells = ["03/04/2020", "05/06/2020"]
+    with pytest.raises(ValueError, match="the day or the month first; say which by numeric="):
+        read(cells)
+    same(read(cells, numeric={"x": "day first"})[1], [18355, 18418])
+    same(
+        read(cells, numeric={"x": ("2020-01-01", "2021-01-01", "month first")}, public=False)[1],
+        [18325, 18388],
+    )
+
+
 @pytest.mark.parametrize("text", ["20200102", "1234", "tomorrow", "2020-13-01", "", "12:30"])
 def test_texts_that_are_no_dates(text):
     assert math.isnan(days_of(text))
@@ -158,7 +174,7 @@ def test_public_bounds_are_stretched():
     assert read([0.0, 0.0])[0].bounds == (-0.5, 0.5)
 
 
-@pytest.mark.parametrize("cells", [[[1.0], [2.0]], [{"a": 1}, {"a": 2}]])
+@pytest.mark.parametrize("cells", [[[1.0], [2.0]], [{"a": 1}, {"a": 2}], ["[1.0, 2.0]", "[3. 4.]"]])
 def test_columns_of_lists_are_refused(cells):
     with pytest.raises(ValueError, match=r"'x' holds lists; leave it out by columns="):
         read(cells)
@@ -249,6 +265,27 @@ def test_columns_may_come_in_another_order_and_new_ones_are_passed_over():
     data = TableDataModule(private=COLUMNS, public={**COLUMNS}, test=less)
     with pytest.raises(ValueError, match="has no column 'age'"):
         data.setup()
+
+
+def test_texts_stand_beside_numbers_and_categories():
+    notes = ["late again", "", "all is well", "late again", " ", "fine"]
+    data = TableDataModule(private={**COLUMNS, "note": notes}, public={**COLUMNS, "note": notes}, text="note")
+    data.setup("fit")
+    rows = data.private.images().flatten(1)
+    assert data.schema.names == ["age", "region", "who", "note"]
+    assert rows.shape == (6, 3 + 64)
+    torch.testing.assert_close(rows[0, 3:], rows[3, 3:])
+    assert ((rows[[1, 4], 3:] == -1).all(), float((rows[0, 3:] - 0.5).norm())) == (True, pytest.approx(1))
+    extractor = TableFeatures(data.schema.coordinates)
+    extractor.fit_public(data.public.images())
+    assert extractor(data.private.images()).shape[1] == extractor.feature_size(data.image_shape)
+    for cells, message in (
+        (["1", "2", "3"] * 2, "holds numbers, dates"),
+        (["[1, 2]"] * 6, "holds lists of numbers"),
+    ):
+        for kind in (TableDataModule, TextDataModule):
+            with pytest.raises(ValueError, match=message):
+                kind(private={**COLUMNS, "note": cells}, public={**COLUMNS, "note": cells}, text="note")
 
 
 def test_equal_rows_are_records():
