@@ -348,7 +348,7 @@ def _news(root: str) -> Records:
     names = sorted({file.parent.name for file in files})
     texts = [file.read_text(encoding="utf-8", errors="ignore") for file in files]
     model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
-    vectors = torch.from_numpy(model.embed(texts)).float()[:, :, None, None]
+    vectors = torch.from_numpy(model.embed(texts)).float()
     labels = torch.tensor([names.index(file.parent.name) for file in files])
     return dataclasses.replace(_shuffled(vectors, labels, 400, 425, (300, 1400)), kind="embeddings")
 

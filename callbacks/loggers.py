@@ -93,7 +93,7 @@ def pictures_of(
     """
     examples = torch.tensor(list(dict.fromkeys(asked))[:MOST_PICTURES], dtype=torch.int64)
     truth, texts = data.public.truth, data.public_texts(examples)
-    pictured = texts is None and len(examples) > 0
+    pictured = texts is None and len(examples) > 0 and len(data.image_shape) == 3
     return PublicPictures(
         examples=examples.numpy(),
         images=_small(data.public.images(examples)) if pictured else np.zeros((0, 1, 1, 1), np.uint8),
@@ -132,7 +132,7 @@ def pictured_queries(folder: Path) -> list[Pictured]:
     """
     pictures = PublicPictures.read(folder)
     answers = None if pictures is None else stored_answers(folder)
-    if pictures is None or answers is None:
+    if pictures is None or answers is None or not (pictures.texts or len(pictures.images)):
         return []
     label_of = dict(zip(answers.examples.tolist(), answers.labels.tolist(), strict=True))
     places = {example: place for place, example in enumerate(pictures.examples.tolist())}

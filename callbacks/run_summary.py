@@ -525,7 +525,7 @@ def advice_for(trainer: pl.Trainer, labeling: Any, summary: dict[str, Any]) -> s
     first = labeling.features[0]
     parts = first if isinstance(first, list | tuple) else [first]
     within = str([as_section(part) for part in parts if isinstance(part, Extractor)])
-    if "PublicFeatures" not in within and data.image_shape[1:] != (1, 1):
+    if "PublicFeatures" not in within and len(data.image_shape) == 3:
         named = ", ".join(sorted(part if isinstance(part, str) else type(part).__name__ for part in parts))
         return f"{said}Features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
     known = labeling.metrics.get("labels/accuracy")

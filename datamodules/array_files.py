@@ -143,7 +143,7 @@ class Array:
         return table
 
     def rows(self) -> tuple[ImageStore, Tensor]:
-        """Rows of floats, each an image of d channels and one pixel, and bool ``(n,)``: whether all are finite.
+        """Rows of floats, and bool ``(n,)``: whether all are finite.
 
         Raises:
             ValueError: as :meth:`vectors`.
@@ -151,7 +151,7 @@ class Array:
         if self._columns is not None:
             store: ImageStore = ParquetRows(self._columns, self._member)
         else:
-            store = TensorImages(self.vectors()[:, :, None, None], self.mapping)
+            store = TensorImages(self.vectors(), self.mapping)
         return store, torch.cat([block.isfinite().all(1) for block in blocks(store)])
 
     def as_numbers(self, values: Any) -> Tensor:
@@ -179,7 +179,7 @@ class Array:
 
 
 class ParquetRows(JoinedImages):
-    """Lists of a Parquet column, each an image of one pixel; row groups are read as they are looked at.
+    """Lists of a Parquet column, each a vector; row groups are read as they are looked at.
 
     Rows in their order are read once. Rows at random, of a file larger than the 256 MB that are kept, make each
     batch read most of it: write such a table as ``.npy``.
@@ -191,12 +191,12 @@ class ParquetRows(JoinedImages):
 
     def __init__(self, table: Columns, name: str) -> None:
         self._table, self._name, self.stores = table, name, []
-        self.shape = (table.width(name), 1, 1)
+        self.shape = (table.width(name),)
         self._ends = torch.tensor(table.groups, dtype=torch.int64).cumsum(0)
         self._kept: OrderedDict[int, Tensor] = OrderedDict()
 
     def _read_part(self, number: int, rows: Tensor) -> Tensor:
-        return self._group(number)[rows][:, :, None, None]
+        return self._group(number)[rows]
 
     def _group(self, number: int) -> Tensor:
         if number not in self._kept:

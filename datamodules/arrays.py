@@ -218,9 +218,8 @@ class ArraysDataModule(_TablesDataModule):
 class EmbeddingsDataModule(_TablesDataModule):
     """Private, public and test embeddings from arrays, from files, or from folders of them.
 
-    An embedding of d numbers takes the place of an image, as one of d channels and a single
-    pixel, ``(d, 1, 1)``: ``torch.nn.Flatten()`` is the extractor that gives it back as a vector, and a student
-    needs a network that begins by flattening. The numbers may be any finite floats.
+    Batches hold vectors, float32 ``(b, d)``, in the place of images: a student needs a network of dense layers, such
+    as ``mlp``. The numbers may be any finite floats.
 
     Files are ``.npy``, ``.npz`` or ``.parquet``; a folder holds ``.npy`` or ``.parquet`` files, one after another by
     their names. Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named
@@ -289,7 +288,7 @@ class EmbeddingsDataModule(_TablesDataModule):
             if name.endswith("embeddings")
         }
         dimension = _one_shape(dimensions, "{} numbers a record", "embed all parts by the same model")
-        super().__init__(sources, (dimension, 1, 1), num_classes=num_classes, **kwargs)
+        super().__init__(sources, (dimension,), num_classes=num_classes, **kwargs)
 
     def load_private(self) -> LabeledImages:
         """``private_embeddings`` and ``private_labels``; this process's own files where there is one for each."""
@@ -330,8 +329,8 @@ class DatasetsDataModule(PrivatePublicDataModule):
         public: records that may be seen by anybody; ``"none"``, or None, where there are none.
         test: records for the final accuracy; none by default.
         num_classes: number of classes, or of attributes, a public constant.
-        image_shape: channels, height and width of every x, ``(d, 1, 1)`` of vectors; by default those of the first
-            public record, or else of the first test record.
+        image_shape: channels, height and width of every x, ``(d,)`` of vectors; by default those of the first public
+            record, or else of the first test record.
         validation: a validation set, instead of public records with known truth.
         predict: records to predict, with or without labels; those of the test set by default.
         private_groups: the person who owns each private record, whole numbers, shape ``(n,)``, or a file of them.
@@ -384,7 +383,7 @@ class DatasetsDataModule(PrivatePublicDataModule):
             if name not in ("private", "predict") and redacted(same_images, self._stores["private"], store):
                 raise ValueError(f"{name}: shares records with the private set; keep the parts apart")
             if image_shape is None and name in ("public", "test") and len(store):
-                image_shape = store.pair(store._items[0])[0].shape  # type: ignore[assignment]
+                image_shape = tuple(store.pair(store._items[0])[0].shape)
         if image_shape is None:
             raise ValueError("image_shape=None, and there is no public or test record that shows it; give it")
         kwargs["public"] = "none" if shared is None else "images"

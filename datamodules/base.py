@@ -63,11 +63,11 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     return ordinary data sets of ``(x, y)``, with ``x`` of shape ``image_shape``: a public ``y`` is its truth.
 
     Training batches are ``{"labeled": (x, y), "unlabeled": x}``: float32 images in [0, 1] of shape
-    ``(b, channels, height, width)`` with ``y`` int64 ``(b,)``, or float32 ``(b, num_classes)`` once soft
-    labels were released; under ``"multilabel"`` always ``(b, num_classes)``. An epoch is one pass over the
-    public images; the labelled part walks over the labels that exist when the epoch begins, as often as
-    needed. Labels that change between epochs are followed without a reload. Nothing
-    in the training loader holds private data or the public truth. Validation runs on the public images
+    ``(b, channels, height, width)``, or vectors ``(b, d)``, with ``y`` int64 ``(b,)``, or float32
+    ``(b, num_classes)`` once soft labels were released; under ``"multilabel"`` always ``(b, num_classes)``. An epoch
+    is one pass over the public images; the labelled part walks over the labels that exist when the epoch begins, as
+    often as needed. Labels that change between epochs are followed without a reload. Nothing in the training loader
+    holds private data or the public truth. Validation runs on the public images
     whose truth is known (unless there is a validation set), so public images serve training and validation
     and only the test set is unseen.
 
@@ -76,7 +76,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
     Args:
         num_classes: number of classes, a public constant.
-        image_shape: channels, height and width of every image.
+        image_shape: channels, height and width of every image, or the length of every vector, ``(d,)``.
         class_names: names of the classes; their numbers by default. Under ``"multilabel"`` the attributes'.
         task: ``"multiclass"`` (one class an image) or ``"multilabel"`` (``num_classes`` attributes of 0 or 1
             an image; labels everywhere are then int64 ``(n, num_classes)``).
@@ -145,8 +145,11 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.num_classes = check_int("num_classes", num_classes, 2, _MOST_CLASSES)
-        channels, height, width = (check_int("image_shape", side) for side in image_shape)
-        self.image_shape: ImageShape = (channels, height, width)
+        if len(image_shape) not in (1, 3):
+            raise ValueError(
+                f"image_shape={image_shape!r}: expected (channels, height, width), or (d,) of vectors"
+            )
+        self.image_shape: ImageShape = tuple(check_int("image_shape", side) for side in image_shape)
         names = tuple(class_names) if class_names is not None else tuple(map(str, range(self.num_classes)))
         if len(names) != self.num_classes or len(set(names)) != self.num_classes:
             raise ValueError(
@@ -354,7 +357,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return made
 
     def _blank(self) -> PublicDataset:
-        blank = TensorImages(torch.zeros(1, *self.image_shape, dtype=torch.uint8))
+        blank = TensorImages(torch.zeros(1, *self.image_shape))
         return PublicDataset(blank, self.num_classes, task=self.task)
 
     def _checked(self, name: str, part: Any, *, may_be_empty: bool = False) -> Any:
@@ -440,7 +443,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """All private images and labels, in order and in batches; for labelers and baselines alone.
 
         Yields:
-            Images, float32 ``(b, channels, height, width)``, and labels, int64 ``(b,)`` or ``(b, num_classes)``.
+            Images, float32 ``(b, channels, height, width)``, or vectors ``(b, d)``, and labels, int64 ``(b,)`` or
+            ``(b, num_classes)``.
         """
         check_int("batch_size", batch_size)
         for start in range(0, len(self.private), batch_size):

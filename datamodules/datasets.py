@@ -18,16 +18,17 @@ from pl_privknn._checks import InputError, check_choice, check_int, shape_text
 from pl_privknn.privacy.private_state import check_same_in_processes
 from pl_privknn.privacy.records import has_repeated_rows, leaves_of
 
-ImageShape = tuple[int, int, int]
+#: Channels, height and width of an image, or the length of a vector.
+ImageShape = tuple[int, ...]
 _CHUNK = 1024
 _READ_TWICE = 8  # items of which a data set must give the same image again
 
 
 class ImageStore(abc.ABC):
-    """A fixed number of images of one shape, read by index.
+    """A fixed number of images of one shape, or of vectors of one length, read by index.
 
     Attributes:
-        shape: channels, height and width of every image.
+        shape: channels, height and width of every image, or the length of every vector, ``(d,)``.
         in_memory: whether images are kept in memory, and not in a mapped file.
     """
 
@@ -39,7 +40,7 @@ class ImageStore(abc.ABC):
 
     @abc.abstractmethod
     def read(self, indices: Tensor) -> Tensor:
-        """Images as float32 ``(n, channels, height, width)`` in [0, 1].
+        """Images as float32 ``(n, channels, height, width)`` in [0, 1], or vectors ``(n, d)``.
 
         Args:
             indices: int64 ``(n,)``, within range.
@@ -55,23 +56,22 @@ class ImageStore(abc.ABC):
 
 
 class TensorImages(ImageStore):
-    """Images in one tensor, uint8 (0 … 255) or float (0 … 1), which is not copied.
+    """Images in one tensor, uint8 (0 … 255) or float (0 … 1), or vectors of floats, which is not copied.
 
     Args:
-        images: shape ``(n, channels, height, width)``.
+        images: shape ``(n, channels, height, width)``, or ``(n, d)``.
         file: the mapped file that holds them, if one does; what was read of it does not stay in the process's memory.
     """
 
     def __init__(self, images: Tensor, file: mmap.mmap | None = None) -> None:
-        if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        if images.ndim not in (2, 4) or not (images.dtype == torch.uint8 or images.is_floating_point()):
             raise InputError(
                 f"images: shape {shape_text(images.shape)}, {images.dtype}; expected uint8 or float of shape "
-                "(n, channels, height, width)"
+                "(n, channels, height, width), or vectors (n, d)"
             )
         self._images, self._file = images, file
         self.in_memory = file is None
-        channels, height, width = images.shape[1:]
-        self.shape = (channels, height, width)
+        self.shape = tuple(images.shape[1:])
 
     def __len__(self) -> int:
         return len(self._images)
@@ -94,7 +94,7 @@ class ItemImages(ImageStore):
     Args:
         items: each time an item is read it must be the same. ``x`` is a Pillow image, or an array or tensor, uint8 or
             float, of shape ``(channels, height, width)``, ``(height, width)`` or, a vector, ``(d,)``.
-        shape: channels, height and width of every ``x``, or None as long as they are not known.
+        shape: of every ``x``, or None as long as it is not known.
         name: of the part, for messages.
         fields: of ``x`` and ``y`` in mappings.
 
@@ -134,16 +134,17 @@ class ItemImages(ImageStore):
                 with values that are not finite.
         """
         pair, shape = item if isinstance(item, tuple | list) else (item,), self.shape
+        x: Any
         x, y = map(item.get, self._fields) if isinstance(item, Mapping) else (*pair, None)[:2]
         if hasattr(x, "getbands"):
             image = pixels_of(x, shape[0] if shape else 1 if x.mode[0] in "1LIF" else 3)
         else:
             array = np.asarray(x)
             image = torch.as_tensor(array if array.dtype.kind in "buif" else np.empty((0, 0, 0, 0)))
-            image = image[None] if image.ndim == 2 else image[:, None, None] if image.ndim == 1 else image
+            image = image[None] if image.ndim == 2 else image
         image = _as_float(image)
-        fits = image.isfinite() if image.shape[1:] == (1, 1) else (image >= 0) & (image <= 1)
-        if image.ndim != 3 or (shape and image.shape != shape) or not bool(fits.all()):
+        fits = image.isfinite() if image.ndim == 1 else (image >= 0) & (image <= 1)
+        if image.ndim not in (1, 3) or (shape and image.shape != shape) or not bool(fits.all()):
             raise InputError(
                 f"the {self._name} set: an item's x ({self._fields[0]!r} of mappings) is no image of shape "
                 f"{shape or '(channels, height, width)'}, uint8 or float in [0, 1], and no vector of finite floats; "
@@ -416,11 +417,11 @@ class _ImageSet(Dataset[Any]):
 
     @property
     def image_shape(self) -> ImageShape:
-        """Channels, height and width of every image."""
+        """Channels, height and width of every image, or the length of every vector."""
         return self.store.shape
 
     def images(self, indices: Tensor | Sequence[int] | slice | None = None) -> Tensor:
-        """Images as float32 ``(n, channels, height, width)`` in [0, 1]; all of them by default."""
+        """Images as float32 ``(n, channels, height, width)`` in [0, 1], or vectors ``(n, d)``; all by default."""
         return self.store.read(as_indices(indices, len(self)))
 
 

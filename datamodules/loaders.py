@@ -23,7 +23,7 @@ class Batches(Dataset[Any]):
     """Whole batches of images, ``x``, or of images and targets, ``(x, y)``.
 
     Args:
-        store: the images, or vectors in their place, float32 ``(n, d)``.
+        store: the images, or a tensor in their place, of one row for each.
         targets: gives targets for indices, looked up when a batch is made: the label table in training, a label
             vector in evaluation. None: images alone.
         rows: which images there are; all by default.

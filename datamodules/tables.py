@@ -185,7 +185,7 @@ class TableDataModule(LabeledTables):
     which public rows are drawn before the first query: features are learned from them, and they are in the run's
     folder as ``public_rows.csv``.
 
-    A row is a vector of one number a column, in the place of an image, ``(d, 1, 1)``: numbers in [0, 1] between their
+    A row is a vector of one number a column, in the place of an image: numbers in [0, 1] between their
     bounds or −1, categories as numbers of values; :class:`~pl_privknn.features.TableFeatures` makes features of it. A
     text has 64, the coordinates of its unit vector by :class:`~pl_privknn.features.WordLlamaFeatures`.
 
@@ -221,7 +221,7 @@ class TableDataModule(LabeledTables):
         ...     private=table, public=table.drop(["label"]), classes=["0", "1"], numeric={"age": (0, 120)}
         ... )
         >>> data.setup("fit")
-        >>> data.private.images().flatten(1).tolist()
+        >>> data.private.images().tolist()
         [[0.2583333253860474, 1.0], [0.5, 0.0], [-1.0, 0.0]]
     """
 
@@ -266,10 +266,7 @@ class TableDataModule(LabeledTables):
             self.conditions = (KINDS_ARE_PUBLIC,)
         classes = self._name_classes(classes)
         super().__init__(
-            num_classes=len(classes),
-            image_shape=(len(self.schema.columns), 1, 1),
-            class_names=classes,
-            **kwargs,
+            num_classes=len(classes), image_shape=(len(self.schema.columns),), class_names=classes, **kwargs
         )
         self._drawn: Tensor | None = None
         self._is_drawn = False
@@ -299,7 +296,7 @@ class TableDataModule(LabeledTables):
     def public_texts(self, examples: Tensor) -> list[str]:
         """Cells of public rows with the names of their columns."""
         columns = self.schema.columns
-        rows = self.schema.words(self.public.images(examples).flatten(1))
+        rows = self.schema.words(self.public.images(examples))
         return [
             ", ".join(
                 f"{column.name} {cell or '–'}"
@@ -372,7 +369,7 @@ class TableDataModule(LabeledTables):
         """See :meth:`PrivatePublicDataModule.take_public`."""
         assert self._drawn is not None
         self._known.schema = self.schema.with_bounds(drawn.bounds)
-        self._drawn.copy_(drawn.rows[:, :, None, None])
+        self._drawn.copy_(drawn.rows)
         self._is_drawn = True
         forget_features(self.public)
         if folder is not None:
@@ -392,7 +389,7 @@ class _Rows(ImageStore):
     """Rows of a table as numbers, scaled by the bounds that are known when they are read."""
 
     def __init__(self, rows: Tensor, known: _Known, part: str) -> None:
-        self.rows, self._known, self._part, self.shape = rows, known, part, (rows.shape[1], 1, 1)
+        self.rows, self._known, self._part, self.shape = rows, known, part, (rows.shape[1],)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -408,7 +405,7 @@ class _Rows(ImageStore):
                 f"{self._part}: the bounds of some columns are known once a run has paid for them; state them by "
                 "numeric= (--bounds), or take those in columns.json of a run's folder by take_columns()"
             )
-        return self._known.schema.scaled(self.rows[indices])[:, :, None, None]
+        return self._known.schema.scaled(self.rows[indices])
 
 
 def _rows_in(store: Any) -> Tensor:

@@ -38,7 +38,7 @@ class TextDataModule(LabeledTables):
     learned from public texts.
 
     ``features`` turns each text into a vector, once, when its part is loaded. From then on the module is one of
-    embeddings: vectors of d numbers take the place of images, ``(d, 1, 1)``. Where the column holds vectors (lists
+    embeddings: vectors of d numbers take the place of images. Where the column holds vectors (lists
     of floats, as the toolkits of foundation models write them), these are taken as they are. No log, message, cache
     or checkpoint holds a text. A run's folder holds the first 400 characters of public texts about which a query was
     asked, for its report.
@@ -88,7 +88,7 @@ class TextDataModule(LabeledTables):
         >>> data = TextDataModule(private=table, public=other, classes=["left", "right"])
         >>> data.setup("fit")
         >>> data.image_shape, data.private.labels.tolist()
-        ((256, 1, 1), [0, 1])
+        ((256,), [0, 1])
     """
 
     leaves_out: ClassVar[str] = "without a text, a label or a person, or with NaN or infinite values,"
@@ -135,7 +135,7 @@ class TextDataModule(LabeledTables):
         names = self._name_classes(classes)
         super().__init__(
             num_classes=len(names),
-            image_shape=(width, 1, 1),
+            image_shape=(width,),
             class_names=names,
             public="images" if self._has("public") else "none",
             **kwargs,
@@ -152,11 +152,11 @@ class TextDataModule(LabeledTables):
         table, faults = self._table(part, "text"), dict[str, Tensor]()
         if self.holds_vectors:
             rows = table.vectors(self._text)
-            store = TensorImages(rows[:, :, None, None])
+            store = TensorImages(rows)
         else:
             rows, faults["no text"], digests = self._embedded_texts(part, table)
-            store = _VectorsOfTexts(rows[:, :, None, None], digests)
-        if rows.shape[1:] != self.image_shape[:1]:
+            store = _VectorsOfTexts(rows, digests)
+        if rows.shape[1:] != self.image_shape:
             raise InputError(f"{part}: other vectors than the public ones; embed all parts by the same model")
         faults["NaN or infinite values"] = ~torch.isfinite(rows).all(1)
         return store, self._known_labels(part), faults

@@ -529,13 +529,9 @@ def _linked(section: Any, data: Any) -> Any:
     made = class_named(str(name))
     if made is None or data is None:
         return section
-    channels, *sides = data.image_shape
-    stated = {
-        "num_classes": data.num_classes,
-        "task": data.task,
-        "in_channels": channels,
-        "image_size": sides[-1] if len(set(sides)) == 1 else sides,
-    }
+    networks = importlib.import_module("pl_privknn.networks.base")
+    shape = networks.network_arguments(data.image_shape)
+    stated = {"num_classes": data.num_classes, "task": data.task, **shape}
     asked = argument_names(made)
     given = section.get("init_args") if isinstance(section, Mapping) else None
     known = {key: value for key, value in stated.items() if key in asked}

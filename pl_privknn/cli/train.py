@@ -10,7 +10,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ from pl_privknn.config import (
     set_yaml,
 )
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.networks.base import network_arguments
 from pl_privknn.privacy.files import LOCK, FolderLock, new_number, replaced_durably, write_durably
 from pl_privknn.privacy.verify import CHECKPOINT
 from pl_privknn.report import write_report
@@ -215,9 +215,12 @@ class PrivKNNCLI(LightningCLI):
         # The parser must not ask for what the data say; config.build takes it from them.
         for source, target in (("num_classes", "num_classes"), ("task", "task")):
             parser.link_arguments(f"data.{source}", f"model.init_args.{target}", apply_on="instantiate")
-        for target, place in (("in_channels", 0), ("image_size", -1)):
+        for target in ("in_channels", "image_size"):
             parser.link_arguments(
-                "data.image_shape", f"model.init_args.{target}", itemgetter(place), apply_on="instantiate"
+                "data.image_shape",
+                f"model.init_args.{target}",
+                lambda shape, name=target: network_arguments(shape)[name],
+                apply_on="instantiate",
             )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

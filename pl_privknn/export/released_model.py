@@ -20,6 +20,7 @@ from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.config import build, known_class
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
+from pl_privknn.networks.base import network_arguments
 from pl_privknn.privacy.card import audited, has_teacher, privacy_card, write_card
 from pl_privknn.privacy.public_rows import COLUMNS
 from pl_privknn.privacy.verify import CHECKPOINT, EXPORT, HEAD, mapping_of, reading
@@ -114,7 +115,7 @@ class ReleasedModel:
             tables, ``columns`` of rows (see :class:`~pl_privknn.datamodules.schema.Schema`), ``task``, ``classes``
             (names in the order of the probabilities), ``epsilon``, ``delta``, ``unit`` and ``guarantee``.
         tokenizer: the text of ``tokenizer.json``; empty unless inputs are texts.
-        inner: the model on the examples of the run's data module, ``(n, c, h, w)``; None for a file.
+        inner: the model on the examples of the run's data module; None for a file.
     """
 
     model: Callable[[torch.Tensor], torch.Tensor]
@@ -171,10 +172,10 @@ def released_model(
     if (run / COLUMNS).is_file():
         columns = json.loads((run / COLUMNS).read_text(encoding="utf-8"))
         about |= {"input": "rows", "shape": shape[:1], "columns": columns}
-        return ReleasedModel(_OfVectors(inner), about, inner=inner)
+        return ReleasedModel(inner, about, inner=inner)
     if shape[1:] == [1, 1]:
         about |= {"input": "vectors", "shape": shape[:1], "column": given.get("text", "text")}
-        return ReleasedModel(_OfVectors(inner), about, inner=inner)
+        return ReleasedModel(inner, about, inner=inner)
     return ReleasedModel(_OfImages(inner), {**about, "range": _RANGES, "resize": RESIZE}, inner=inner)
 
 
@@ -236,7 +237,7 @@ class _OwnStudent(torch.nn.Module):
                 f"module: its parameters do not match {checkpoint}; give the run's network"
             ) from error
         self.outputs, self.task, self.num_classes = TASKS[data.task], data.task, data.num_classes
-        self.hparams = {"in_channels": data.image_shape[0], "image_size": data.image_shape[1:]}
+        self.hparams = network_arguments(data.image_shape)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.module(images)
@@ -289,18 +290,6 @@ class _OfImages(torch.nn.Module):
         return torch.where(inside, self.model(images), torch.nan)  # ONNX has no assertions
 
 
-class _OfVectors(torch.nn.Module):
-    """Model of vectors, by a model of images of one pixel."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.model(vectors[:, :, None, None])
-        return found
-
-
 class _OfTokens(torch.nn.Module):
     """Model of token ids, by a model of mean token vectors."""
 
@@ -313,7 +302,7 @@ class _OfTokens(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.clamp(max=len(self.table) - 1)
-        found: torch.Tensor = self.model(self.table[tokens].float().mean(1)[:, :, None, None])
+        found: torch.Tensor = self.model(self.table[tokens].float().mean(1))
         return found
 
 

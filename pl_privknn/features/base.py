@@ -20,7 +20,7 @@ from pl_privknn.neighbors.search import full_precision
 
 
 class Extractor(HasInitArguments, abc.ABC):
-    """Maps images of shape ``(n, channels, height, width)``, float32 in [0, 1], to ``(n, d)`` float32.
+    """Maps images of shape ``(n, channels, height, width)``, float32 in [0, 1], or vectors, to ``(n, d)`` float32.
 
     An extractor learns nothing from the images that it is given: its output for one image never depends on
     another image, private or public. (Statistics of private images in a feature would be an uncharged
@@ -239,11 +239,11 @@ def in_parts(function: Callable[[Tensor], Tensor], images: Tensor, at_once: int 
 
 
 def check_images(images: Tensor) -> None:
-    """Raise ``ValueError`` unless these are floating-point images, ``(n, channels, height, width)``."""
-    if images.ndim != 4 or not images.is_floating_point():
+    """Raise ``ValueError`` unless these are floats ``(n, channels, height, width)``, or vectors ``(n, d)``."""
+    if images.ndim not in (2, 4) or not images.is_floating_point():
         raise ValueError(
             f"images: shape {shape_text(images.shape)}, {images.dtype}; expected float32 in [0, 1] of shape "
-            "(n, channels, height, width)"
+            "(n, channels, height, width), or vectors (n, d)"
         )
 
 

@@ -46,15 +46,16 @@ class OnFrozenFeatures(pl.LightningModule):
 
         Args:
             extractor: any; it must not have been trained on private records.
-            in_channels: colour channels of the images.
-            image_size: side of square images, or (height, width).
+            in_channels: colour channels of the images, or the length of vectors.
+            image_size: side of square images, or (height, width); 1 of vectors.
             components: see :class:`~pl_privknn.features.public.PublicWhitening`.
             power: see there.
 
         Raises:
             ValueError: for an extractor that returns no vectors.
         """
-        width = _feature_size(extractor, image_shape(in_channels, image_size))
+        shape = image_shape(in_channels, image_size)
+        width = _feature_size(extractor, shape[:1] if shape[1:] == (1, 1) else shape)
         self.extractor, self.whitening = extractor, PublicWhitening(width, components, power)
         return self.whitening.out_features
 
@@ -62,10 +63,13 @@ class OnFrozenFeatures(pl.LightningModule):
         """Unit vectors, float32 ``(n, d)``, each of one image alone; the images where there is no extractor.
 
         Args:
-            images: ``(n, channels, height, width)``, or vectors, which are returned.
+            images: ``(n, channels, height, width)``, examples that are vectors, ``(n, d)``, or rows of
+                :meth:`inputs_of`, ``(n, 1, d)``, whose unit vectors are at hand.
         """
-        if self.extractor is None or self.whitening is None or images.ndim == 2:
+        if self.extractor is None or self.whitening is None:
             return images
+        if images.ndim == 3:
+            return images[:, 0]
         device = images.device.type
         # Not entered without need: an exported file can't have it.
         mixed = torch.is_autocast_enabled(device)
@@ -84,7 +88,7 @@ class OnFrozenFeatures(pl.LightningModule):
             self._public_rows = self.whitening(features.to(self.whitening.mean.device)).cpu()
 
     def inputs_of(self, part: Any, *, public: bool, training: bool) -> Any:
-        """Inputs of the loaders of a fit: vectors, float32 ``(n, d)``, of a part's images, or its store.
+        """Inputs of the loaders of a fit: unit vectors, float32 ``(n, 1, d)``, of a part's examples, or its store.
 
         Args:
             part: a data set with ``images(indices)`` and ``store``.
@@ -94,10 +98,10 @@ class OnFrozenFeatures(pl.LightningModule):
         if self.extractor is None or self.trainer.state.fn != "fit" or (training and not self.trains_on_rows):
             return part.store
         if not public:
-            return PublicTables(part, self.device).extracted(self.vectors)
+            return PublicTables(part, self.device).extracted(self.vectors)[:, None]
         if self._public_rows is None:  # a checkpoint may hold what was learned elsewhere
             self._public_rows = PublicTables(part, self.device).extracted(self.vectors)
-        return self._public_rows
+        return self._public_rows[:, None]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what the extractor learned."""
@@ -111,7 +115,7 @@ class OnFrozenFeatures(pl.LightningModule):
         self._public_rows = None
 
 
-def _feature_size(extractor: Extractor, shape: tuple[int, int, int]) -> int:
+def _feature_size(extractor: Extractor, shape: tuple[int, ...]) -> int:
     if getattr(extractor, "learns", False):
         return extractor.feature_size(shape)
     features = extractor(torch.zeros(1, *shape))

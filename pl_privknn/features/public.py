@@ -379,7 +379,7 @@ class Resized(Extractor):
 class PublicFeatures(Extractor):
     """HOG, pixels, a patch dictionary and a pretrained network, joined, whitened and compressed by public images.
 
-    Of a table of embeddings (images of one pixel) it takes the embeddings alone. Each kind is scaled to unit length
+    Of vectors it takes the vectors alone. Each kind is scaled to unit length
     and weighted, the pretrained network (the extra ``[imagenet]``) by 0.4, and by 0.7 where images are larger than 32
     pixels; HOG, pixels and patches see those at 32 pixels. :class:`~pl_privknn.features.PublicPCA` compresses them.
     Which width suits follows from the number of private records and ε, see :func:`pl_privknn.recommend`.
@@ -396,8 +396,8 @@ class PublicFeatures(Extractor):
         >>> import torch
         >>> from pl_privknn.features import PublicFeatures
         >>> extractor = PublicFeatures(components=2)
-        >>> extractor.fit_public(torch.rand(20, 64, 1, 1))  # twenty embeddings of 64 numbers
-        >>> extractor(torch.rand(3, 64, 1, 1)).shape
+        >>> extractor.fit_public(torch.rand(20, 64))  # twenty embeddings of 64 numbers
+        >>> extractor(torch.rand(3, 64)).shape
         torch.Size([3, 2])
     """
 
@@ -411,14 +411,14 @@ class PublicFeatures(Extractor):
         self._shape: tuple[int, ...] = ()
 
     def kinds(self, image_shape: Sequence[int]) -> tuple[list[Extractor], list[float]]:
-        """Extractors for images of ``(channels, height, width)``, and their weights.
+        """Extractors for images of ``(channels, height, width)``, or vectors ``(d,)``, and their weights.
 
         Raises:
             FileNotFoundError: for ``pretrained=True`` where its weights are not installed.
         """
-        channels, height, width = image_shape
-        if height == width == 1:
+        if len(image_shape) == 1:
             return [Pixels(normalize=True)], [1.0]
+        channels, height, width = image_shape
         kinds: list[Extractor] = [HOG(), Pixels(transform_sqrt=True), PatchDictionary()]
         weight = 0.0
         if not _SMALLEST <= min(height, width) <= max(height, width) <= _LARGEST:
@@ -442,8 +442,7 @@ class PublicFeatures(Extractor):
 
     def feature_size(self, image_shape: Sequence[int]) -> int:
         """``components``, where there are as many public images, and values, at least."""
-        channels, height, width = image_shape
-        return min(self.components, channels) if height == width == 1 else self.components
+        return min(self.components, image_shape[0]) if len(image_shape) == 1 else self.components
 
     def state_dict(self) -> dict[str, Tensor]:
         """See :meth:`Extractor.state_dict`."""
@@ -502,8 +501,8 @@ class DefaultFeatures(Extractor):
         self._chosen: Extractor | None = None
 
     def _for(self, image_shape: Sequence[int]) -> Extractor:
-        channels, height, width = image_shape
-        grey = channels == 1 and 1 < max(height, width) <= _SMALL_GREY
+        channels, *sides = image_shape
+        grey = len(sides) == 2 and channels == 1 and max(sides) <= _SMALL_GREY
         return self._hog if grey else PublicFeatures()
 
     def fit_public(self, images: Tensor) -> None:
@@ -528,7 +527,7 @@ class DefaultFeatures(Extractor):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See :meth:`Extractor.load_state_dict`."""
-        self._chosen = self._for((3, 1, 1) if state else (1, _SMALL_GREY, _SMALL_GREY))
+        self._chosen = self._for((1,) if state else (1, _SMALL_GREY, _SMALL_GREY))
         self._chosen.load_state_dict(state)
 
     def __call__(self, images: Tensor) -> Tensor:

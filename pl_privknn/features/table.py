@@ -35,8 +35,8 @@ class TableFeatures(LearnedExtractor):
     Example:
         >>> import torch
         >>> extractor = TableFeatures([0, 3])  # a column of numbers and one of three categories
-        >>> extractor.fit_public(torch.tensor([[0.1, 0.0], [0.5, 2.0], [0.7, 1.0]])[:, :, None, None])
-        >>> extractor(torch.tensor([[0.5, 1.0]])[:, :, None, None]).shape
+        >>> extractor.fit_public(torch.tensor([[0.1, 0.0], [0.5, 2.0], [0.7, 1.0]]))
+        >>> extractor(torch.tensor([[0.5, 1.0]])).shape
         torch.Size([1, 5])
     """
 
@@ -50,7 +50,7 @@ class TableFeatures(LearnedExtractor):
 
     def learn(self, images: Tensor) -> dict[str, Tensor]:
         """Knots and scores of numbers, and the scale."""
-        rows = images.flatten(1).double()
+        rows = images.double()
         found: dict[str, Tensor] = {}
         for place, size in enumerate(self.sizes):
             if not size:
@@ -67,7 +67,7 @@ class TableFeatures(LearnedExtractor):
         return self._encoded(images) / self.learned("scale", images.device)
 
     def _encoded(self, images: Tensor) -> Tensor:
-        rows, found = images.flatten(1), []
+        rows, found = images, []
         for place, size in enumerate(self.sizes):
             values = rows[:, place]
             if size < 0:

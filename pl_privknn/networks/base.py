@@ -60,7 +60,7 @@ class FeatureNetwork(nn.Module):
     """An encoder and a linear classifier on the encoder's output.
 
     Args:
-        encoder: maps images ``(n, channels, height, width)`` to ``(n, feature_size)``.
+        encoder: maps images ``(n, channels, height, width)``, or vectors ``(n, d)``, to ``(n, feature_size)``.
         feature_size: width of the penultimate layer.
         num_classes: number of classes.
 
@@ -82,6 +82,15 @@ class FeatureNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``(n, num_classes)`` of images ``(n, channels, height, width)``."""
         return self.classifier(self.features(images))
+
+
+def network_arguments(shape: Sequence[int]) -> dict[str, Any]:
+    """``in_channels`` and ``image_size`` of a network for images of a shape, or for vectors ``(d,)``."""
+    channels, *sides = shape
+    if not sides:
+        return {"in_channels": channels, "image_size": 1}
+    height, width = sides
+    return {"in_channels": channels, "image_size": height if height == width else [height, width]}
 
 
 def image_shape(in_channels: int, image_size: int | tuple[int, int]) -> tuple[int, int, int]:

@@ -42,6 +42,7 @@ from pl_privknn.features.base import Extractor, PublicTables
 from pl_privknn.features.public import PublicFeatures, PublicPCA, has_pretrained
 from pl_privknn.features.table import TableFeatures
 from pl_privknn.labelers.released_sums import centre_of, clipped_differences
+from pl_privknn.networks.base import network_arguments
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.recommendation.rules import (
     BATCH,
@@ -125,7 +126,7 @@ class Recommendation:
         Of features without public examples the width is that of one blank image, whose features are computed.
         """
         data, sizes = self.data, self.sizes
-        table = data.image_shape[1:] == (1, 1)
+        table = len(data.image_shape) == 1
         count = sizes.private_records + sizes.public + len(data.test)
         width = self.setting.width
         if not width:
@@ -148,14 +149,8 @@ class Recommendation:
             data: the data module to train on; the inspected one by default.
         """
         data, parts = self.data if data is None else data, self._parts()
-        channels, height, width = data.image_shape
-        student = SupervisedStudent(
-            **parts.student,
-            num_classes=data.num_classes,
-            task=data.task,
-            in_channels=channels,
-            image_size=height if height == width else [height, width],
-        )
+        shape = network_arguments(data.image_shape)
+        student = SupervisedStudent(**parts.student, num_classes=data.num_classes, task=data.task, **shape)
         return student, PrivateLabeler(**parts.labeling)
 
     def __str__(self) -> str:
@@ -326,7 +321,7 @@ def recommend(
             WIDTHS_OF_TABLES
             if of_table is not None
             else WIDTHS_OF_EMBEDDINGS
-            if data.image_shape[1:] == (1, 1)
+            if len(data.image_shape) == 1
             else WIDTHS_OF_ATTRIBUTES
             if attributes
             else WIDTHS
@@ -443,7 +438,7 @@ def _reasons(
     sizes: Sizes, setting: Setting, data: PrivatePublicDataModule, compared: str, judged: str
 ) -> tuple[str, ...]:
     shape = data.image_shape
-    table = shape[1:] == (1, 1)
+    table = len(shape) == 1
     what = f"embeddings of dimension {shape[0]}" if table else f"images {'×'.join(map(str, shape))}"
     lines = [
         f"{counted(sizes.public, 'public example')}, {sizes.num_classes} {sizes.labels}, {what}; "

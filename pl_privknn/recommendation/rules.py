@@ -404,8 +404,7 @@ WHY = {
 
 def takes_pretrained(data: PrivatePublicDataModule) -> bool:
     """Return whether features of a pretrained network are installed and fit the images."""
-    channels, height, width = data.image_shape
-    return has_pretrained() and channels in (1, 3) and (height, width) != (1, 1)
+    return has_pretrained() and len(data.image_shape) == 3 and data.image_shape[0] in (1, 3)
 
 
 def private_in_words(sizes: Sizes) -> str:

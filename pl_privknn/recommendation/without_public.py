@@ -68,7 +68,7 @@ def from_drawn_rows(data: TableDataModule, sizes: Sizes, setting: Setting) -> tu
 
 def without_public(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[str, ...], Parts]:
     """Reasons and objects of a teacher without public data, whose model is the result."""
-    table, pretrained = data.image_shape[1:] == (1, 1), takes_pretrained(data)
+    table, pretrained = len(data.image_shape) == 1, takes_pretrained(data)
     kinds: list[Extractor] = [Pixels()] if table else [TimmFeatures()] if pretrained else [HOG()]
     named = "embeddings" if table else "a network with ImageNet weights" if pretrained else "HOG"
     if pretrained and max(data.image_shape[1:]) <= _SMALL:

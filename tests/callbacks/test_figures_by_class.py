@@ -104,7 +104,7 @@ def test_shares_and_recalls_leave_out_what_is_unknown():
 )
 @pytest.mark.parametrize("teacher", [ReverseKNN, PreconditionedGradients])
 def test_the_advice_follows_the_largest_class_and_names_no_recommendation(summary, low, teacher):
-    data = types.SimpleNamespace(task="multiclass", image_shape=(30, 1, 1), public=np.zeros(9))
+    data = types.SimpleNamespace(task="multiclass", image_shape=(30,), public=np.zeros(9))
     labeling = types.SimpleNamespace(labeler=teacher(), features=[Pixels()], metrics={})
     said = advice_for(types.SimpleNamespace(datamodule=data), labeling, summary)
     assert bool(said) == low

@@ -189,7 +189,7 @@ def written(folder, table, kind):
 def test_files_hold_what_one_array_holds(tmp_path, table, kind):
     embeddings, labels = written(tmp_path / "parts", table, kind)
     found, expected = data_of(embeddings, labels), data_of(*table)
-    assert found.image_shape == (D, 1, 1)
+    assert found.image_shape == (D,)
     assert torch.equal(found.private.images(), expected.private.images())
     assert torch.equal(found.private.labels, expected.private.labels)
     everything = torch.arange(COUNT)
@@ -291,7 +291,7 @@ def test_each_process_reads_its_own_file(tmp_path):
         data = shard_of(tmp_path, rank)
         assert data.private_in_shards
         expected = np.load(tmp_path / f"features-{rank:05d}.npy")
-        assert np.array_equal(data.private.images(slice(0, 8))[:, :, 0, 0].numpy(), expected)
+        assert np.array_equal(data.private.images(slice(0, 8)).numpy(), expected)
     assert not shard_of(tmp_path, **TABLE).private_in_shards
 
 

@@ -366,7 +366,7 @@ def test_two_columns_of_one_name_and_too_many_coordinates_are_refused(tmp_path):
     with pytest.raises(ValueError, match="8500 coordinates, 2000 at most"):
         TableDataModule(private=wide)
     narrow = {f"x{number}": [1.0, 2.0] for number in range(500)} | {"label": ["x", "y"]}
-    assert TableDataModule(private=narrow).image_shape == (500, 1, 1)
+    assert TableDataModule(private=narrow).image_shape == (500,)
 
 
 def test_rows_have_no_bounds_before_the_run_has_paid_for_them():

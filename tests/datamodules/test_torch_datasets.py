@@ -237,7 +237,7 @@ def section(**given):
 def test_a_configuration_names_data_sets(tmp_path):
     theirs = DatasetsDataModule(*(Items(part, None, True) for part in range(3)), num_classes=3)
     assert all(map(torch.equal, parts_of(build({"data": section()}).data), parts_of(theirs)))
-    assert not build({"data": section(public="none", image_shape=[64, 1, 1])}).data.has_public
+    assert not build({"data": section(public="none", image_shape=[64])}).data.has_public
     with pytest.raises(ConfigurationError, match=r"data\.init_args\.public"):
         build({"data": section(public="nothing")})
 

@@ -247,7 +247,7 @@ def test_without_test_examples_the_user_is_asked_for_the_kind(tmp_path):
 
 def test_public_features_of_embeddings_are_their_principal_components():
     torch.manual_seed(0)
-    public, others = torch.randn(50, 12, 1, 1), torch.randn(9, 12, 1, 1)
+    public, others = torch.randn(50, 12), torch.randn(9, 12)
     unit = torch.nn.functional.normalize(public.flatten(1), dim=1).double().numpy()
     mapped = torch.nn.functional.normalize(others.flatten(1), dim=1).double().numpy()
     analysis = PCA(5, svd_solver="full").fit(unit)
@@ -266,7 +266,7 @@ def test_public_features_of_embeddings_are_their_principal_components():
         again.load_state_dict(extractor.state_dict())
         torch.testing.assert_close(again(others), extractor(others), atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="the public ones were"):
-        extractor(torch.rand(2, 6, 1, 1))
+        extractor(torch.rand(2, 6))
 
 
 def test_one_command_from_data_to_a_private_model(table, monkeypatch, capsys):

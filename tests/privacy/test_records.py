@@ -219,7 +219,7 @@ def test_selections_of_arrow_tables_that_overlap_are_seen():
     parts = {
         "public": whole.select([2]),
         "num_classes": 2,
-        "image_shape": (4, 1, 1),
+        "image_shape": (4,),
         "image": "x",
         "label": "y",
     }
