@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import io
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +27,9 @@ from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
 from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
 from pl_privknn.privacy.public_rows import COLUMNS
+from pl_privknn.privacy.records import is_ours
 
+_TRIED = 4  # public examples in a made-up batch
 #: Represents the student's backbone in a list of features.
 STUDENT = "student"
 
@@ -245,6 +252,66 @@ def check_schedule(trainer: pl.Trainer) -> None:
             f"precision={precision!r}: public images and labels are float32, and later rounds take features from "
             "the student; use precision='32-true' or 'bf16-mixed'"
         )
+
+
+def check_student(trainer: pl.Trainer, module: pl.LightningModule, data: PrivatePublicDataModule) -> None:
+    """Refuse a student that a training would stop after the first queries are paid for.
+
+    A copy of a module of others takes a made-up training batch.
+
+    Args:
+        trainer: with its optimizers set up.
+        module: the student.
+        data: its data module, set up.
+
+    Raises:
+        ValueError: for a ``training_step`` that takes pairs alone, and for monitors of a validation that never runs.
+    """
+    few = range(min(_TRIED, len(data.public)))
+    x = data.public.images(few).to(module.device)
+    y = placeholders(data.public.labels[: len(few)].cpu(), data.num_classes).to(module.device)
+    if (
+        not is_ours(module)
+        and not _takes(module, {"labeled": (x, y), "unlabeled": x})
+        and _takes(module, (x, y))
+    ):
+        raise ValueError(
+            f'{type(module).__name__}.training_step expects (x, y), but a batch is {{"labeled": (x, y), "unlabeled": '
+            'x}; begin it with x, y = batch["labeled"]'
+        )
+    if trainer.limit_val_batches and (data.has_validation or _validates_otherwise(data)):
+        return
+    owners = (*trainer.callbacks, *trainer.lr_scheduler_configs)  # type: ignore[attr-defined]
+    for one in owners:
+        monitor = getattr(one, "monitor", None) if getattr(one, "reduce_on_plateau", True) else None
+        if str(monitor).startswith("val"):
+            name = type(getattr(one, "scheduler", one)).__name__
+            raise ValueError(
+                f"{name}(monitor={monitor!r}): there is no validation; give the data module a "
+                "validation part (val) or classes of public examples, or monitor what training_step logs"
+            )
+
+
+def _takes(module: pl.LightningModule, batch: Any) -> bool:
+    """Whether the training step of a copy of a module runs on a batch."""
+    hidden = io.StringIO()
+    with (
+        torch.random.fork_rng(devices=[module.device] if module.device.type == "cuda" else []),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(hidden),
+        contextlib.redirect_stderr(hidden),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            copy.deepcopy(module).training_step(batch, 0)
+        except Exception:
+            return False
+    return True
+
+
+def _validates_otherwise(data: PrivatePublicDataModule) -> bool:
+    """Whether a data module has validation loaders of its own."""
+    return type(data).val_dataloader is not PrivatePublicDataModule.val_dataloader
 
 
 def take_columns(trainer: pl.Trainer, run_dir: Path | None) -> None:

@@ -23,6 +23,7 @@ from pl_privknn.callbacks.labeling_arguments import (
     RoundFeatures,
     check_fits,
     check_schedule,
+    check_student,
     data_module,
     device_of,
     extractor_of,
@@ -243,6 +244,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             rank_zero_info("fast_dev_run: no query is made; public examples get placeholder labels")
             data.public.set_labels(slice(None), placeholders(data.public.labels, data.num_classes))
             return
+        check_student(trainer, pl_module, data)
         self._group = ProcessGroup.of(trainer)
         self._place = self._folder(trainer)
         if self.budget.unit == "person":

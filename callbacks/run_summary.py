@@ -188,7 +188,7 @@ class TestedModels:
 
 
 class RunReport(pl.Callback):
-    """Callback that writes ``summary.json`` and prints a table when training ends, and again after a test.
+    """Callback that writes ``summary.json`` and prints a table when training ends, and after a test its new rows.
 
     Whatever spends ε in a trainer (:class:`~pl_privknn.callbacks.private_labeler.PrivateLabeler`,
     :class:`~pl_privknn.training.private_training.PrivateTraining`,
@@ -221,6 +221,7 @@ class RunReport(pl.Callback):
         self._tested: TestedModels | None = None
         self._advice = ""
         self._settings: dict[str, Any] = {}
+        self._shown: list[tuple[str, str]] = []
 
     @property
     def path(self) -> Path | None:
@@ -231,7 +232,7 @@ class RunReport(pl.Callback):
         """Suppress warnings that no user can act on, and start the clock."""
         quiet_lightning()
         if stage == "fit":
-            self.summary, self.run_dir, self._advice = {}, None, ""
+            self.summary, self.run_dir, self._advice, self._shown = {}, None, "", []
             self._started = _public_seconds()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -340,7 +341,11 @@ class RunReport(pl.Callback):
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
             self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
         data = trainer.datamodule  # type: ignore[attr-defined]
-        self.summary["test_baseline"] = largest_share(getattr(getattr(data, "test", None), "labels", None))
+        truth = getattr(getattr(data, "test", None), "labels", None)
+        self.summary |= {
+            "test_baseline": largest_share(truth),
+            "test_examples": None if truth is None else len(truth),
+        }
         if (confusion := self._confusion()) is not None:
             self.summary |= figures_by_class(confusion, getattr(data, "class_names", ()))
         self._finish(trainer, "test")
@@ -440,13 +445,17 @@ class RunReport(pl.Callback):
         return rows
 
     def print_table(self) -> None:
-        """Print the table."""
+        """Print the rows of the table that were not printed since the fit."""
+        rows = [row for row in self.table() if row not in self._shown]
+        self._shown += rows
+        if not rows:
+            return
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         table = Table(show_header=False)
-        for name, value in self.table():
+        for name, value in rows:
             table.add_row(
                 name, Text(value)
             )  # text would lose what stands in brackets, such as an extra's name

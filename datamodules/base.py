@@ -435,6 +435,12 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return _present("public", "fit", self._public)
 
     @property
+    def has_validation(self) -> bool:
+        """Whether validation runs, after ``setup("fit")``: on its own set, or on public images of known truth."""
+        truth = self.public.truth
+        return self._validation is not None or (truth is not None and bool((truth >= 0).any()))
+
+    @property
     def test(self) -> LabeledImages:
         """The test images and labels, after ``setup("fit")`` or ``setup("test")``; may be empty."""
         return _present("test", "test", self._test)
@@ -493,7 +499,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         if self._validation is not None:
             return self._evaluation(Batches(self._inputs(self._validation), self._validation.labels))
         truth = self.public.truth
-        if truth is None or not bool((truth >= 0).any()):
+        if truth is None or not self.has_validation:
             return []
         known = torch.nonzero(known_rows(truth)).flatten()
         return self._evaluation(Batches(self._inputs(self.public), truth, known))

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 #: Colour of text and axes.
 INK = "#7f7f80"
 #: Colour and marker of each line, in turn.
-COLOURS = tuple(f"C{place}" for place in (0, 1, 2, 3, 4, 5, 6, 8, 9))
+COLOURS = (
+    *("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9"),
+    *("#e7ba52", "#3b4cc0", "#00a087", "#7b4173", "#8c6d31", "#98df8a", "#bd0026", "#5254a3"),
+)
 MARKERS = "osD^vPX*<>"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +89,26 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 def _render(folder: Path, output: Path) -> str:
     """Write table, CSV and plot; returns the table and the cost of all runs."""
-    from pl_privknn.comparison.plot import render
-    from pl_privknn.comparison.run import joint_cost, read_results
+    from pl_privknn.comparison.run import joint_cost
 
-    return f"{render(read_results(folder), output, folder.resolve().name)}\n{joint_cost(folder)}"
+    return f"{_files(folder, output)}\n{joint_cost(folder)}"
+
+
+def _files(folder: Path, output: Path) -> str:
+    """Write table, CSV and plot of the runs that are finished; returns the table."""
+    from pl_privknn.comparison.plot import render
+    from pl_privknn.comparison.run import COMPARISON, read_comparison, read_results
+
+    runs = len(read_comparison(folder / COMPARISON).cells())
+    return render(read_results(folder), output, folder.resolve().name, runs)
+
+
+def _show_so_far(output: Path) -> None:
+    """Write table and plot while runs go on; a failure is told and does not stop them."""
+    try:
+        _files(output, output)
+    except Exception as error:
+        print(f"{output}: table and plot were not written ({type(error).__name__}: {error})", file=sys.stderr)
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -141,6 +158,7 @@ def _run(parsed: argparse.Namespace) -> int:
             command=parsed.command,
             folder=place.resolve().parent if parsed.data is None else None,
             workers=parsed.workers,
+            finished=lambda: _show_so_far(output),
         )
     except KeyboardInterrupt:
         from pl_privknn.comparison.run import joint_cost

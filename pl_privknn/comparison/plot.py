@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pl_privknn._checks import counted
 from pl_privknn._figures import COLOURS, INK, MARKERS, new_figure, plain_axes
 from pl_privknn.comparison.table import (
     Cells,
@@ -22,6 +23,7 @@ from pl_privknn.comparison.table import (
     mark_footnotes,
     markdown_table,
     mean_and_spread,
+    over_test_examples,
     terms,
     titles_of,
     weakened,
@@ -45,10 +47,11 @@ def results_digest(results: Sequence[Result]) -> str:
 def figure_of(results: Sequence[Result], title: str) -> Figure:
     """Figure of test accuracy against the ε of the runs, both on logarithmic axes (of the error).
 
-    Points are means over seeds after the last epoch, bars their standard deviation, where there are several. Methods
+    Points are means over seeds after the last epoch, bars their standard deviation, or of one seed the 95 % interval
+    over test examples. Methods
     whose guarantee is weaker than others' (:func:`~pl_privknn.comparison.table.weakened`) are hollow and dashed; the
     text below explains the marks. Beyond the end of the axis is what a method reaches without privacy, joined by
-    dots; a method that has no ε is a horizontal line.
+    dots; a method that has no ε is a grey horizontal line.
     """
     cells = cells_of(results)
     notes = [_seeds(results), *mark_footnotes(cells)]
@@ -99,7 +102,8 @@ def _draw(axes: Axes, cells: Cells, method: str, place: int, beyond: float) -> N
     bound = cells.get((method, math.inf))
     if not points:
         assert bound is not None
-        axes.axhline(mean_and_spread(bound)[0], color=colour, linestyle="-.", label=label)
+        label = f"{label}, without privacy"
+        axes.axhline(mean_and_spread(bound)[0], color=INK, linestyle="-.", label=label)
         return
     x, y, spread = zip(*points, strict=True)
     style = {**hollow, "linestyle": "--"} if apart else {**hollow, "markerfacecolor": colour}
@@ -114,7 +118,8 @@ def _seeds(results: Sequence[Result]) -> str:
     """Caption of a comparison's seeds and bars."""
     seeds = sorted({result.seed for result in results})
     if len(seeds) == 1:
-        return f"One run each, seed {seeds[0]}."
+        bars = "; bars are 95 % intervals over test examples" if over_test_examples(results) else ""
+        return f"One run each, seed {seeds[0]}{bars}."
     return f"Means over seeds {', '.join(map(str, seeds))}; bars are standard deviations."
 
 
@@ -128,8 +133,14 @@ def draw(results: Sequence[Result], path: str | Path, title: str) -> None:
     figure.savefig(f"{path}.png", metadata={"Description": description}, dpi=120, facecolor="white")
 
 
-def render(results: Sequence[Result], output: Path, title: str) -> str:
+def render(results: Sequence[Result], output: Path, title: str, runs: int) -> str:
     """Write ``results.csv``, ``table.md`` and ``comparison.{svg,png}``; returns the table.
+
+    Args:
+        results: of the runs that are finished.
+        output: folder of the files.
+        title: of the plot.
+        runs: number of all runs of the comparison; with fewer results, table and plot are marked as partial.
 
     Raises:
         ValueError: without results.
@@ -138,6 +149,9 @@ def render(results: Sequence[Result], output: Path, title: str) -> str:
         raise ValueError(f"{output} holds no finished run of the comparison")
     output.mkdir(parents=True, exist_ok=True)
     table = markdown_table(results)
+    if len(results) < runs:
+        partial = f"partial: {len(results)} of {counted(runs, 'run')}"
+        title, table = f"{title} ({partial})", f"{partial}\n\n{table}"
     write_csv(results, output / "results.csv")
     (output / "table.md").write_text(table + "\n", encoding="utf-8")
     draw(results, output / "comparison", title)

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -344,6 +345,7 @@ def run_comparison(
     command: Command,
     folder: Path | None = None,
     workers: int = 1,
+    finished: Callable[[], None] = lambda: None,
 ) -> tuple[int, int]:
     """Run every given run that is not finished, and print a line for each start and end.
 
@@ -356,6 +358,7 @@ def run_comparison(
         command: runs ``privknn`` in this process.
         folder: where separate processes find modules that configurations name, after installed ones.
         workers: number of parallel processes; 0 runs all in this process.
+        finished: called after each run with a result, by one thread at a time.
 
     Returns:
         The number of runs that were finished before, and the number that failed.
@@ -376,8 +379,12 @@ def run_comparison(
         except (RuntimeError, OSError, ValueError) as error:
             said = f"failed: {cell.label}: {error}"
         print(said, flush=True)
-        return said.startswith("done")
+        if is_done := said.startswith("done"):
+            with one_at_a_time:
+                finished()
+        return is_done
 
+    one_at_a_time = threading.Lock()
     with FolderLock(output), ThreadPoolExecutor(max(1, workers)) as pool:
         begun = {cell.label for cell in cells if cell.begun(output)}
         missing = [cell for cell in cells if cell.result(output) is None]

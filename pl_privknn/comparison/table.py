@@ -158,9 +158,25 @@ def titles_of(cells: Cells) -> dict[str, str]:
 
 
 def mean_and_spread(results: Sequence[Result]) -> tuple[float, float]:
-    """Mean accuracy over seeds and its sample standard deviation (0 for one seed)."""
+    """Mean accuracy and its spread.
+
+    Returns:
+        The mean over seeds, and their sample standard deviation; of one seed half the width of the 95 % interval over
+        test examples (Agresti and Coull 1998), 0 where their number was not recorded.
+    """
     accuracies = [result.accuracy for result in results]
-    return statistics.mean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+    if len(accuracies) > 1:
+        return statistics.mean(accuracies), statistics.stdev(accuracies)
+    (accuracy,), count = accuracies, results[0].values.get("test_examples")
+    if not count:
+        return accuracy, 0.0
+    share = (accuracy * count + 2) / (count + 4)
+    return accuracy, 1.96 * math.sqrt(share * (1 - share) / (count + 4))
+
+
+def over_test_examples(results: Sequence[Result]) -> bool:
+    """Whether the spread of these results is that over test examples; see :func:`mean_and_spread`."""
+    return any(result.values.get("test_examples") for result in results)
 
 
 def guarantees(cells: Cells) -> dict[tuple[str, float], Guarantee]:
@@ -257,7 +273,7 @@ def cell(cells: Cells, key: tuple[str, float], seeds: int, around: str = "") -> 
     if not results:
         return "–"
     mean, spread = mean_and_spread(results)
-    text = f"{mean:.3f}" if len(results) == 1 else f"{mean:.3f} ± {spread:.3f}"
+    text = f"{mean:.3f} ± {spread:.3f}" if spread or len(results) > 1 else f"{mean:.3f}"
     if len(results) < seeds:
         text = f"{text} ({len(results)} of {seeds} seeds)"
     return f"{around}{text}{around}{mark(guarantees(cells).get(key, UNCONDITIONAL))}"
@@ -274,7 +290,11 @@ def terms(results: Sequence[Result]) -> str:
 
 
 def _note(results: Sequence[Result], cells: Cells, seeds: int) -> str:
-    counted = f"{seeds} seed{'' if seeds == 1 else 's, mean ± standard deviation'}"
+    counted = f"{seeds} seeds, mean ± standard deviation"
+    if seeds == 1:
+        counted = (
+            "1 seed, ± half the 95 % interval over test examples" if over_test_examples(results) else "1 seed"
+        )
     reached = [
         max(result.values["epsilon"] for result in here) / target
         for (_, target), here in cells.items()

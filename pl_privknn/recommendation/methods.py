@@ -12,6 +12,7 @@ from pl_privknn._checks import check_epsilon, check_int
 from pl_privknn.recommendation.recommend import Recommendation, recommend
 from pl_privknn.recommendation.rules import TEACHERS, parts_of
 
+_EPOCHS = 20  # of the student on true labels
 _METHODS = {
     "ReverseKNN": ("reverse_knn", "Reverse kNN"),
     "PreconditionedGradients": ("released_gradients", "Released gradients"),
@@ -29,7 +30,8 @@ def methods_on(
     """Recommend the methods of a comparison: the recommended run, the other teacher and NoisySGD.
 
     Student, data and training are those of the recommendation at the middle ε, whose features all methods share. Only
-    public data are read. Without public examples the recommended class sums and NoisySGD are compared.
+    public data are read. Without public examples the recommended class sums and NoisySGD are compared. Where the
+    classes of all public examples are known, a student on them shows what is reached without privacy.
 
     Args:
         path: the data, as in :func:`~pl_privknn.recommend`.
@@ -92,6 +94,12 @@ def methods_on(
             "trainer.log_every_n_steps": 1,
         },
     }
+    truth = found.data.public.truth if public else None
+    if truth is not None and bool((truth >= 0).all()):
+        methods["supervised"] = {
+            "title": "student on true public labels",
+            "set": {"data.init_args.train_on_truth": True, "trainer.max_epochs": _EPOCHS},
+        }
     document = {
         "config": {section: found.config[section] for section in ("data", "model", "trainer")},
         "budget": {"delta": sizes.delta},

@@ -116,6 +116,11 @@ class WeakAugmentation:
             images: the batch; not changed.
             generator: source of randomness; torch's default one for the batch's device if None.
         """
+        if images.ndim != 4:
+            raise ValueError(
+                f"images: shape {tuple(images.shape)}; expected (n, channels, height, width), whose pixels "
+                "move: leave augmentation out for vectors"
+            )
         draws = _uniform((3, len(images)), images, generator)
         height, width = images.shape[-2:]
         dx, dy = (

@@ -17,7 +17,7 @@ from pl_privknn.report.facts import facts_of
 
 #: Of summary.json: answers, what was learnt from them, and what no two runs have alike.
 ANSWERS = {"answered", "refused", "epsilon_spent", "label_accuracy", "label_accuracy_last_round"}
-PUBLIC = {"label_baseline", "test_baseline"}  # of public labels
+PUBLIC = {"label_baseline", "test_baseline", "test_examples"}  # of public labels
 LEARNT = {"val_accuracy", "test_accuracy"} | {
     f"{name}_test_accuracy" for name in ("student", "head", "ensemble")
 }

@@ -111,6 +111,7 @@ def test_an_interrupted_run_stops_the_comparison_and_continues_its_plan(monkeypa
         assert compare(config, "--epsilon", "4") == 1
         assert "power cut" in capsys.readouterr().out
     assert compare(config, "--epsilon", "4") == 0
+    assert Path("runs/compare/tiny/table.md").read_text().startswith("partial: 1 of 2 runs")
     values = result("sgd", 4)
     (run,) = audit_ledger(folder("sgd", 4) / "run.sqlite")["runs"].values()
     charged = sum(record["count"] for record in run["charged"])

@@ -34,6 +34,10 @@ def test_a_dry_run_states_the_plan_and_epsilon_of_all_runs_together(data, capsys
     assert "All 12 private runs together: ε at most 18 at δ 0.0012" in printed
     assert "costs nothing more" in printed
     assert [path.name for path in data.parent.iterdir()] == ["own"]
+    assert "supervised" not in printed
+    np.save(data / "public_truth.npy", np.arange(60) % 2)  # a line that needs no private record
+    assert main([*words, "--dry-run"]) == 0
+    assert "missing  supervised ε=inf seed 0" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import render
 from pl_privknn.comparison import markdown_table
 from pl_privknn.comparison.plot import draw, figure_of, results_digest
+from pl_privknn.comparison.plot import render as render_files
 from tests.comparison.compare_setup import made
 
 ACCURACIES = {
@@ -84,7 +85,7 @@ def test_plot_draws_conditions_hollow_and_bounds_behind_the_last_epsilon(tmp_pat
     (dotted,) = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
     assert tuple(dotted.get_ydata()) == (pytest.approx(0.84), 0.9)
     assert dotted.get_xdata()[1] == pytest.approx(8)
-    assert set(legend(figure)) == {"TOP", "B", "A", "C †"}
+    assert set(legend(figure)) == {"TOP, without privacy", "B", "A", "C †"}
     draw(results, tmp_path / "one", "made")
     draw(results, tmp_path / "two", "made")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
@@ -92,14 +93,30 @@ def test_plot_draws_conditions_hollow_and_bounds_behind_the_last_epsilon(tmp_pat
     assert results_digest(results) != results_digest(results[1:])
 
 
-def test_one_seed_has_no_bars_and_each_of_many_methods_its_own_style():
+def test_one_seed_has_bars_over_test_examples_and_each_of_many_methods_its_own_colour():
     many = [made(f"m{place}", target, 1 - place / 40) for place in range(14) for target in (1, 2)]
     figure = figure_of(many, "many")
     (axes,) = figure.axes
     assert all(not container.has_yerr for container in axes.containers)
     assert figure.get_supxlabel() == "One run each, seed 0."
     lines = [container.lines[0] for container in axes.containers]
-    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 14
+    assert len({line.get_color() for line in lines}) == 14
+    counted = [made("a", target, 0.9, test_examples=400) for target in (1, 2)]
+    figure = figure_of(counted, "counted")
+    (container,) = figure.axes[0].containers
+    halves = [np.diff(segment[:, 1])[0] / 2 for segment in container.lines[2][0].get_segments()]
+    assert halves == pytest.approx([1.96 * math.sqrt(0.9 * 0.1 / 400)] * 2, rel=0.03)
+    assert figure.get_supxlabel().endswith("bars are 95 % intervals over test examples.")
+    assert "| A | **0.900 ± 0.030** | **0.900 ± 0.030** |" in markdown_table(counted)
+
+
+def test_results_of_some_runs_are_marked_as_partial(tmp_path):
+    results = made_results()
+    table = render_files(results, tmp_path, "made", len(results) + 3)
+    assert table.startswith(f"partial: {len(results)} of {len(results) + 3} runs\n\n| method |")
+    assert f"made (partial: {len(results)} of" in (tmp_path / "comparison.svg").read_text()
+    assert render_files(results, tmp_path, "made", len(results)).startswith("| method |")
+    assert "partial" not in (tmp_path / "comparison.svg").read_text()
 
 
 def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, monkeypatch):
