@@ -129,12 +129,12 @@ def table() -> str:
         lines.append([
             method,
             found[0]["honest"]["released"],
-            " / ".join(f"{one['honest']['epsilon']:.2f}" for one in found),
+            ", ".join(f"{one['honest']['epsilon']:.2f}" for one in found),
             # A lower bound, rounded down.
-            " / ".join(f"{math.floor(100 * one['honest']['epsilon_lower_bound']) / 100:.2f}" for one in found),
-            "–" if method in WHOLE_NUMBERS else " / ".join(
+            ", ".join(f"{math.floor(100 * one['honest']['epsilon_lower_bound']) / 100:.2f}" for one in found),
+            "–" if method in WHOLE_NUMBERS else ", ".join(
                 "yes" if one["half_noise"]["violated"] else "no" for one in found
             ),
         ])  # fmt: skip
-    header = ["method", "seen", "ε", "ε_lower", "half the noise found"]
+    header = ["method", "seen", "ε", "lower bound", "half the noise found"]
     return markdown(header, lines)

@@ -577,7 +577,6 @@ def speed_table() -> str:
     """Table of speed and peak memory."""
     columns = {
         "comparison": "{part}",
-        "way": "{way}",
         "records/s": "{examples_per_second:.0f}",
         "of the other": "{beside_per_second:.0f}",
         "ratio": "{ratio:.2f}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +126,7 @@ def comparison(name: str) -> list[Result]:
 
 
 def comparisons() -> dict[str, list[Result]]:
-    """Comparisons shown in docs/guides/comparison.md, by name."""
+    """Comparisons shown in docs/results/accuracy.md, by name."""
     return {name: comparison(name) for name in names() if name.startswith("compare_")}
 
 
@@ -137,7 +137,7 @@ _TABULATED, _SHOWN = "compare_fashion_mnist", (0.1, 1.0)
 def compared() -> str:
     """Plots of all comparisons, and the table of one."""
     stored = comparisons()
-    parts = [f"![test accuracy against ε: {name}]({name}.svg)" for name in stored]
+    parts = [f"![test accuracy against ε: {name}](../guides/{name}.svg)" for name in stored]
     shown = [result for result in stored[_TABULATED] if result.target in _SHOWN]
     return "\n\n".join([*parts, markdown_table(shown)])
 
@@ -158,16 +158,15 @@ _SAME_QUERIES = (
 )
 
 
-def run_table(columns: list[str], chosen: Iterable[str] = ()) -> str:
-    """Table of runs, by default of reverse kNN with a curator: given columns, accuracies and seeds."""
+def run_table(columns: list[str], shown: Sequence[str]) -> str:
+    """Table of runs: given columns, accuracies and seeds."""
     found, columns = runs(), [*columns, "label accuracy", "student's test accuracy", "seeds"]
-    shown = list(chosen) or [name for name in found if name.startswith("fashion_mnist_reverse_knn_eps")]
     lines = []
     for name in shown:
         summaries = found[name]
         first = summaries[0]
         cells = {
-            "run": name,
+            "run": name.removeprefix("fashion_mnist_reverse_knn_"),
             "teacher": first["labeler"],
             "ε": epsilon_of(summaries),
             "answered": f"{statistics.mean(s['answered'] for s in summaries):.0f} of {first['queried']}",
@@ -205,8 +204,8 @@ def paper(name: str) -> str:
     for row in (row for row in printed_rows() if row["paper"].startswith(name)):
         report, printed = row["report"], row["printed"]
         figures = printed["epsilon"], f"{report.epsilon_rdp_classic:.4g}", f"**{report.epsilon:.4g}**"
-        lines.append([row["where"], row["what"], *figures, printed.get("accuracy", "–"), row.get("note", "")])
-    return markdown(["where", "what", "printed ε", "classic", "**ε**", "printed accuracy", "remark"], lines)
+        lines.append([row["where"], row["what"], *figures, row.get("note", "")])
+    return markdown(["where", "what", "printed", "classic", "**ε**", "remark"], lines)
 
 
 _IND_KNN_SPEED = {
@@ -216,22 +215,49 @@ _IND_KNN_SPEED = {
     "with hashing": "{hashing_ratio:.2f}",
     "recall": "{recall:.2f}",
 }
+
+
+def ind_knn_speed() -> str:
+    """Table of the run time of Ind-KNN."""
+    return listed(_IND_KNN_SPEED, results("ind_knn_speed")["rows"])
+
+
+def dated(make: Callable[[], str], *stored: str) -> Callable[[], str]:
+    """Table followed by the versions and commits that measured its stored results."""
+    return lambda: f"{make()}\n\n{measured_by(stored)}"
+
+
+def measured_by(stored: Iterable[str]) -> str:
+    """Sentence with the versions and commits of stored results."""
+    found: dict[str, list[str]] = {}
+    for entry in (entry for name in stored for entry in entries(name).values()):
+        hashes = found.setdefault(entry["versions"].get("pl_privknn", "unknown"), [])
+        if (short := entry["commit"]["hash"][:8]) not in hashes:
+            hashes.append(short)
+    versions = "; ".join(f"{version} ({', '.join(hashes)})" for version, hashes in found.items())
+    return f"Measured with version {versions}."
+
+
+_CURATOR = tuple(
+    f"fashion_mnist_reverse_knn_eps{name}" for name in ("0.1", "0.1_one_round", "0.5", "1", "1_one_round")
+)
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
-    ("docs/guides/comparison.md", "comparisons", compared),
-    ("docs/guides/attack.md", "attacks", attacks.table),
-    ("docs/guides/attack.md", "membership", membership.table),
-    ("docs/guides/recommendation.md", "recipes", recipes.table),
-    ("docs/guides/private_training.md", "accuracy", private_training.table),
-    ("docs/guides/private_training.md", "foreign modules", foreign_modules.table),
-    ("docs/guides/private_training.md", "training speed", foreign_modules.speed_table),
-    ("docs/methods/ind_knn.md", "speed", lambda: listed(_IND_KNN_SPEED, results("ind_knn_speed")["rows"])),
-    ("docs/methods/pate.md", "same queries", partial(run_table, ["teacher", "ε", "answered"], _SAME_QUERIES)),
-    ("docs/methods/reverse_knn.md", "curator", partial(run_table, ["run", "ε"])),
-    ("docs/reference/golden_values.md", "accountants", accountants.table),
-    ("docs/scale.md", "scale", scale.table),
-    ("docs/scale.md", "table memory", scale.memory_table),
-    ("docs/scale.md", "speed", speed.table),
+    ("docs/results/accuracy.md", "comparisons", dated(compared, *(n for n in names() if n.startswith("compare_")))),
+    ("docs/results/accuracy.md", "private training", dated(private_training.table, "private_training")),
+    ("docs/results/accuracy.md", "curator", dated(partial(run_table, ["run", "ε"], _CURATOR), *_CURATOR)),
+    ("docs/results/accuracy.md", "same queries",
+        dated(partial(run_table, ["teacher", "ε", "answered"], _SAME_QUERIES), *_SAME_QUERIES)),
+    ("docs/guides/recommendation.md", "recipes", dated(recipes.table, "recipes")),
+    ("docs/results/attacks.md", "attacks", dated(attacks.table, "attacks")),
+    ("docs/results/attacks.md", "membership", dated(membership.table, "membership")),
+    ("docs/results/modules.md", "foreign modules", dated(foreign_modules.table, "foreign_modules")),
+    ("docs/results/speed.md", "speed", dated(speed.table, "speed")),
+    ("docs/results/speed.md", "training speed", dated(foreign_modules.speed_table, "foreign_modules")),
+    ("docs/results/speed.md", "Ind-KNN", dated(ind_knn_speed, "ind_knn_speed")),
+    ("docs/results/speed.md", "table memory", dated(scale.memory_table, "table_memory")),
+    ("docs/results/speed.md", "scale", dated(scale.table, "scale")),
+    ("docs/reference/golden_values.md", "accountants", dated(accountants.table, "accountants")),
     *(("docs/reference/papers.md", name, partial(paper, name)) for name in PAPERS),
 ]  # fmt: skip
 #: Plots other than those of comparisons.

@@ -262,7 +262,7 @@ def memory_table() -> str:
     """Table of the memory of a labelling round, in addition to the features."""
     columns = {
         "teacher": "`{part}`",
-        "private features": "{records:,} x {dimensions:,}",
+        "private features": "{records:,} × {dimensions:,}",
         "table size": "{table_mb:,} MB",
         "queries": "{queries}",
         "additional peak memory": "{peak_mb_of_its_own:,} MB",

@@ -428,12 +428,12 @@ def table() -> str:
     """Table of stored figures and their baselines."""
     found = {name: one["results"] for name, one in entries("speed").items()}
     lines = [
-        [row[0] + place, *row[1:3], _ratio(found[name + place])]
+        [row[0] + place, row[1], _ratio(found[name + place])]
         for place in ("", ", cuda")
         for name, row in ROWS.items()
         if name + place in found
     ]
-    return markdown(["measurement", "baseline", "target", "ratio of processor seconds"], lines)
+    return markdown(["measurement", "baseline", "ratio of processor seconds"], lines)
 
 
 def _ratio(found: dict[str, Any]) -> str:
@@ -453,14 +453,14 @@ _PRODUCT, _LOOP, _TORCH = "the bare product", "a loop with the same objective", 
 #: What is measured, what stands beside it, the aim, and how: a function with its arguments.
 ROWS: dict[str, tuple[Any, ...]] = {
     "labelling, one thread": (
-        "Private-kNN labelling, 1,000 queries of 60,000 x 1,296, one thread", _PRODUCT, "≤ 1.2", _labelling, 1,
+        "Private-kNN labelling, 1,000 queries of 60,000×1,296, one thread", _PRODUCT, "≤ 1.2", _labelling, 1,
     ),
     "labelling, two threads": ("the same, two threads", _PRODUCT, "≤ 1.2", _labelling, 2),
-    "HOG, 28 x 28": ("HOG of 28 x 28 images, images a second", "scikit-image", "≥ 25", _hog, 1, 28),
-    "HOG, 32 x 32 x 3": ("HOG of 32 x 32 x 3 images, images a second", "scikit-image", "≥ 25", _hog, 3, 32),
+    "HOG, 28 x 28": ("HOG, images of 28×28 a second", "scikit-image", "≥ 25", _hog, 1, 28),
+    "HOG, 32 x 32 x 3": ("HOG, images of 32×32×3 a second", "scikit-image", "≥ 25", _hog, 3, 32),
     **{
         f"extraction, {name}": (
-            f"vectors of `{name}`, images of 224 x 224 a second", "torch, 64 at once", aim, _extraction, name, 224,
+            f"vectors of `{name}`, images of 224×224 a second", "torch, 64 at once", aim, _extraction, name, 224,
         )
         for name, aim in {
             "tf_efficientnet_lite0": "≥ 5", "mobilenetv3_small_100": "≥ 1", "resnet50": "≥ 1",
@@ -469,7 +469,7 @@ ROWS: dict[str, tuple[Any, ...]] = {
     },
     **{
         f"network, {threads}": (
-            f"images of 224 x 224 a second of the default network, {threads}", "the fastest session of ONNX Runtime",
+            f"images of 224×224 a second of the default network, {threads}", "the fastest session of ONNX Runtime",
             "≥ 0.9", _on_threads, count,
         )
         for count, threads in ((1, "one thread"), (2, "two threads"))
@@ -477,17 +477,17 @@ ROWS: dict[str, tuple[Any, ...]] = {
     "epoch": ("epochs a second of a student (`small_cnn`)", _LOOP, "≥ 0.97", _epoch),
     "epoch, VAT": ("the same of `VATStudent`", _LOOP, "≥ 0.97", _epoch, VATStudent),
     "fit, photographs": (
-        "`privknn fit --data`, 2,600 images of 300 x 300", _PASS, "≤ 2.0", _fit, _photographs, _OF_IMAGES,
+        "`privknn fit --data`, 2,600 images of 300×300", _PASS, "≤ 2.0", _fit, _photographs, _OF_IMAGES,
     ),
     "fit, digits": (
-        "the same, 10,000 digits of 28 x 28 as arrays", "one pass of the network", "≤ 2.0", _fit, _digits, _OF_IMAGES,
+        "the same, 10,000 digits of 28×28 as arrays", "one pass of the network", "≤ 2.0", _fit, _digits, _OF_IMAGES,
     ),
     "fit, texts": (
         "the same, 5,000 texts of 60 words", "the import of Lightning, and their embedding", "≤ 2.0", _fit, _texts,
         _OF_TEXTS,
     ),
     "memory, images": (
-        "the same, 70,000 images of 28 x 28, 60,000 of them private: peak memory", "", "4 GB", _fit,
+        "the same, 70,000 images of 28×28, 60,000 of them private: peak memory", "", "4 GB", _fit,
         functools.partial(_digits, private=60_000, public=5_000, test=5_000),
     ),
     "memory, embeddings": (

@@ -125,7 +125,7 @@ def test_documentation_shows_stored_comparisons_and_tells_old_ones(tmp_path, mon
     monkeypatch.setattr(render, "PLOTS", tmp_path)
     monkeypatch.setattr(render, "_SHOWN", (0.5,))
     table = render.compared()
-    assert "(compare_fashion_mnist.svg)" in table
+    assert "(../guides/compare_fashion_mnist.svg)" in table
     assert "| C † | 0.920 ± 0.020 † |" in table
     assert render.old_plots() == ["compare_fashion_mnist.svg"]
     render.draw(stored["compare_fashion_mnist"], tmp_path / "compare_fashion_mnist", "made")
