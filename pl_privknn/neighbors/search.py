@@ -567,11 +567,15 @@ def _relative_error(
 
 
 @contextlib.contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device, autocast: bool = False) -> Iterator[None]:
     """Products and convolutions in true float32 by the same kernels each time, whatever a training has set.
 
     Settings are the process's, as is the number of torch's threads: one thread at a time is in such a block, on
     behalf of all that work for it.
+
+    Args:
+        device: of the tensors.
+        autocast: keep the precision that a training has set by ``torch.autocast``.
     """
     settings: list[tuple[Any, str, Any]] = []
     if device.type == "cuda":
@@ -583,7 +587,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
     else:
         parts = [getattr(torch.backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")]
     settings += [(part, "fp32_precision", "ieee") for part in parts if hasattr(part, "fp32_precision")]
-    with _PRECISE, torch.autocast(device.type, enabled=False), contextlib.ExitStack() as restored:
+    mixed = contextlib.nullcontext() if autocast else torch.autocast(device.type, enabled=False)
+    with _PRECISE, mixed, contextlib.ExitStack() as restored:
         if not hasattr(parts[0], "fp32_precision"):  # torch before 2.9
             restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("highest")

@@ -110,12 +110,14 @@ class LayerGradients:
         pieces = list(total.total.split(total.sizes))
         for place, part in zip(rows, kept, strict=True):
             total.add_rows(pieces[place], part, factors)
-        usable: Any = factors != 0
-        usable = slice(None) if bool(usable.all()) else usable
+        usable = (factors != 0)[:, None]
+        # Without a look at the factors of another device, for which the host would wait.
+        finite = usable.device.type == "cpu" and bool(usable.all())
         for layer, a, g in products:
-            weighted = g[usable] * factors[usable, None]
+            seen, gradients = (part if finite else torch.where(usable, part, 0) for part in (a, g))
+            weighted = gradients * factors[:, None]
             if (at := self._places.get(id(layer.weight))) is not None:
-                pieces[at] += (weighted.T @ a[usable]).flatten()
+                pieces[at] += (weighted.T @ seen).flatten()
             if layer.bias is not None and (at := self._places.get(id(layer.bias))) is not None:
                 pieces[at] += weighted.sum(0)
 

@@ -19,6 +19,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -38,6 +39,8 @@ MAX_ROUNDED = float(1 << 54)
 _GUARD = 2.0**-45
 # Error of a probability in multiple precision, in units of the last bit that it is compared at: below 2**-28.
 _SLACK = 2.0**-16
+# Values that fit the cache together, and of which torch computes functions in one thread.
+_BLOCK = 1 << 15
 
 
 class Known:
@@ -340,6 +343,17 @@ class SystemNoise(NoiseSource):
     """
 
     cryptographic: ClassVar[bool] = True
+
+    def normal(self, shape: Shape, scale: float) -> Tensor:
+        """See :meth:`NoiseSource.normal`; drawn in blocks, by as many threads as torch has."""
+        dims = _dims(shape)
+        total = math.prod(dims)
+        counts = [min(_BLOCK, total - start) for start in range(0, total, _BLOCK)] or [0]
+        draw = functools.partial(super().normal, scale=scale)
+        if len(counts) == 1 or torch.get_num_threads() == 1:
+            return torch.cat(list(map(draw, counts))).view(dims)
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            return torch.cat(list(threads.map(draw, counts))).view(dims)
 
     def random_words(self, count: int) -> NDArray[np.uint64]:
         """``count`` words from ``os.urandom``."""

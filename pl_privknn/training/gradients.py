@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from pl_privknn._checks import InputError, check_positive
+from pl_privknn._lightning import rank_zero_info
 from pl_privknn._tracing import UntraceableError
 from pl_privknn.features.private_records import keeps_apart
+from pl_privknn.neighbors.search import full_precision
 from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.privacy.mechanisms.base import PREDICTS_ALONE
 from pl_privknn.privacy.redaction import shows_private_errors
@@ -26,11 +28,12 @@ from pl_privknn.training.traced_step import PrivateRandomness, RecordStep, Trace
 from pl_privknn.training.training_run import TrainingOptions
 from pl_privknn.training.ways import CopyWay, GraphWay, LayerWay, add_one, silently
 
-# Bytes that the gradients of one chunk may take, and those of the few records that make a chunk worth its while.
-_BYTES, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 1 << 28
+# Bytes that the gradients of one chunk may take, or the share of a GPU's free memory, and those of the few records
+# that make a chunk worth its while.
+_BYTES, _SHARE_OF_GPU, _FEW, _BYTES_OF_FEW = 1 << 25, 8, 8, 1 << 28
 # Relative differences of gradients that should be the same.
 _NO_GRADIENT = 1e-10
-_CLOSE, _CLOSE_ON_GPU, _CLOSE_IN_16_BITS = 1e-3, 1e-2, 0.1
+_CLOSE, _CLOSE_IN_16_BITS = 1e-3, 0.1
 
 
 class RecordGradients:
@@ -84,6 +87,8 @@ class RecordGradients:
         self._predicts_by_copies = False
         #: Outputs of a prediction, of which each is a class.
         self.num_outputs = 2
+        device = next(module.parameters()).device
+        self._room = torch.cuda.mem_get_info(device)[0] // _SHARE_OF_GPU if device.type == "cuda" else _BYTES
         self._take_parameters()
         self._graphs, self._copies = GraphWay(self._step, self.device), CopyWay(self._step)
         #: How records go through the step.
@@ -94,7 +99,7 @@ class RecordGradients:
         self.device = self.parameters[0].device
         self._sizes = [parameter.numel() for parameter in self.parameters]
         bytes_of_one = 4 * sum(self._sizes)
-        held = max(_BYTES // bytes_of_one, min(_FEW, _BYTES_OF_FEW // bytes_of_one), 1)
+        held = max(self._room // bytes_of_one, min(_FEW, _BYTES_OF_FEW // bytes_of_one), 1)
         self._chunk = self._options.physical_batch_size or min(max(16, min(128, self._expected // 8)), held)
 
     def sum(self, places: Sequence[int], batch_idx: int = 0, persons: Sequence[int] | None = None) -> Tensor:
@@ -110,7 +115,7 @@ class RecordGradients:
             if self.traced is not None and self.traced.changing:
                 self._graphs.forget()
         total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
-        with self.randomness():
+        with self._apart():
             if persons is None and not isinstance(self.way, CopyWay):
                 for batch, stack in self._chunks(places):
                     self.way.add(total, batch, stack)
@@ -120,6 +125,12 @@ class RecordGradients:
                 for _, own in itertools.groupby(pairs, key=operator.itemgetter(1)):
                     add_one(total, functools.partial(self._mean_gradient, [place for place, _ in own]))
             return total.finish()
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Context of secret random numbers and full float32, in which no record sets the rounding of others."""
+        with full_precision(self.device, autocast=True), self.randomness():
+            yield
 
     @property
     def logged(self) -> frozenset[str]:
@@ -166,7 +177,7 @@ class RecordGradients:
             self.num_outputs = self.module.num_classes
             return
         for batch in self.data.made_up()[:1]:
-            with self.randomness():
+            with self._apart():
                 try:
                     outputs, _ = self._step.predicted(batch)
                 except Exception as error:
@@ -215,7 +226,7 @@ class RecordGradients:
         """
         was_training, graphs = self.module.training, dict[Any, TracedStep]()
         found: list[tuple[int, int, int]] = []
-        with self.randomness():
+        with self._apart():
             for row, batch in self.data.held_batches():
                 found.append((row, -1, -1))
                 with silently():
@@ -234,7 +245,7 @@ class RecordGradients:
             count: of records.
         """
         total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
-        with self.randomness():
+        with self._apart():
             for batch in self.data.made_up()[:1] * count:
                 total.add_one(self._gradient(batch))
         return total.finish()
@@ -251,7 +262,7 @@ class RecordGradients:
             ValueError: where the step fails on made-up records, or keeps something of one, with its reason.
         """
         self.randomness.drew = False
-        with self.randomness():
+        with self._apart():
             batches = self.data.made_up()
             if batches and self._layers is not None and not self._step.has_hooks:
                 self.way = self._layer_way()
@@ -272,7 +283,7 @@ class RecordGradients:
         if self.traced is None or not self.traced.reads_epoch:
             return
         batch = self.data.made_up()[0]
-        with self.randomness():
+        with self._apart():
             for self._step.epoch in range(1, epochs):
                 try:
                     self._step.trace(batch)
@@ -296,7 +307,7 @@ class RecordGradients:
             self.way = self._layer_way()
         if self.traced is None or not (batches := self.data.made_up()):
             return
-        with self.randomness():
+        with self._apart():
             self.traced = self._graphs.trace(batches[0])
 
     def _layer_way(self) -> LayerWay:
@@ -317,16 +328,10 @@ class RecordGradients:
                 reason = reason or str(error)
                 continue
             if not differs:
-                self.traced, self._graphs.chunk = traced, self._chunk
-                stack = [torch.stack([part] * self._chunk) for part in tensors_of(batch, self.device)[0]]
-                self.randomness.begin()
-                with contextlib.suppress(Exception):
-                    rows = traced.rows(stack)
-                    alone = traced.gradient([part[0] for part in stack])
-                    same = self.randomness.drawn() or self._close([row[0] for row in rows], alone)
-                    del rows
-                    if same and not traced.outside and (not timed or self._is_faster(traced, stack)):
-                        self._graphs.by_vmap = True
+                self.traced = traced
+                while not self._try_chunk(tensors_of(batch, self.device)[0], timed):
+                    self._chunk //= 2
+                    rank_zero_info(f"no memory for more than {self._chunk} records at once")
                 return
             reason = "its graph has another gradient than the step"
         batch = self._first_working(batches)
@@ -340,6 +345,25 @@ class RecordGradients:
             f"training_step can't be traced ({reason}), and keeps nothing of a record outside of its module"
         )
         self._check_keeps_nothing(batch)
+
+    def _try_chunk(self, tensors: list[Tensor], timed: bool) -> bool:
+        """Choose between a chunk of equal records at once and one after another; False if memory ends before."""
+        assert self.traced is not None
+        self._graphs.chunk, traced = self._chunk, self.traced
+        self.randomness.begin()
+        try:
+            stack = [torch.stack([part] * self._chunk) for part in tensors]
+            rows = traced.rows(stack)
+            alone = traced.gradient([part[0] for part in stack])
+            same = self.randomness.drawn() or self._close([row[0] for row in rows], alone)
+            del rows
+            if same and not traced.outside:
+                self._graphs.by_vmap = not timed or self._is_faster(traced, stack)
+        except torch.OutOfMemoryError:
+            return self._chunk == 1
+        except Exception:
+            self._graphs.by_vmap = False
+        return True
 
     def _differs(self, traced: TracedStep, batch: Any) -> bool:
         """Whether the gradients of graph and step differ, where neither draws random numbers."""
@@ -363,8 +387,7 @@ class RecordGradients:
 
     def _close(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
         """Whether results are the same but for the rounding of the precision that computes them."""
-        close = _CLOSE_ON_GPU if self.device.type == "cuda" else _CLOSE
-        return _close(found, wanted, _CLOSE_IN_16_BITS if "16" in self._precision else close)
+        return _close(found, wanted, _CLOSE_IN_16_BITS if "16" in self._precision else _CLOSE)
 
     def _first_working(self, batches: list[Any]) -> Any:
         first: Exception | None = None
@@ -450,7 +473,9 @@ class RecordGradients:
         """Batch of one, and the tensors of a chunk of such batches ``(b, 1, …)``."""
         if self.data.has_rows:
             for part in torch.tensor(places, dtype=torch.int64).split(self._chunk) if places else ():
-                stack = [tensor.to(self.device) for tensor in self.data.rows(part)]
+                if (rows := self._rows(part)) is None:
+                    continue
+                stack = [tensor.to(self.device) for tensor in rows]
                 self.randomness.begin()
                 yield [tensor[0] for tensor in stack], stack
             return
@@ -467,6 +492,16 @@ class RecordGradients:
                 yield _stacked(full)
         for some in waiting.values():
             yield _stacked(some)
+
+    def _rows(self, places: Tensor) -> Any:
+        """Tensors of a chunk of records, without those that can't be read; None where none can be."""
+        with silently():
+            return self.data.rows(places)
+        found = []
+        for place in places:
+            with silently():
+                found.append(self.data.rows(place[None]))
+        return [torch.cat(parts) for parts in zip(*found, strict=True)] or None
 
     def _mean_gradient(self, places: Sequence[int]) -> list[Tensor]:
         """Mean gradient of some records, which fails with any of them."""

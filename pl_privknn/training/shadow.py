@@ -112,6 +112,19 @@ class StepCopies:
                 enter(plugin.train_step_context())
             yield
 
+    def _share_frozen(self, memo: dict[int, Any]) -> None:
+        """Let ``deepcopy`` copy the memory of frozen parameters and buffers only where a step writes to it."""
+        storages: dict[int, Any] = {}
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            if type(tensor) not in (Tensor, nn.Parameter) or tensor.requires_grad:
+                continue
+            with contextlib.suppress(RuntimeError):  # memory of numpy or of a file
+                shared = torch._lazy_clone(tensor)
+                storages[tensor.untyped_storage()._cdata] = shared.untyped_storage()
+                if isinstance(tensor, nn.Parameter):
+                    memo[id(tensor)] = nn.Parameter(shared, requires_grad=False)
+        memo["torch"] = storages  # type: ignore[index]
+
     def of_values(self, work: Callable[[Any, list[nn.Parameter]], Result]) -> Result:
         """Call a function of a fresh copy of hooks and step, and of its trained parameters."""
         trained = [p for p in self.module.parameters() if p.requires_grad]
@@ -155,6 +168,8 @@ class StepCopies:
         parts = [found for owner in owners.values() for found in kept_values(owner)]
         for name, value in parts:
             _replace_held(memo, name, value, traced)
+        if not traced:
+            self._share_frozen(memo)
         if traced:
             for owner in owners.values():
                 if isinstance(owner, nn.Module):

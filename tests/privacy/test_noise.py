@@ -212,6 +212,18 @@ def test_system_noise_differs_after_fork_and_between_processes():
     assert len(set(drawn)) == len(drawn) == 12  # two equal 62-bit values among 12: once in 10**16
 
 
+def test_many_values_of_the_system_are_drawn_in_blocks_by_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        values = SystemNoise().normal((3, 30_000), 2.0)
+    finally:
+        torch.set_num_threads(before)
+    assert values.shape == (3, 30_000)
+    assert values.unique().numel() == values.numel()
+    assert abs(float(values.std()) - 2.0) < 0.05
+
+
 def test_default_is_the_cryptographic_source():
     assert isinstance(default_noise(), SystemNoise)
     assert default_noise().cryptographic

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -59,4 +60,71 @@ class PretendedDevice(TorchFunctionMode):
         result = function(*args, **kwargs)
         return tree_map_only(
             Tensor, lambda tensor: tensor.as_subclass(Elsewhere if there else Tensor), result
+        )
+
+
+class Far(Tensor):
+    """A tensor of the device of :class:`DispatchedDevice`: one that autograd and tracing take for another one."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        made = Tensor._make_wrapper_subclass(cls, inner.shape, **layout, dtype=inner.dtype, device=FAR)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        return DispatchedDevice.entered.run(operator, args, kwargs or {})
+
+
+FAR = torch.device("meta")
+_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
+
+
+class DispatchedDevice(TorchDispatchMode):
+    """While it is entered, ``FAR`` works as a device that refuses operators on tensors of two devices.
+
+    Attributes:
+        waits: how often the host waited for the device: for values, for shapes that follow from values, for copies.
+    """
+
+    entered = None
+
+    def __init__(self):
+        super().__init__()
+        self.waits = 0
+
+    def __enter__(self):
+        DispatchedDevice.entered = self
+        return super().__enter__()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        return self.run(operator, args, kwargs or {})
+
+    def run(self, operator, args, kwargs):
+        """Result of an operator, on the device of its tensors, or on that which its arguments name."""
+        name = operator._schema.name.removeprefix("aten::")
+        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        far = [isinstance(tensor, Far) for tensor in tensors]
+        there, moves = any(far), name in ("_to_copy", "copy_")
+        if name == "copy_":
+            goes = isinstance(args[0], Far)
+        elif (name == "_to_copy" or not tensors) and kwargs.get("device") is not None:
+            goes = kwargs["device"] == FAR
+        else:
+            goes = there
+            mixed = there and not all(at or one.ndim == 0 for at, one in zip(far, tensors, strict=True))
+            assert not mixed or name.startswith("index"), f"{name} mixes devices"
+        masked = name.startswith("index") and any(one.dtype is torch.bool for one in tensors[1:])
+        self.waits += there and (name in _WAITS or masked)
+        self.waits += moves and not all(at == goes for at in far)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": CPU}
+        result = operator(
+            *tree_map_only(Far, lambda one: one.inner, args),
+            **tree_map_only(Far, lambda one: one.inner, kwargs),
+        )
+        return tree_map_only(
+            Tensor, lambda one: Far(one) if goes and not isinstance(one, Far) else one, result
         )

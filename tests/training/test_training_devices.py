@@ -1,5 +1,7 @@
 """What other devices and precisions change in private training, as far as a CPU shows it."""
 
+import contextlib
+
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -8,11 +10,14 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from pl_privknn.neighbors.search import full_precision
 from pl_privknn.privacy.clipped_sums import ClippedSum
 from pl_privknn.training.gradients import RecordGradients
 from pl_privknn.training.records import PrivateData
 from pl_privknn.training.traced_step import PrivateRandomness, TracedStep
-from tests.training.test_exactly_once import IMAGES, LABELS, NORM, Net
+from tests.setup.pretended_device import FAR, DispatchedDevice
+from tests.training.noisy_sgd_setup import make_data
+from tests.training.test_exactly_once import COUNT, IMAGES, LABELS, NORM, Net
 from tests.training.training_setup import Lit, fit, training
 
 
@@ -46,6 +51,110 @@ def test_every_chunk_has_the_same_number_of_rows(monkeypatch, layers):
         alone = sum(made.sum([place]) for place in range(count))
         torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-9)
     assert sizes == {16}
+
+
+def gradients_of(module, layers=False, data=None, **given):
+    network = (module.net, lambda x: x) if layers else None
+    data = PrivateData(TensorDataset(IMAGES, LABELS)) if data is None else data
+    made = RecordGradients(module, data, NORM, layers=network, expected_batch_size=30, **given)
+    made.choose(timed=False)
+    return made
+
+
+class Untraced(Net):
+    """A step that can't be traced, over layers of which the first is frozen and written to."""
+
+    def __init__(self):
+        super().__init__()
+        next(self.net.parameters()).requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        float(loss)
+        next(self.net.parameters()).data.zero_()
+        return loss
+
+
+WAYS = {"vmap": (Net, False), "layers": (Net, True), "copies": (Untraced, False)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sums_on_another_device_mix_no_devices_and_wait_seldom(way):
+    make, layers = WAYS[way]
+    wanted = gradients_of(make(), layers).sum(range(COUNT))
+    with DispatchedDevice() as device:
+        made = gradients_of(make().to(FAR), layers)
+        before = device.waits
+        found = made.sum(range(COUNT)).cpu()
+        waits = device.waits - before
+    assert (made.way.name, made.device) == (way, FAR)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    if way != "copies":  # two chunks of records and labels, and the sum
+        assert waits <= 2 * 3 + 1
+
+
+def test_an_image_that_cannot_be_read_counts_as_zero(monkeypatch):
+    data = make_data()
+    data.setup("fit")
+    made, read = gradients_of(Net(), data=PrivateData(data)), data.private.store.read
+
+    def unreadable(rows):
+        if bool((rows == 5).any()):
+            raise OSError("truncated")
+        return read(rows)
+
+    wanted = made.sum([3, 4, 6])
+    monkeypatch.setattr(data.private.store, "read", unreadable)
+    torch.testing.assert_close(made.sum([3, 4, 5, 6]), wanted, rtol=1e-6, atol=1e-9)
+    assert not made.sum([5]).any()
+
+
+def test_chunks_that_do_not_fit_into_memory_are_halved(monkeypatch):
+    rows = TracedStep.rows
+
+    def bounded(self, stack):
+        if len(stack[0]) > 5:
+            raise torch.OutOfMemoryError
+        return rows(self, stack)
+
+    wanted = gradients_of(Net()).sum(range(11))
+    monkeypatch.setattr(TracedStep, "rows", bounded)
+    made = gradients_of(Net())
+    assert (made.way.name, made.way.chunk) == ("vmap", 4)
+    torch.testing.assert_close(made.sum(range(11)), wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_a_training_keeps_autocast_and_leaves_tf32_out_of_gradients(monkeypatch):
+    rows, seen = TracedStep.rows, []
+    product = torch.backends.mkldnn
+    if hasattr(product, "matmul"):  # torch from 2.9
+
+        def precision():
+            return product.matmul.fp32_precision
+
+    else:
+        precision = torch.get_float32_matmul_precision
+
+    def noted(self, stack):
+        seen.append((precision(), torch.is_autocast_enabled("cpu")))
+        return rows(self, stack)
+
+    monkeypatch.setattr(TracedStep, "rows", noted)
+    made = gradients_of(Net())
+    with full_precision(torch.device("cpu")):  # restores what follows
+        torch.set_float32_matmul_precision("medium")
+        with torch.autocast("cpu", torch.bfloat16):
+            made.sum(range(4))
+    assert seen[-1] in (("highest", True), ("ieee", True))
+
+
+def test_frozen_layers_are_copied_where_a_step_writes_to_them():
+    module = Untraced()
+    made = gradients_of(module)
+    sums = [made.sum([place]) for place in (0, 1)]
+    torch.testing.assert_close(made.sum([0, 1]), sum(sums), rtol=1e-6, atol=1e-9)
+    assert next(module.net.parameters()).any()
+    assert bool(sums[1].any())
 
 
 class Attends(Lit):
@@ -105,3 +214,23 @@ def test_draws_of_a_gpu_are_seen(monkeypatch):
 def test_a_training_of_no_batches_is_refused(tmp_path):
     with pytest.raises(ValueError, match="limit_train_batches=0: no step would be left"):
         fit(Lit(), tmp_path, limit_train_batches=0)
+
+
+def test_dropout_that_draws_on_a_gpu_is_traced(monkeypatch):
+    """Its masks follow from the generator of the GPU alone: that of the CPU stands still."""
+    true = {"get_rng_state": torch.get_rng_state, "set_rng_state": torch.set_rng_state}
+    monkeypatch.setattr(torch.random, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8))
+    monkeypatch.setattr(torch.random, "set_rng_state", lambda state: None)
+    for name, function in {
+        "get_rng_state": lambda device: true["get_rng_state"](),
+        "set_rng_state": lambda state, device: true["set_rng_state"](state),
+        "manual_seed": lambda seed: None,
+        "device": lambda device: contextlib.nullcontext(),
+        "device_count": lambda: 1,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    made = RecordGradients(Lit(net), PrivateData(TensorDataset(IMAGES, LABELS)), NORM)
+    made.randomness = PrivateRandomness(device=torch.device("cuda", 0))
+    made.choose(timed=False)
+    assert (made.way.name, made.condition) == ("vmap", None)
