@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -32,11 +33,14 @@ class Query:
         round: the round, from 0.
         example: the public example.
         state: ``"answered"``, ``"refused"``, ``"lost"`` to a crash, or ``"not asked"``.
+        margin: between the two largest released counts, in standard deviations of its noise; None where no counts
+            with noise were released.
     """
 
     round: int
     example: int
     state: str
+    margin: float | None = None
 
 
 class StoredQueries:
@@ -155,9 +159,21 @@ class StoredQueries:
     def queries(self) -> list[Query]:
         """All queries in the order in which they were, or would have been, asked."""
         rows = self._file.read(
-            "SELECT round, example, asked_at IS NOT NULL, released, label >= 0 FROM queries ORDER BY round, position"
+            "SELECT round, example, score, deviation, asked_at IS NOT NULL, released, label >= 0 "
+            "FROM queries JOIN rounds USING (round) ORDER BY round, position"
         )
-        return [Query(place, example, _state(*marks)) for place, example, *marks in rows]
+        return [
+            Query(place, example, _state(*marks), _margin(score, deviation))
+            for place, example, score, deviation, *marks in rows
+        ]
+
+
+def _margin(score: str | None, deviation: float | None) -> float | None:
+    """Difference of the two largest counts in standard deviations of its noise."""
+    if score is None or not deviation:
+        return None
+    second, first = sorted(json.loads(score))[-2:]
+    return float((first - second) / (deviation * math.sqrt(2)))
 
 
 def _state(asked: bool, released: bool, answered: bool) -> str:

@@ -23,32 +23,43 @@ from pl_privknn.privacy.mechanisms.base import Charge
 
 #: The file in a run's folder.
 PICTURES = "pictures.npz"
-#: Pictures that are kept at most, and the length of their longer side.
-MOST_PICTURES, LONGEST_SIDE = 240, 96
+#: Pictures of public and of test examples that are kept at most, and the length of their longer side.
+MOST_PICTURES, MOST_TESTED, LONGEST_SIDE = 240, 24, 96
 # An untrusted file states its own unpacked size; in files of this package the truth of public examples is largest.
 _MOST_PICTURE_BYTES = 1 << 27
+_WORDS = {"texts": "U", "class_names": "U", "tested_texts": "U240"}
 
 
 @dataclasses.dataclass(frozen=True)
 class PublicPictures:
-    """Pictures of public examples with released facts.
+    """Pictures of public and test examples with released facts.
 
     Attributes:
-        examples: int64 ``(n,)``, the public examples that are pictured, in the order in which they were asked.
+        public: number of public examples; 0 of a run without a public part.
+        examples: int64 ``(n,)``, the public examples that are pictured, in the order in which they were asked; none
+            of vectors and tables.
         images: uint8 ``(n, height, width, channels)``; none of texts.
         texts: their beginnings, one each, where the public examples are texts.
         truth: int64 ``(public,)``, or ``(public, attributes)``; -1 where it isn't known, empty where none is.
         class_names: names of the classes or attributes.
         confusion: int64 ``(classes, classes)``, the student's test images by truth (rows) and prediction; empty where
             it was not tested, or judges attributes.
+        tested: int64 ``(m, 3)``, position, truth and prediction of the test examples to whose class the model gives
+            the lowest probabilities.
+        tested_images: of these, as ``images``.
+        tested_texts: of these, as ``texts``.
     """
 
+    public: int
     examples: NDArray[np.int64]
     images: NDArray[np.uint8]
     texts: tuple[str, ...]
     truth: NDArray[np.int64]
     class_names: tuple[str, ...]
     confusion: NDArray[np.int64]
+    tested: NDArray[np.int64]
+    tested_images: NDArray[np.uint8]
+    tested_texts: tuple[str, ...]
 
     @classmethod
     def read(cls, folder: Path) -> PublicPictures | None:
@@ -67,41 +78,62 @@ class PublicPictures:
                 raise ValueError(f"{size >> 20} MiB unpacked, of {_MOST_PICTURE_BYTES >> 20} at most")
             with np.load(path, allow_pickle=False) as stored:
                 parts = {name: stored[name] for name in stored.files}
-            words = {name: tuple(map(str, parts[name])) for name in ("texts", "class_names")}
-            return cls(**{**parts, **words})
+            words = {name: tuple(map(str, parts[name])) for name in _WORDS}
+            return cls(**{**parts, **words, "public": int(parts["public"])})
         except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{path} can't be read as a run's pictures ({error}); remove it") from error
 
     def write(self, folder: Path) -> None:
         """Write the pictures to a run's folder."""
         buffer = io.BytesIO()
-        # Not compressed: the length of the file must not depend on the confusion matrix.
-        words = {name: np.array(getattr(self, name), dtype=str) for name in ("texts", "class_names")}
+        # Not compressed, and texts of one length: that of the file must not depend on what the model says.
+        words = {name: np.array(getattr(self, name), dtype=kind) for name, kind in _WORDS.items()}
         np.savez(buffer, **{**vars(self), **words})
         write_durably(folder / PICTURES, buffer.getvalue())
 
 
 def pictures_of(
-    data: PrivatePublicDataModule, asked: list[int], confusion: Tensor | None = None
+    data: PrivatePublicDataModule,
+    asked: list[int],
+    confusion: Tensor | None = None,
+    tested: Tensor | None = None,
 ) -> PublicPictures:
     """The pictures of a run.
 
     Args:
-        data: the run's data; only its public part is read.
+        data: the run's data; only its public and test parts are read.
         asked: public examples in the order in which they were asked.
         confusion: see :class:`PublicPictures`.
+        tested: likewise.
     """
-    examples = torch.tensor(list(dict.fromkeys(asked))[:MOST_PICTURES], dtype=torch.int64)
-    truth, texts = data.public.truth, data.public_texts(examples)
-    pictured = texts is None and len(examples) > 0 and len(data.image_shape) == 3
+    none = torch.empty(0, 3, dtype=torch.int64)
+    asked = list(dict.fromkeys(asked))[:MOST_PICTURES] if data.has_public else []
+    examples, tested = torch.tensor(asked, dtype=torch.int64), none if tested is None else tested
+    truth = data.public.truth if data.has_public else None
+    images, texts = _shown(data, "public", examples)
+    tested_images, tested_texts = _shown(data, "test", tested[:, 0])
     return PublicPictures(
-        examples=examples.numpy(),
-        images=_small(data.public.images(examples)) if pictured else np.zeros((0, 1, 1, 1), np.uint8),
-        texts=tuple(texts or ()),
-        truth=(torch.empty(0, dtype=torch.int64) if truth is None else truth).cpu().numpy(),
+        public=len(data.public) if data.has_public else 0,
+        examples=examples[: len(images) or len(texts)].numpy(),
+        images=images,
+        texts=texts,
+        truth=(none.flatten() if truth is None else truth).cpu().numpy(),
         class_names=data.class_names,
-        confusion=(torch.empty(0, 0, dtype=torch.int64) if confusion is None else confusion).cpu().numpy(),
+        confusion=(none[:, :0] if confusion is None else confusion).cpu().numpy(),
+        tested=tested[: len(tested_images) or len(tested_texts)].numpy(),
+        tested_images=tested_images,
+        tested_texts=tested_texts,
     )
+
+
+def _shown(
+    data: PrivatePublicDataModule, part: str, examples: Tensor
+) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+    """Small pictures, or beginnings of texts, of public or test examples; neither of vectors."""
+    texts = data.shown_texts(part, examples)
+    if texts is None and len(examples) and len(data.image_shape) == 3:
+        return _small(getattr(data, part).images(examples)), ()
+    return np.zeros((0, 1, 1, 1), np.uint8), tuple(texts or ())
 
 
 def _small(images: Tensor) -> NDArray[np.uint8]:
@@ -125,7 +157,8 @@ def pictured_queries(folder: Path) -> list[Pictured]:
         Of each query a dictionary and a picture, uint8 ``(height, width)`` or ``(height, width, 3)``, which is None
         for a text. The dictionary has the public ``example``, the ``round`` from 1, the ``state`` (``"answered"``,
         ``"refused"`` or ``"lost"``), the released ``label`` and the public ``truth`` for people, ``right``, whether
-        both agree (each of these three None where it isn't known), and the ``text``, empty for a picture.
+        both agree (each of these three None where it isn't known), the ``margin`` of
+        :class:`~pl_privknn.callbacks.label_run.Query`, and the ``text``, empty for a picture.
 
     Raises:
         ValueError: if a file can't be read as what it is.
@@ -151,11 +184,18 @@ def pictured_queries(folder: Path) -> list[Pictured]:
             "label": name_of(label, pictures.class_names),
             "truth": name_of(truth, pictures.class_names),
             "right": None if label is None or truth is None else label == truth,
+            "margin": query.margin,
             "text": pictures.texts[place] if pictures.texts else "",
         }
-        image = None if pictures.texts else pictures.images[place]
-        found.append((plain, image[..., 0] if image is not None and image.shape[-1] == 1 else image))
+        found.append((plain, picture_of(pictures.images, place)))
     return found
+
+
+def picture_of(images: NDArray[np.uint8], place: int) -> NDArray[np.uint8] | None:
+    """A picture, grey ones without an axis of channels; None where there are none."""
+    if not len(images):
+        return None
+    return images[place, ..., 0] if images.shape[-1] == 1 else images[place]
 
 
 def name_of(label: int | list[int] | None, names: tuple[str, ...]) -> str | None:

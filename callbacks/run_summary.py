@@ -24,6 +24,7 @@ from pl_privknn._checks import at_most, check_switch
 from pl_privknn._lightning import quiet_lightning, rank_zero_warn
 from pl_privknn.callbacks.labeling_round import MODELS, ReleasedHead
 from pl_privknn.callbacks.loggers import (
+    MOST_TESTED,
     active_loggers,
     labeling_of,
     log_queries,
@@ -136,6 +137,10 @@ class TestedModels:
         self.head = head
         #: By name of a model of :data:`MODELS`, int64 ``(classes, classes)``; nothing for attributes.
         self.confusions: dict[str, Tensor] = {}
+        #: Likewise, position, truth, prediction and the probability of the truth of the test examples where that is
+        #: lowest; float64 ``(m, 4)``.
+        self.furthest: dict[str, Tensor] = {}
+        self._count = 0
         self._logits: Tensor | None = None
         self._images: Any = None
         self._features: Tensor | None = None
@@ -166,9 +171,20 @@ class TestedModels:
         if labels.ndim == 1:
             from torchmetrics.functional.classification import multiclass_confusion_matrix as confusion_of
 
+            outputs[0] = outputs[0].softmax(dim=1)
             for name, values in zip(MODELS, outputs, strict=False):
                 found = confusion_of(values, labels.cpu(), values.shape[1], ignore_index=-1)
                 self.confusions[name] = self.confusions.get(name, 0) + found
+                self._keep_furthest(name, values.double(), labels.cpu())
+            self._count += len(labels)
+
+    def _keep_furthest(self, name: str, probabilities: Tensor, labels: Tensor) -> None:
+        known = torch.nonzero(labels >= 0).flatten()
+        truth = probabilities[known].gather(1, labels[known, None])
+        said = probabilities[known].argmax(dim=1)
+        rows = torch.stack([known + self._count, labels[known], said, truth[:, 0]], dim=1)
+        rows = torch.cat([self.furthest.get(name, rows[:0]), rows])
+        self.furthest[name] = rows[rows[:, 3].argsort(stable=True)[:MOST_TESTED]]
 
     def accuracies(self, student: float | None) -> dict[str, float | None]:
         """Accuracy of each of :data:`MODELS`, given the student's."""
@@ -219,7 +235,7 @@ class RunReport(pl.Callback):
         self.summary: dict[str, Any] = {}
         self._started = _public_seconds()
         self._tested: TestedModels | None = None
-        self._advice = ""
+        self._advice, self._asks = "", True
         self._settings: dict[str, Any] = {}
         self._shown: list[tuple[str, str]] = []
 
@@ -357,7 +373,10 @@ class RunReport(pl.Callback):
 
     def _finish(self, trainer: pl.Trainer, part: str) -> None:
         """Write, log and print the summary; a failing part does not stop the others."""
-        self._advice = advice_for(trainer, labeling_of(trainer), self.summary)
+        labeling = labeling_of(trainer)
+        self._advice = advice_for(trainer, labeling, self.summary)
+        # The model of a teacher that releases one labels public examples: nothing is asked.
+        self._asks = not isinstance(getattr(labeling, "labeler", None), MakesModel)
         with errors_as_warnings("summary.json"):
             self._write()
         with errors_as_warnings("pictures for the report"):
@@ -388,14 +407,16 @@ class RunReport(pl.Callback):
 
     def _keep_pictures(self, trainer: pl.Trainer) -> None:
         """Keep public pictures for the report; after a test with the released model's confusion matrix."""
-        counts = self._confusion()
+        counts, tested = self._confusion(), None
         if self._tested is not None:
+            tested = self._tested.furthest.get(self.summary.get("released", "student"))
             self._tested.close()
             self._tested = None
         data, labeling = trainer.datamodule, labeling_of(trainer)  # type: ignore[attr-defined]
         if isinstance(data, PrivatePublicDataModule) and self.run_dir is not None:
             data.setup("validate")  # the public part, where a test alone did not load it
-            pictures_of(data, [] if labeling is None else labeling.asked_examples(), counts).write(
+            asked = [] if labeling is None else labeling.asked_examples()
+            pictures_of(data, asked, counts, None if tested is None else tested[:, :3].long()).write(
                 self.run_dir
             )
             if (columns := data.columns()) is not None:
@@ -414,9 +435,9 @@ class RunReport(pl.Callback):
             if "advantage" in summary:
                 rows.append(("strongest attack", attack_in_words(summary, summary["unit"])))
             rows.append(("ε spent", at_most(summary["epsilon_spent"])))
-            if "queried" in summary:
+            if "queried" in summary and self._asks:
                 rows.append(("queries answered", f"{summary['answered']} of {summary['queried']}"))
-            else:
+            elif "steps" in summary:
                 rows.append(("noisy steps", f"{summary['steps']} of {summary['steps_planned']}"))
             if said := together_in_words(summary):
                 rows.append(("in all", said))

@@ -251,8 +251,13 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     def take_columns(self, columns: list[dict[str, Any]]) -> None:
         """Take the columns of a run, with bounds that it paid for."""
 
-    def public_texts(self, examples: Tensor) -> list[str] | None:
-        """Public examples other than images as short texts for a report; None (the default) where they are images."""
+    def shown_texts(self, part: str, examples: Tensor) -> list[str] | None:
+        """Beginnings of texts for a report; None (the default) where examples are no texts.
+
+        Args:
+            part: ``"public"`` or ``"test"``.
+            examples: positions in the part, int64 ``(n,)``.
+        """
         return None
 
     # Lightning's iterates the loaders, which need labels.

@@ -41,7 +41,6 @@ KINDS_ARE_PUBLIC = (
 )
 #: File of a run's folder: drawn public rows, as a table.
 PUBLIC_ROWS = "public_rows.csv"
-_SHOWN = 400  # characters of a public row on a report
 _MOST_FOUND = 1000  # classes that may be found in a private column
 
 
@@ -292,19 +291,6 @@ class TableDataModule(LabeledTables):
     def take_columns(self, columns: list[dict[str, Any]]) -> None:
         """See :meth:`PrivatePublicDataModule.take_columns`."""
         self._known.schema = Schema.of(columns)
-
-    def public_texts(self, examples: Tensor) -> list[str]:
-        """Cells of public rows with the names of their columns."""
-        columns = self.schema.columns
-        rows = self.schema.words(self.public.images(examples))
-        return [
-            ", ".join(
-                f"{column.name} {cell or '–'}"
-                for column, cell in zip(columns, row, strict=True)
-                if column.part is None
-            )[:_SHOWN]
-            for row in rows
-        ]
 
     @property
     def public_is_blank(self) -> bool:

@@ -21,7 +21,7 @@ from pl_privknn.features.text import TextExtractor, WordLlamaFeatures
 from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.redaction import redacted
 
-_SHOWN = 400  # characters of a public text on a report
+_SHOWN = 240  # characters of a public text on a report
 
 
 class TextDataModule(LabeledTables):
@@ -141,12 +141,13 @@ class TextDataModule(LabeledTables):
             **kwargs,
         )
 
-    def public_texts(self, examples: Tensor) -> list[str] | None:
-        """The beginnings of public texts, for a report; None where there are none."""
-        if self.holds_vectors or not self.has_public:
+    def shown_texts(self, part: str, examples: Tensor) -> list[str] | None:
+        """See :meth:`PrivatePublicDataModule.shown_texts`; None where the column holds vectors."""
+        if self.holds_vectors or not len(examples):
             return None
-        column = self._table("public", "text").read(self._text)
-        return [str(column[row].as_py())[:_SHOWN] for row in rows_below(self.public.store, examples).tolist()]
+        column = self._table(part, "text").read(self._text)
+        rows = rows_below(getattr(self, part).store, examples)
+        return [str(column[row].as_py())[:_SHOWN] for row in rows.tolist()]
 
     def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
         table, faults = self._table(part, "text"), dict[str, Tensor]()

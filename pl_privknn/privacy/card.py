@@ -269,6 +269,13 @@ def accuracy_text(summary: Mapping[str, Any], name: str = "test_accuracy") -> st
     return f"{summary[name]:.3f}{beside}"
 
 
+def interval_of(accuracy: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of an accuracy over so many examples (Agresti and Coull 1998)."""
+    share = (accuracy * count + 2) / (count + 4)
+    reach = 1.96 * math.sqrt(share * (1 - share) / (count + 4))
+    return max(share - reach, 0.0), min(share + reach, 1.0)
+
+
 def recall_text(recalls: Mapping[str, float | None], errors: Mapping[str, float] | None = None) -> str:
     """Recall by class: of all classes, or of the lowest among many; with standard errors of noisy ones."""
     known = {name: recall for name, recall in recalls.items() if recall is not None}

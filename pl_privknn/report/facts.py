@@ -15,8 +15,10 @@ import numpy as np
 
 from pl_privknn.config import write_yaml
 from pl_privknn.privacy.accounting.accountant import account
-from pl_privknn.privacy.card import card_facts, described, holdout_text, recall_text
+from pl_privknn.privacy.card import card_facts, described, interval_of
+from pl_privknn.privacy.files import MOST_ERROR
 from pl_privknn.privacy.mechanisms.base import Charge, merged
+from pl_privknn.privacy.public_rows import COLUMNS, RELEASES
 from pl_privknn.privacy.verify import CONFIG, mapping_of
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: At how many rows ε is computed for the curve, and how many rows are listed.
 MOST_POINTS, MOST_ROWS = 12, 400
+# Votes whose margin is below so many standard deviations of its noise are close.
+_CLOSE = 2.0
 _MODELS = {"student": "the student", "head": "the teacher's own model", "ensemble": "the ensemble of both"}
 
 
@@ -50,7 +54,8 @@ def facts_of(path: str | Path, exact: bool = True) -> dict[str, Any]:
         pictures = PublicPictures.read(folder)
         facts |= {
             "checks": [] if audit is None else audit["checks"],
-            "answers": _answers(folder, pictures),
+            "columns": _columns(folder),
+            "answers": None if pictures is not None and not pictures.public else _answers(folder, pictures),
             "student": _student(summary, pictures),
             "without_privacy": _without_privacy(folder),
             "settings": write_yaml(_shown(settings), width=100) if settings else "",
@@ -113,11 +118,13 @@ def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | 
     if found is None:
         return None
     gallery = [
-        {**query, "picture": None if image is None else _png(image)}
+        {**query, "picture": _png(image), "close": _is_close(query["margin"])}
         for query, image in pictured_queries(folder)
     ]
+    margins = [query.margin for query in found.queries if query.margin is not None]
     return {
         "counts": {**found.counts, "labelled": len(found.examples)},
+        "close": sum(map(_is_close, margins)) if margins else None,
         "rounds": dict(Counter(query.round + 1 for query in found.queries if query.state != "not asked")),
         "gallery": gallery,
         "not_pictured": found.counts["queried"] - len(gallery),
@@ -125,40 +132,116 @@ def _answers(folder: Path, pictures: PublicPictures | None) -> dict[str, Any] | 
     }
 
 
+def _is_close(margin: float | None) -> bool:
+    return margin is not None and margin < _CLOSE
+
+
 def _label_accuracy(
     examples: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], pictures: PublicPictures | None
 ) -> dict[str, Any]:
-    """Released labels against the public truth: by class with a confusion matrix, or by attribute."""
-    if pictures is None or not len(pictures.truth) or not len(examples):
+    """Released labels by class, against the public truth where it is known; or by attribute."""
+    if pictures is None or not len(examples):
         return _confused(None, ())
-    wanted, names = pictures.truth[examples], pictures.class_names
+    names = pictures.class_names
+    if not len(pictures.truth):
+        counts = (
+            np.bincount(labels, minlength=len(names)).tolist() if labels.ndim == 1 else labels.sum(axis=0)
+        )
+        return {"by_class": list(map(_share, names, counts)), "confusion": None}
+    wanted = pictures.truth[examples]
     known = wanted >= 0
     if labels.ndim == 2:
         right = ((wanted == labels) & known).sum(dim=0).tolist()
-        return {"by_class": list(map(_share, names, right, known.sum(dim=0).tolist())), "confusion": None}
+        return {"by_class": list(map(_share, names, known.sum(dim=0).tolist(), right)), "confusion": None}
     cells = wanted[known] * len(names) + labels[known]
     confusion = np.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names))
     return _confused(confusion, names)
 
 
 def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[str, Any]:
-    """Accuracy of the released model on public examples and the public test set."""
+    """Accuracy of the released model on public examples, the public test set and held-out records."""
     confusion = None if pictures is None or not pictures.confusion.size else pictures.confusion
     shown = (
         *("test_accuracy", "test_baseline", "test_balanced_accuracy", "val_accuracy"),
-        *("holdout_epsilon", "label_accuracy", "label_baseline", "epochs", "remark"),
+        *("label_accuracy", "label_baseline", "epochs", "remark"),
     )
     tested = {text: summary.get(f"{name}_test_accuracy") for name, text in _MODELS.items()}
+    accuracy, count = summary.get("test_accuracy"), 0 if confusion is None else int(confusion.sum())
     return {
         **{name: summary.get(name) for name in shown},
-        "holdout": None if summary.get("holdout_accuracy") is None else holdout_text(summary),
-        "holdout_recall": recall_text(summary["holdout_recall"], summary["holdout_recall_deviation"])
-        if "holdout_recall" in summary
-        else "",
+        "test_interval": interval_of(accuracy, count) if accuracy is not None and count else None,
+        "holdout": _holdout(summary),
         "released": _MODELS.get(summary.get("released", ""), ""),
         "models": {text: accuracy for text, accuracy in tested.items() if accuracy is not None},
+        "mistakes": _mistakes(pictures),
         **_confused(confusion, () if pictures is None else pictures.class_names),
     }
+
+
+def _holdout(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """Figures on held-out records: accuracy with its 95 % interval, and recalls with standard errors."""
+    if summary.get("holdout_accuracy") is None:
+        return None
+    stated = ("needed", "epsilon", "baseline", "balanced_accuracy", "balanced_deviation")
+    found = {name: summary.get(f"holdout_{name}") for name in ("accuracy", *stated)}
+    reach, errors = 1.96 * summary["holdout_deviation"], summary.get("holdout_recall_deviation", {})
+    if summary.get("holdout_balanced_deviation", 0.0) > MOST_ERROR:
+        found["balanced_accuracy"] = None
+    recalls = summary.get("holdout_recall", {}).items()
+    return found | {
+        "interval": [max(found["accuracy"] - reach, 0.0), min(found["accuracy"] + reach, 1.0)],
+        "recalls": [
+            {"name": name, "accuracy": recall, "error": errors[name], "known": errors[name] <= MOST_ERROR}
+            for name, recall in recalls
+        ],
+    }
+
+
+def _mistakes(pictures: PublicPictures | None) -> list[dict[str, Any]]:
+    """Pictured test examples that the model gets wrong, the worst first."""
+    if pictures is None:
+        return []
+    from pl_privknn.callbacks.loggers import name_of, picture_of
+
+    return [
+        {
+            "state": "answered",
+            "right": False,
+            "margin": None,
+            "close": False,
+            "truth": name_of(truth, pictures.class_names),
+            "label": name_of(said, pictures.class_names),
+            "text": pictures.tested_texts[place] if pictures.tested_texts else "",
+            "picture": _png(picture_of(pictures.tested_images, place)),
+        }
+        for place, (_, truth, said) in enumerate(pictures.tested.tolist())
+        if truth != said
+    ]
+
+
+def _columns(folder: Path) -> list[dict[str, Any]]:
+    """Released histograms of a private table, where the run paid for some."""
+    if not (folder / RELEASES).is_file() or not (folder / COLUMNS).is_file():
+        return []
+    import torch
+
+    from pl_privknn.datamodules.schema import Schema
+
+    columns = Schema.of(json.loads((folder / COLUMNS).read_text(encoding="utf-8"))).columns
+    cells = torch.load(folder / RELEASES, weights_only=True)["histograms"].numpy().clip(0)
+    found, start = [], 0
+    numbers = sum(not column.size for column in columns)
+    width = (len(cells) - sum(column.size for column in columns)) // max(numbers, 1)  # the last one: missing
+    for column in columns:
+        counts = cells[start : start + (column.size or width)]
+        start += len(counts)
+        if column.part is not None:  # a coordinate of a text says nothing to people
+            continue
+        shares = (counts / max(counts.sum(), 1.0)).tolist()
+        names = [column.shown(place) or "missing or another" for place in range(column.size)]
+        low, high = (column.shown(bound) for bound in column.bounds or (0.0, 1.0))
+        found.append({"name": column.name, "shares": shares, "names": names, "low": low, "high": high})
+    return found
 
 
 def _without_privacy(folder: Path) -> list[dict[str, Any]]:
@@ -186,8 +269,9 @@ def _shown(value: Any) -> Any:
     return [_shown(item) for item in value] if isinstance(value, list) else value
 
 
-def _share(name: str, right: int, count: int) -> dict[str, Any]:
-    return {"name": name, "right": right, "count": count, "accuracy": right / count if count else None}
+def _share(name: str, count: int, right: int | None = None) -> dict[str, Any]:
+    accuracy = None if right is None or not count else right / count
+    return {"name": name, "right": right, "count": count, "accuracy": accuracy}
 
 
 def _confused(confusion: np.ndarray[Any, Any] | None, names: tuple[str, ...]) -> dict[str, Any]:
@@ -197,13 +281,15 @@ def _confused(confusion: np.ndarray[Any, Any] | None, names: tuple[str, ...]) ->
     counts = confusion.sum(axis=1)
     shares = confusion / np.maximum(counts, 1)[:, None]
     return {
-        "by_class": list(map(_share, names, confusion.diagonal().tolist(), counts.tolist())),
+        "by_class": list(map(_share, names, counts.tolist(), confusion.diagonal().tolist())),
         "confusion": {"names": list(names), "rows": confusion.tolist(), "shares": shares.tolist()},
     }
 
 
-def _png(image: np.ndarray[Any, Any]) -> str:
-    """A picture as a data URI."""
+def _png(image: np.ndarray[Any, Any] | None) -> str | None:
+    """A picture as a data URI; None where there is none."""
+    if image is None:
+        return None
     from PIL import Image
 
     buffer = io.BytesIO()

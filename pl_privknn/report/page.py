@@ -16,6 +16,18 @@ from pl_privknn.report.facts import facts_of
 Points = Sequence[tuple[float, float]]
 # In inches of 72 points: letters of 10 points stay readable on a phone, where a page is about 5 inches wide.
 _SIZE, _LETTERS = (4.8, 2.9), 10.5
+# Facts that a ledger, or a run without private records, lacks.
+_PARTS = (
+    "promise",
+    "released",
+    "columns",
+    "answers",
+    "student",
+    "together",
+    "checks",
+    "settings",
+    "versions",
+)
 
 
 def write_report(path: str | Path, output: str | Path | None = None, exact: bool = True) -> Path:
@@ -65,19 +77,19 @@ def write_report(path: str | Path, output: str | Path | None = None, exact: bool
 def render_page(facts: dict[str, Any]) -> str:
     """HTML page of facts."""
     parts = {
-        **dict.fromkeys(("promise", "answers", "student", "together", "checks", "settings", "versions")),
+        **dict.fromkeys(_PARTS),
         **facts,
     }
     charts: dict[str, Any] = {"attacker": None, "growth": None}
     if (promise := parts["promise"]) is not None:
-        charts["attacker"] = attacker_chart(promise["attacker"]["curve"])
+        charts["attacker"] = attacker_chart(promise["attacker"]["curve"], promise["unit"])
         if len(growth := facts["spent"]["growth"]) > 2:  # one release is no curve
             charts["growth"] = growth_chart(growth, promise["epsilon"])
     template = templates("pl_privknn.report", "templates").get_template("report.html.j2")
     return str(template.render(facts=parts, charts=charts, version=__version__))
 
 
-def attacker_chart(rates: Points) -> str:
+def attacker_chart(rates: Points, unit: str) -> str:
     """True- against false-positive rate of the best attacker."""
     figure = new_figure(*_SIZE)
     axes = plain_axes(figure)
@@ -85,7 +97,7 @@ def attacker_chart(rates: Points) -> str:
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1.2, linestyle="--")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.set_xlabel("false alarms", fontsize=_LETTERS)
-    axes.set_ylabel("records detected, at most", fontsize=_LETTERS)
+    axes.set_ylabel(f"{unit}s detected, at most", fontsize=_LETTERS)
     axes.tick_params(labelsize=_LETTERS)
     axes.annotate("blind guessing", (0.62, 0.52), color=INK, fontsize=_LETTERS)
     return inline_svg(figure, "attacker")

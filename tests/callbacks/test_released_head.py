@@ -8,11 +8,12 @@ import torch
 
 from pl_privknn.callbacks import PrivateLabeler, RunReport
 from pl_privknn.callbacks.labeling_round import load_head
+from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
 from pl_privknn.report import write_report
 from pl_privknn.students import SupervisedStudent
-from tests.setup.small_fit import quiet_trainer, small_student
+from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 from tests.training.noisy_sgd_setup import make_data
 
 
@@ -81,3 +82,17 @@ def test_what_a_released_centre_found_is_in_summary_report_and_card(tmp_path):
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert summary["remark"] in page
     assert summary["remark"][:20] in (tmp_path / "privacy_card.md").read_text(encoding="utf-8")
+
+
+def test_a_report_without_public_data_shows_no_query_and_one_with_them_calls_labels_labels(tmp_path, capsys):
+    teacher = SufficientStatistics(noise_multiplier=0.1, private_records=90)
+    run(tmp_path / "public", teacher, PublicPCA(Pixels(), 6), "head")
+    page = write_report(tmp_path / "public").read_text(encoding="utf-8")
+    assert "labels public examples: no query was asked" in page
+    (images, labels), _, test = (easy_images(90, 90, 30, classes=2)[start : start + 2] for start in (0, 2, 4))
+    data = ArraysDataModule(images, labels, None, None, *test, num_classes=2, public="none")
+    run(tmp_path / "alone", teacher, Pixels(), "head", data)
+    page = write_report(tmp_path / "alone").read_text(encoding="utf-8")
+    assert "queries" not in page.partition("<footer")[0].partition("<pre>")[0]
+    assert 'id="answers"' not in page
+    assert "queries answered" not in capsys.readouterr().out

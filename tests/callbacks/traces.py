@@ -22,6 +22,7 @@ LEARNT = {"val_accuracy", "test_accuracy"} | {
     f"{name}_test_accuracy" for name in ("student", "head", "ensemble")
 }
 LEARNT |= {"test_balanced_accuracy", "test_recall"}
+LEARNT_PICTURES = {"confusion", "tested", "tested_images", "tested_texts"}
 OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time", "head"}
 #: Of metrics.csv.
 ANSWERED = {
@@ -97,7 +98,7 @@ def traces(folder, shown=""):
     if (folder / "pictures.npz").exists():
         with np.load(folder / "pictures.npz") as pictures:
             found["pictures"] = {
-                name: pictures[name].shape if name == "confusion" else pictures[name].tolist()
+                name: pictures[name].shape if name in LEARNT_PICTURES else pictures[name].tolist()
                 for name in pictures.files
             }
     for path in files:

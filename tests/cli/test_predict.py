@@ -32,8 +32,10 @@ def finished(folder, task="multiclass", **sizes):
     trainer.strategy.connect(student)
     trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
     (folder / "config.yaml").write_text("model: {class_path: SupervisedStudent}\n")
-    nothing = np.zeros(0, dtype=np.int64)
-    PublicPictures(nothing, np.zeros((0, 1, 1, 1), np.uint8), (), nothing, NAMES, nothing[None]).write(folder)
+    nothing, pictures = np.zeros((0, 3), dtype=np.int64), np.zeros((0, 1, 1, 1), np.uint8)
+    PublicPictures(
+        0, nothing[:, 0], pictures, (), nothing[:, 0], NAMES, nothing[:, :0], nothing, pictures, ()
+    ).write(folder)
     paid_run(folder)
     return student.eval()
 

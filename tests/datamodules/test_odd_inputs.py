@@ -322,7 +322,7 @@ TABLES = {
     ),
     "spaces in quotes": (
         {"public": 'text,label\n"  a, ""b"" ",sport\n'},
-        lambda data: data.public_texts(torch.tensor([0])) == ['  a, "b" '],
+        lambda data: data.shown_texts("public", torch.tensor([0])) == ['  a, "b" '],
     ),
     "everything quoted": ({"written": lambda rows: as_csv(rows, quoting=csv.QUOTE_ALL)}, plain),
     "lines of Unix": ({"written": lambda rows: as_csv(rows, lineterminator="\n")}, plain),

@@ -16,6 +16,7 @@ from pl_privknn.features import Pixels
 from pl_privknn.privacy.mechanisms.base import observing
 from pl_privknn.privacy.public_rows import PublicRows, PublicRowsLost
 from pl_privknn.privacy.redaction import RedactedError
+from pl_privknn.report.facts import facts_of
 
 COLUMNS = ("age", "income", "region", "since", "member")
 BOUNDS = """age: [0, 120]
@@ -190,7 +191,15 @@ def test_the_whole_journey_by_command(tmp_path, monkeypatch, capsys):
     run = tmp_path / "runs" / "claims" / "0"
     assert main(["export", str(run)]) == 0
     assert main(["report", str(run)]) == 0
-    assert "region north" in (run / "report.html").read_text()
+    columns = {one["name"]: one for one in facts_of(run, exact=False)["columns"]}
+    assert list(columns) == list(COLUMNS)
+    assert columns["region"]["names"] == ["north", "south", "west", "missing or another"]
+    assert sum(columns["region"]["shares"][:3]) > 0.7
+    assert (columns["age"]["low"], columns["age"]["high"]) == ("0", "120")
+    page = (run / "report.html").read_text()
+    assert "histogram of age" in page
+    assert "no query was asked" in page
+    assert "data:image" not in page
     of_run, of_file = predict(run, new), predict(run / "export" / "model.pt2", new)
     torch.testing.assert_close(of_run.probabilities, of_file.probabilities, atol=1e-4, rtol=0)
     labels = [row[0] for row in rows[1:]]

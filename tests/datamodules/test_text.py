@@ -83,7 +83,7 @@ def test_every_format_gives_the_same_records(tmp_path, suffix):
     assert len(data.private_groups.unique()) == 3
     assert data.private_groups[1] == 17
     assert data.private_ids.tolist() == [100 + n for n in range(6)]
-    assert data.public_texts(torch.tensor([4, 1])) == [texts["public"][4], texts["public"][1]]
+    assert data.shown_texts("public", torch.tensor([4, 1])) == [texts["public"][4], texts["public"][1]]
 
 
 def test_persons_are_numbered_alike_in_every_file(tmp_path):
@@ -130,7 +130,7 @@ def test_vectors_of_a_toolkit_are_taken_as_they_are(tmp_path):
         data.setup()
         np.testing.assert_allclose(data.private.images().flatten(1).numpy(), table, rtol=1e-6)
         np.testing.assert_allclose(data.test.images().flatten(1).numpy(), table + 2, rtol=1e-6)
-        assert data.public_texts(torch.tensor([0])) is None
+        assert data.shown_texts("public", torch.tensor([0])) is None
     halves = pa.array(list(table.astype(np.float16)), pa.list_(pa.float16(), 4))
     part = pa.table({"text": halves, "label": ["a", "b"] * 3})
     data = TextDataModule(private=part, public=part.slice(0), test=part.slice(0), overlap="ignore")

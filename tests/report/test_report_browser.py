@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from pl_privknn.callbacks.loggers import MOST_TESTED
 from pl_privknn.report import write_report
 from tests.report.report_setup import QUERIES, small_run
 
@@ -27,7 +28,8 @@ function visit(width) {
       const inside = frame.contentDocument;
       const counts = [...inside.querySelectorAll("[data-filter]")].map(button => {
         button.click();
-        const shown = [...inside.querySelectorAll(".gallery li")].filter(item => item.offsetParent !== null).length;
+        const items = [...inside.querySelectorAll("#answers .gallery li")];
+        const shown = items.filter(item => item.offsetParent !== null).length;
         return [button.dataset.filter, shown];
       });
       inside.querySelector("[data-filter=all]").click();
@@ -82,8 +84,7 @@ def test_the_page_can_be_clicked_through_on_a_phone_and_a_wide_screen(tmp_path_f
         assert one["ground"] == ground
         assert one["dead"] == 0
         assert one["open"] >= 2
-        assert one["pictures"] == 2 * QUERIES
+        assert 2 * QUERIES < one["pictures"] <= 2 * QUERIES + MOST_TESTED
         assert one["letters"] >= 9  # pixels, also where a chart is as narrow as a phone
         counts = dict(one["counts"])
-        assert counts["all"] == 2 * QUERIES == counts["answered"] + counts.get("refused", 0)
-        assert counts.get("wrong", 0) <= counts["answered"]
+        assert counts["all"] == 2 * QUERIES > counts["wrong"] > 0

@@ -12,14 +12,19 @@ import torch
 from PIL import Image
 
 from pl_privknn._checks import at_most
+from pl_privknn.callbacks.loggers import MOST_TESTED, pictures_of
 from pl_privknn.cli import main
-from pl_privknn.privacy import Charge, Gaussian, Ledger
+from pl_privknn.datamodules import EmbeddingsDataModule
+from pl_privknn.labelers import ReverseKNN
+from pl_privknn.privacy import Budget, Charge, Gaussian, Ledger
 from pl_privknn.privacy.card import percent
 from pl_privknn.privacy.files import write_json
-from pl_privknn.privacy.mechanisms import NoNoise
+from pl_privknn.privacy.mechanisms import Laplace, NoNoise
+from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.report import privacy_card, write_report
 from pl_privknn.report.facts import facts_of
 from tests.report.report_setup import CLASSES, QUERIES, small_run
+from tests.setup.small_fit import easy_images, fit_student
 
 #: All that a page of a run is made of.
 FILES = ("summary.json", "config.yaml", "metrics.csv", "run.sqlite", "run.sqlite", "pictures.npz")
@@ -41,9 +46,15 @@ def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
     assert not re.search(r"url\(\s*[\"']?(?!#)|@import|fetch\(|XMLHttpRequest", text)
     assert f"ε = {at_most(callback.epsilon)}" in text
     assert "This run gives no protection" in text  # its noise came from a seed
-    assert text.count('<img src="data:image/png') == 2 * QUERIES == facts["answers"]["counts"]["queried"]
+    queried, wrong = facts["answers"]["counts"]["queried"], len(facts["student"]["mistakes"])
+    assert text.count('<img src="data:image/png') == queried + wrong
+    assert queried == 2 * QUERIES
     assert "cat" in text
     assert text.count("<svg") == 2  # attacker, growth
+
+
+def shown(one):
+    return np.array(Image.open(io.BytesIO(base64.b64decode(one["picture"].partition(",")[2]))))
 
 
 def test_pictures_are_the_asked_public_images_and_no_private_one(run):
@@ -54,11 +65,10 @@ def test_pictures_are_the_asked_public_images_and_no_private_one(run):
     assert [one["example"] for one in gallery] == [example for example, _ in asked]
     private = (data.private.images() * 255).round().to(torch.uint8)
     for one, (example, label) in zip(gallery, asked, strict=True):
-        picture = Image.open(io.BytesIO(base64.b64decode(one["picture"].partition(",")[2])))
-        shown = torch.from_numpy(np.array(picture))
+        picture = torch.from_numpy(shown(one))
         public = (data.public.images([example])[0, 0] * 255).round().to(torch.uint8)
-        assert torch.equal(shown, public)
-        assert not (private[:, 0] == shown).all(dim=(1, 2)).any()
+        assert torch.equal(picture, public)
+        assert not (private[:, 0] == picture).all(dim=(1, 2)).any()
         assert one["label"] == data.class_names[label]
         assert one["truth"] == data.class_names[int(data.public.truth[example])]
         assert one["right"] == (one["label"] == one["truth"])
@@ -75,6 +85,50 @@ def test_accuracies_by_class_and_confusions_agree_with_counting(run):
     assert confusion.sum(axis=1).tolist() == [10] * CLASSES
     assert confusion.trace() / 30 == pytest.approx(facts["student"]["test_accuracy"], abs=1e-6)
     assert json.loads((folder / "summary.json").read_text())["run"] == callback.run_id
+
+
+def test_shown_test_examples_are_those_that_the_model_gets_wrong(run):
+    _, _, data, facts = run
+    student, wrong = facts["student"], np.array(facts["student"]["confusion"]["rows"])
+    np.fill_diagonal(wrong, 0)
+    assert 0 < len(student["mistakes"]) <= min(MOST_TESTED, wrong.sum())
+    tested = (data.test.images()[:, 0] * 255).round().to(torch.uint8)
+    for one in student["mistakes"]:
+        place = (tested == torch.from_numpy(shown(one))).all(dim=(1, 2)).nonzero()[0, 0]
+        truth, said = data.class_names.index(one["truth"]), data.class_names.index(one["label"])
+        assert int(data.test.labels[place]) == truth
+        wrong[truth, said] -= 1
+    assert wrong.min() >= 0
+    low, high = student["test_interval"]
+    assert low < student["test_accuracy"] < high < low + 0.36  # 30 examples
+
+
+def test_votes_are_close_below_two_standard_deviations_and_persons_are_called_persons(tmp_path):
+    teacher = ReverseKNN(noise=Laplace(scale=9.0), noise_source=SeededNoise(1))
+    callback, _ = fit_student(
+        tmp_path, teacher, 0.1, owners=torch.arange(300) // 2, budget=Budget(unit="person")
+    )
+    folder = callback.run_dir
+    with sqlite3.connect(folder / "run.sqlite") as store:
+        scores = torch.tensor(
+            [json.loads(row) for (row,) in store.execute("SELECT score FROM queries ORDER BY position")]
+        )
+    top = scores.topk(2, dim=1).values
+    margins = (top[:, 0] - top[:, 1]) / 18  # the difference of two draws of Laplace noise of scale 9
+    answers = facts_of(folder, exact=False)["answers"]
+    assert [one["margin"] for one in answers["gallery"]] == pytest.approx(margins.tolist(), rel=1e-5)
+    assert answers["close"] == int((margins < 2).sum()) > 0
+    page = write_report(folder, exact=False).read_text(encoding="utf-8")
+    assert "persons detected, at most" in page
+    assert "records detected" not in page
+
+
+def test_vectors_have_no_pictures():
+    images, labels, public, truth = easy_images(60, 24)
+    data = EmbeddingsDataModule(images.flatten(1), labels, public.flatten(1), truth, num_classes=CLASSES)
+    data.setup("fit")
+    found = pictures_of(data, [3, 5])
+    assert (len(found.examples), len(found.images), found.public, len(found.truth)) == (0, 0, 24, 24)
 
 
 def test_a_page_is_made_of_these_files_alone_and_a_forged_summary_has_none(run, tmp_path):

@@ -286,7 +286,9 @@ def test_a_resumed_training_holds_out_the_same_records_and_releases_at_its_end(t
     assert "holdout_epsilon" in {check["name"] for check in audit["checks"] if check["agrees"]}
     card = privacy_card(tmp_path)
     assert card["evaluation"].startswith(f"hold-out accuracy {resumed.accuracy['holdout_accuracy']:.3f} ± ")
-    assert "on held-out private records, released at ε" in write_report(tmp_path).read_text(encoding="utf-8")
+    assert "on private records that were held out, released at ε" in write_report(tmp_path).read_text(
+        encoding="utf-8"
+    )
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "holdout_epsilon": 0.1}))
     assert audit_run(tmp_path)["violated"]

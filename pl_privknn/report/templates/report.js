@@ -4,7 +4,7 @@ for (const button of document.querySelectorAll("[data-filter]")) {
     for (const other of document.querySelectorAll("[data-filter]")) {
       other.setAttribute("aria-pressed", String(other === button));
     }
-    for (const item of document.querySelectorAll(".gallery li")) {
+    for (const item of document.querySelectorAll("#answers .gallery li")) {
       item.hidden = button.dataset.filter !== "all" && !item.classList.contains(button.dataset.filter);
     }
   });
