@@ -197,6 +197,7 @@ class RecordGradients:
                 except Exception:
                     same = False
                 if not same:
+                    self._check_own_code("evaluate: forward", "its graph has other outputs")
                     self._predicts_by_copies = True
                     said = PREDICTS_ALONE.format(name)
                     self.condition = said if self.condition is None else f"{self.condition}; {said}"
@@ -340,11 +341,20 @@ class RecordGradients:
                 f"training_step: can't be traced ({reason}); change it so, or use step='auto', whose guarantee is "
                 "conditional"
             )
+        self._check_own_code("training_step", reason)
         self.way = self._copies
         self.condition = (
             f"training_step can't be traced ({reason}), and keeps nothing of a record outside of its module"
         )
         self._check_keeps_nothing(batch)
+
+    def _check_own_code(self, name: str, reason: str | None) -> None:
+        """Refuse to run a module's own code outside the CPU: only in a graph are ids kept within their tables."""
+        if self.device.type != "cpu":
+            raise InputError(
+                f"{name}: can't be traced ({reason}), and an id out of range would end the training on a GPU, which "
+                "reveals that its record was drawn; use accelerator='cpu', or change it so that it can be traced"
+            )
 
     def _try_chunk(self, tensors: list[Tensor], timed: bool) -> bool:
         """Choose between a chunk of equal records at once and one after another; False if memory ends before."""
