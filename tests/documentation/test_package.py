@@ -88,7 +88,7 @@ def test_lower_bounds_are_the_versions_that_make_test_oldest_takes_and_newest_on
 
 
 def test_the_table_of_supported_versions_is_that_of_the_constraints():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)`(?:, `([\w-]+)`)? \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
     oldest, newest = _tested("oldest"), _tested("newest")
     stated = {name: found[2:] for found in rows for name in found[:2] if name}
