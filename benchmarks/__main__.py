@@ -21,7 +21,7 @@ BENCHMARKS = {
     "private_training": "a network from pixels by PrivateTraining on Fashion-MNIST",
     "recipes": "recommended runs compared with manually tuned teachers, over data sets, sizes and ε",
     "runs": "one training configuration over several seeds, or a comparison of methods",
-    "scale": "cost of a round for a process with a shard, for 10⁹ records; memory with a large table",
+    "scale": "memory of a labelling round with a large table",
     "speed": "labelling, features, an epoch, the exact ε and the import, as ratios of processor seconds",
 }
 #: Options that say where things lie or which are measured, and change no figure.

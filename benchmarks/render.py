@@ -8,8 +8,7 @@ was measured.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,37 +150,39 @@ def old_plots() -> list[str]:
 
 # -- runs of one configuration, and older measurements -------------------------------------------------------------
 
-_SAME_QUERIES = (
-    "fashion_mnist_pate",
-    "fashion_mnist_private_knn_one_round_uda",
-    "fashion_mnist_reverse_knn_random_queries",
-)
+
+_REVERSE_KNN = "fashion_mnist_reverse_knn_"
+_CURATOR = tuple(f"{_REVERSE_KNN}eps{name}" for name in ("0.1", "0.1_one_round", "0.5", "1", "1_one_round"))
 
 
-def run_table(columns: list[str], shown: Sequence[str]) -> str:
-    """Table of runs: given columns, accuracies and seeds."""
-    found, columns = runs(), [*columns, "label accuracy", "student's test accuracy", "seeds"]
+def curator_table() -> str:
+    """Table of runs of reverse kNN with a curator."""
+    found = runs()
     lines = []
-    for name in shown:
-        summaries = found[name]
-        first = summaries[0]
-        cells = {
-            "run": name.removeprefix("fashion_mnist_reverse_knn_"),
-            "teacher": first["labeler"],
-            "ε": epsilon_of(summaries),
-            "answered": f"{statistics.mean(s['answered'] for s in summaries):.0f} of {first['queried']}",
-            "label accuracy": spread(summary["label_accuracy"] for summary in summaries),
-            "student's test accuracy": spread(summary["test_accuracy"] for summary in summaries),
-            "seeds": len(summaries),
-        }
-        lines.append([cells[column] for column in columns])
-    return explained(markdown(columns, lines), ((name, guarantee(found[name])) for name in shown))
+    for name in _CURATOR:
+        label_accuracy, test_accuracy = (
+            spread(summary[figure] for summary in found[name])
+            for figure in ("label_accuracy", "test_accuracy")
+        )
+        lines.append(
+            [
+                name.removeprefix(_REVERSE_KNN),
+                epsilon_of(found[name]),
+                label_accuracy,
+                test_accuracy,
+                len(found[name]),
+            ]
+        )
+    table = markdown(["run", "ε", "label accuracy", "student's test accuracy", "seeds"], lines)
+    return explained(table, ((name, guarantee(found[name])) for name in _CURATOR))
 
 
 # -- the papers' printed rows --------------------------------------------------------------------------------------
 
 #: The starts of papers' names, which are the names of their tables. Reverse kNN prints the ε of its parameters.
 PAPERS = ("Private-kNN", "Ind-KNN", "Guided PATE")
+#: Variants of PATE, of which the paper on Private-kNN prints a data-dependent ε.
+_BASELINES = ("LNMax", "GNMax")
 
 
 @cache
@@ -199,9 +200,11 @@ def printed_rows() -> list[dict[str, Any]]:
 
 
 def paper(name: str) -> str:
-    """Table of one paper."""
+    """Table of one paper, without its baselines."""
     lines = []
-    for row in (row for row in printed_rows() if row["paper"].startswith(name)):
+    for row in printed_rows():
+        if not row["paper"].startswith(name) or row["what"].startswith(_BASELINES):
+            continue
         report, printed = row["report"], row["printed"]
         figures = printed["epsilon"], f"{report.epsilon_rdp_classic:.4g}", f"**{report.epsilon:.4g}**"
         lines.append([row["where"], row["what"], *figures, row.get("note", "")])
@@ -238,16 +241,11 @@ def measured_by(stored: Iterable[str]) -> str:
     return f"Measured with version {versions}."
 
 
-_CURATOR = tuple(
-    f"fashion_mnist_reverse_knn_eps{name}" for name in ("0.1", "0.1_one_round", "0.5", "1", "1_one_round")
-)
 #: Page, name of the table, what makes it.
 TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/results/accuracy.md", "comparisons", dated(compared, *(n for n in names() if n.startswith("compare_")))),
     ("docs/results/accuracy.md", "private training", dated(private_training.table, "private_training")),
-    ("docs/results/accuracy.md", "curator", dated(partial(run_table, ["run", "ε"], _CURATOR), *_CURATOR)),
-    ("docs/results/accuracy.md", "same queries",
-        dated(partial(run_table, ["teacher", "ε", "answered"], _SAME_QUERIES), *_SAME_QUERIES)),
+    ("docs/results/accuracy.md", "curator", dated(curator_table, *_CURATOR)),
     ("docs/guides/recommendation.md", "recipes", dated(recipes.table, "recipes")),
     ("docs/results/attacks.md", "attacks", dated(attacks.table, "attacks")),
     ("docs/results/attacks.md", "membership", dated(membership.table, "membership")),
@@ -255,8 +253,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/results/speed.md", "speed", dated(speed.table, "speed")),
     ("docs/results/speed.md", "training speed", dated(foreign_modules.speed_table, "foreign_modules")),
     ("docs/results/speed.md", "Ind-KNN", dated(ind_knn_speed, "ind_knn_speed")),
-    ("docs/results/speed.md", "table memory", dated(scale.memory_table, "table_memory")),
-    ("docs/results/speed.md", "scale", dated(scale.table, "scale")),
+    ("docs/results/speed.md", "table memory", dated(scale.table, "table_memory")),
     ("docs/reference/golden_values.md", "accountants", dated(accountants.table, "accountants")),
     *(("docs/reference/papers.md", name, partial(paper, name)) for name in PAPERS),
 ]  # fmt: skip

@@ -73,9 +73,9 @@ for name, value in {"epsilon": 0.1, "delta": 1e-6, "answered": stated["answered"
 # ## A report for readers
 #
 # One HTML file states the guarantee in words and shows the queried public images with their answers. A privacy card
-# is written to the same folder.
+# for whoever approves the release is written to the same folder.
 
 # %%
 page = write_report(folder)
 print(page)
-print((folder / "privacy_card.md").read_text()[:600])
+print((folder / "privacy_card.md").read_text())
