@@ -42,7 +42,7 @@ from pl_privknn.privacy.verify import HEAD
 if TYPE_CHECKING:
     from pl_privknn import _lightning as pl
     from pl_privknn.datamodules.base import PrivatePublicDataModule
-    from pl_privknn.datamodules.datasets import LabeledImages
+    from pl_privknn.datamodules.datasets import LabeledImages, PublicDataset
     from pl_privknn.students.losses import Outputs
 
 
@@ -440,6 +440,9 @@ def labels_in_use(
 
 #: What a run may release as its model; ``"ensemble"`` averages the probabilities of student and head.
 MODELS = ("student", "head", "ensemble")
+# Least share of public examples on which student and head agree for their ensemble to be released, and how many are
+# looked at.
+_AGREEMENT, _LOOKED_AT = 0.85, 2_000
 
 
 class ReleasedHead(nn.Module):
@@ -485,14 +488,44 @@ class ReleasedHead(nn.Module):
 
 
 @torch.no_grad()
-def outcomes_alone(
-    head: ReleasedHead | None, student: pl.LightningModule | None, held: LabeledImages, outputs: Outputs
-) -> tuple[Tensor, tuple[str, ...]]:
-    """**Private.** What the mean of the given models predicts for each held-out record, each by itself.
+def model_for(
+    released: str, head: ReleasedHead | None, student: pl.LightningModule, public: PublicDataset, outputs: Outputs
+) -> str:
+    """Model that a run releases, one of :data:`MODELS`; of ``"auto"`` it is decided by public examples.
+
+    Student and head are averaged where both predict alike, else the head is released: the student then learned too
+    little of what it was taught, or was taught about examples of another kind.
 
     Args:
+        released: one of :data:`MODELS`, or ``"auto"``.
         head: the model of a teacher's releases, or None.
-        student: the trained module, or None.
+        student: the trained module.
+        public: the public examples.
+        outputs: reads the student's outputs.
+    """
+    if released != "auto":
+        return released
+    if head is None:
+        return "student"
+    place, agreed = torch.device(student.device), list[Tensor]()
+    with undisturbed(student, place):
+        for rows in torch.arange(min(_LOOKED_AT, len(public))).split(500):
+            images = public.images(rows).to(place)
+            own, taught = head(images), outputs.probabilities(student(images)).cpu()
+            agreed.append(outputs.hits(taught, outputs.decisions(own)).double())
+    return "ensemble" if float(torch.cat(agreed).mean()) >= _AGREEMENT else "head"
+
+
+@torch.no_grad()
+def outcomes_alone(
+    model: str, head: ReleasedHead | None, student: pl.LightningModule, held: LabeledImages, outputs: Outputs
+) -> tuple[Tensor, tuple[str, ...]]:
+    """**Private.** What a released model predicts for each held-out record, each by itself.
+
+    Args:
+        model: one of :data:`MODELS`.
+        head: the model of a teacher's releases, or None.
+        student: the trained module.
         held: the records.
         outputs: reads the student's outputs; see :meth:`Outputs.hits`.
 
@@ -502,10 +535,10 @@ def outcomes_alone(
     """
     records, parts = PrivateRecords(held, nn.Identity()), list[Tensor]()
     conditions: tuple[str, ...] = ()
-    if head is not None:
+    if head is not None and model != "student":
         found, conditions = records.map(head)
         parts.append(found)
-    if student is not None:
+    if model != "head":
         with undisturbed(student, torch.device(student.device)):
             found, more = records.map(student)
         parts.append(outputs.probabilities(found))

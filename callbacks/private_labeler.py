@@ -42,6 +42,7 @@ from pl_privknn.callbacks.labeling_round import (
     check_stated,
     labels_in_use,
     load_head,
+    model_for,
     outcomes_alone,
     public_extractor,
     remark_of,
@@ -56,20 +57,11 @@ from pl_privknn.datamodules.datasets import LabeledImages
 from pl_privknn.features.backbone import undisturbed
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import COMPARED, is_foreign, kept_apart
-from pl_privknn.labelers.base import (
-    JoinsRuns,
-    Labeler,
-    SpendsBudget,
-    stated_plan,
-)
+from pl_privknn.labelers.base import JoinsRuns, Labeler, SpendsBudget, stated_plan
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.files import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_figures
-from pl_privknn.privacy.mechanisms.base import (
-    READS_ALONE,
-    Guarantee,
-    noise_guarantee,
-)
+from pl_privknn.privacy.mechanisms.base import READS_ALONE, Guarantee, noise_guarantee
 from pl_privknn.privacy.private_state import table_digest
 from pl_privknn.privacy.public_rows import RELEASES, DrawnRows, KeptReleases
 from pl_privknn.privacy.records import (
@@ -119,8 +111,9 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             of :class:`~pl_privknn.callbacks.Selector`.
         evaluate: hold out a share of the private records, or persons, of which the teacher learns nothing, and
             release the confusion matrix of the released model on them when the training ends, at the labels' ε.
-        released: model that the run releases: ``"student"``, ``"head"`` (the model that a teacher's releases make) or
-            ``"ensemble"`` (mean of their probabilities).
+        released: model that the run releases: ``"student"``, ``"head"`` (the model that a teacher's releases make),
+            ``"ensemble"`` (mean of their probabilities), or ``"auto"``: the ensemble where both agree on public
+            examples, else the head; the student where there is no head.
         run_dir: the run's folder; by default the trainer's log folder, or a new one in ``runs/`` where it has none.
             Repeating a run in the folder of an interrupted one continues it.
         options: rarely used settings.
@@ -180,7 +173,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         self._held: tuple[LabeledImages, Tensor | None] | None = None
         self._undo: list[Callable[[], None]] = []
         self._private: Callable[[], LabeledImages | None] = _no_records
-        self.released = check_choice("released", released, MODELS)
+        self.released = check_choice("released", released, (*MODELS, "auto"))
         self._place = Path()
         self._conditions: tuple[str, ...] = ()
         self._stated: tuple[str, ...] = ()
@@ -342,10 +335,10 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         if self._held is None or (run := self._led) is None or self._rounds_applied < self.rounds:
             return
         assert self.labeler is not None
-        head = self.load_head(self._place) if self.released != "student" else None
-        student = None if self.released == "head" else pl_module
-        data = data_module(trainer)
-        outcomes, conditions = redacted(outcomes_alone, head, student, self._held[0], TASKS[data.task])
+        data, head = data_module(trainer), self.load_head(self._place)
+        outputs = TASKS[data.task]
+        model = model_for(self.released, head, pl_module, data.public, outputs)
+        outcomes, conditions = redacted(outcomes_alone, model, head, pl_module, self._held[0], outputs)
         self.accuracy = redacted(
             release_figures,
             self._place,

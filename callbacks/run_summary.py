@@ -22,7 +22,7 @@ from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import at_most, check_switch
 from pl_privknn._lightning import quiet_lightning, rank_zero_warn
-from pl_privknn.callbacks.labeling_round import MODELS, ReleasedHead
+from pl_privknn.callbacks.labeling_round import MODELS, ReleasedHead, model_for
 from pl_privknn.callbacks.loggers import (
     MOST_TESTED,
     active_loggers,
@@ -269,6 +269,9 @@ class RunReport(pl.Callback):
             "data": getattr(data, "name", None) or type(data).__name__,
             "versions": _versions(trainer),
         }
+        if getattr(labeling := labeling_of(trainer), "released", "") == "auto":
+            head, outputs = labeling.load_head(self.run_dir), TASKS[data.task]
+            self.summary["released"] = model_for("auto", head, pl_module, data.public, outputs)
         with errors_as_warnings("ε of earlier runs on these records"):
             self.summary |= together(self.run_dir)
         self._finish(trainer, "val")
@@ -355,7 +358,8 @@ class RunReport(pl.Callback):
         if self._tested is not None and self._tested.head is not None and labeling is not None:
             accuracies = self._tested.accuracies(self.summary["test_accuracy"])
             self.summary |= {f"{name}_test_accuracy": value for name, value in accuracies.items()}
-            self.summary |= {"released": labeling.released, "test_accuracy": accuracies[labeling.released]}
+            released = self.summary.setdefault("released", labeling.released)
+            self.summary["test_accuracy"] = accuracies[released]
         data = trainer.datamodule  # type: ignore[attr-defined]
         truth = getattr(getattr(data, "test", None), "labels", None)
         self.summary |= {

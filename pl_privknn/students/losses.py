@@ -206,6 +206,10 @@ class Outputs:
         """Whether each example is answered right, bool ``(n,)``."""
         return probabilities.argmax(dim=1) == labels
 
+    def decisions(self, probabilities: Tensor) -> Tensor:
+        """Labels that probabilities stand for, as :meth:`hits` takes them."""
+        return probabilities.argmax(dim=1)
+
     def _shaped(self, values: Tensor, logits: Tensor) -> Tensor:
         return values
 
@@ -238,6 +242,10 @@ class AttributeOutputs(Outputs):
     def hits(self, probabilities: Tensor, labels: Tensor) -> Tensor:
         """Share of each example's attributes that are answered right, float64 ``(n,)``."""
         return ((probabilities > 0.5) == labels).double().mean(dim=1)
+
+    def decisions(self, probabilities: Tensor) -> Tensor:
+        """See :meth:`Outputs.decisions`."""
+        return probabilities > 0.5
 
     def _shaped(self, values: Tensor, logits: Tensor) -> Tensor:
         return values.view(logits.shape)

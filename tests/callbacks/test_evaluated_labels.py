@@ -55,7 +55,7 @@ def test_the_teacher_learns_from_the_others_and_the_accuracy_is_the_students(tmp
     assert 0.99 * summary["epsilon"] < summary["holdout_epsilon"] <= summary["epsilon"]
 
 
-@pytest.mark.parametrize("released", ["student", "head", "ensemble"])
+@pytest.mark.parametrize("released", ["student", "head", "ensemble", "auto"])
 def test_of_attributes_it_is_the_mean_share_of_right_ones(tmp_path, monkeypatch, released):
     monkeypatch.setattr(Gaussian, "add_noise", lambda self, values, noise: values.double())
     rows = torch.rand(PRIVATE, 4, generator=torch.Generator().manual_seed(0)) < 0.4
@@ -78,8 +78,9 @@ def test_of_attributes_it_is_the_mean_share_of_right_ones(tmp_path, monkeypatch,
         "head": (head := labeling.load_head(tmp_path)(images[held])),
         "ensemble": (own + head) / 2,
     }
-    right = float(((made[released] > 0.5) == rows[held]).double().mean())
     summary = json.loads((tmp_path / "summary.json").read_text())
+    chosen = summary["released"] if released == "auto" else released
+    right = float(((made[chosen] > 0.5) == rows[held]).double().mean())
     assert summary["holdout_accuracy"] == pytest.approx(right, abs=1e-4)
     assert 0.5 < right < 1
 

@@ -51,6 +51,24 @@ def test_head_student_and_mean_are_judged_on_the_test_set(tmp_path, released):
     assert summary["head_test_accuracy"] > 0.8
 
 
+@pytest.mark.parametrize(("lr", "model"), [(1.0, "ensemble"), (1e-9, "head")])
+def test_auto_is_the_ensemble_where_student_and_head_agree_on_public_examples_and_else_the_head(
+    tmp_path, lr, model
+):
+    own = {"network": "linear_probe", "num_classes": 2, "image_size": 8, "extractor": PublicPCA(Pixels(), 6)}
+    own["optimization"] = {"optimizer": "sgd", "lr": lr}
+    teacher = SufficientStatistics(noise_multiplier=0.5, private_records=90)
+    student, data, summary = run(tmp_path, teacher, PublicPCA(Pixels(), 6), "auto", make_data(batch_size=2), **own)
+    images = data.public.images()
+    with torch.no_grad():
+        taught = student.eval()(images).argmax(dim=1)
+    head = load_head(tmp_path, teacher, PublicPCA(Pixels(), 6))(images).argmax(dim=1)
+    agreement = float((taught == head).double().mean())
+    assert agreement > 0.9 if model == "ensemble" else agreement < 0.8
+    assert summary["released"] == model
+    assert summary["test_accuracy"] == summary[f"{model}_test_accuracy"]
+
+
 def test_student_and_head_of_one_extractor_share_the_features_of_a_test_batch(tmp_path, monkeypatch):
     shown, compute, test = [], Pixels.__call__, pl.Trainer.test
     monkeypatch.setattr(
