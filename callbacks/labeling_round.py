@@ -442,7 +442,7 @@ def labels_in_use(
 MODELS = ("student", "head", "ensemble")
 # Least share of public examples on which student and head agree for their ensemble to be released, and how many are
 # looked at.
-_AGREEMENT, _LOOKED_AT = 0.85, 2_000
+_AGREEMENT, _LOOKED_AT = 0.9, 2_000
 
 
 class ReleasedHead(nn.Module):
@@ -489,7 +489,11 @@ class ReleasedHead(nn.Module):
 
 @torch.no_grad()
 def model_for(
-    released: str, head: ReleasedHead | None, student: pl.LightningModule, public: PublicDataset, outputs: Outputs
+    released: str,
+    head: ReleasedHead | None,
+    student: pl.LightningModule,
+    public: PublicDataset,
+    outputs: Outputs,
 ) -> str:
     """Model that a run releases, one of :data:`MODELS`; of ``"auto"`` it is decided by public examples.
 

@@ -4,9 +4,10 @@ The rules were measured on several data sets and sizes (``python -m benchmarks r
 
 * features: all available kinds, joined, and reduced on public data to a width that suits n ε; for a linear model from
   released gradients they are mapped by a kernel;
-* teacher: votes of records for public clusters (``ReverseKNN``) below n ε / C = 200, with n private records and C
-  classes; released gradients (``PreconditionedGradients``) above;
-* student: a network on the same features, and the mean of it and the teacher's own model where there is one;
+* teacher: votes of records for public clusters (``ReverseKNN``) below a value of n ε / C, with n private records and
+  C classes; released gradients (``PreconditionedGradients``) above; see
+  :data:`~pl_privknn.recommendation.rules.RULES`;
+* student: a network on the same features, and the ensemble of it and the teacher's own model where they agree;
 * attributes: released gradients, whatever n ε (``docs/methods/multilabel.md``);
 * centre: released gradients begin with one. Where public examples are of the private ones' kind, it costs 0.2 points
   at most; where they are not, it gains 1 to 14.
@@ -51,10 +52,6 @@ from pl_privknn.recommendation.rules import (
     METRICS,
     TEACHERS,
     WHY,
-    WIDTHS,
-    WIDTHS_OF_ATTRIBUTES,
-    WIDTHS_OF_EMBEDDINGS,
-    WIDTHS_OF_TABLES,
     Parts,
     Setting,
     Sizes,
@@ -297,7 +294,7 @@ def recommend(
             delta,
             data.num_classes,
             len(data.public),
-            WIDTHS_OF_TABLES,
+            "table",
             unit=unit,
             columns=of_table,
         )
@@ -317,22 +314,13 @@ def recommend(
             raise ValueError(
                 "data: all public examples are of one class; give public examples of every class"
             )
-        widths: Mapping[str, tuple[tuple[int, float], ...]] = (
-            WIDTHS_OF_TABLES
-            if of_table is not None
-            else WIDTHS_OF_EMBEDDINGS
-            if len(data.image_shape) == 1
-            else WIDTHS_OF_ATTRIBUTES
-            if attributes
-            else WIDTHS
-        )
         sizes = Sizes(
             records,
             epsilon,
             delta,
             data.num_classes,
             len(data.public),
-            widths,
+            _examples_of(data),
             task=data.task,
             unit=unit,
             columns=of_table,
@@ -350,6 +338,15 @@ def recommend(
         setting, expected, compared = _compared(data, sizes, rule, teachers, show)
     reasons = _reasons(sizes, setting, data, compared, judged)
     return Recommendation(setting, sizes, reasons, expected, data, kept)
+
+
+def _examples_of(data: PrivatePublicDataModule) -> str:
+    """Kind of examples, one of :data:`~pl_privknn.recommendation.rules.RULES`."""
+    if isinstance(data, TableDataModule):
+        return "table"
+    if len(data.image_shape) == 1:
+        return "vectors"
+    return "attributes" if data.task == "multilabel" else "images"
 
 
 def _with_batch(section: dict[str, Any]) -> dict[str, Any]:
@@ -444,7 +441,7 @@ def _reasons(
         f"{counted(sizes.public, 'public example')}, {sizes.num_classes} {sizes.labels}, {what}; "
         f"{private_in_words(sizes)}.",
         f"Teacher: {TEACHERS.get(setting.teacher)} (records × ε / {sizes.labels} = {sizes.ratio:.3g}; the two "
-        f"teachers break even at about {sizes.crossing:g}). {WHY[setting.teacher]}",
+        f"teachers break even at about {sizes.crossing:.3g}). {WHY[setting.teacher]}",
     ]
     if setting.teacher == "SufficientStatistics":
         lines[1] = (

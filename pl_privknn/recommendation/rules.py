@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,31 +33,42 @@ from pl_privknn.students.losses import TASKS
 
 #: Teachers that are recommended, and their names in texts.
 TEACHERS = {"ReverseKNN": "reverse kNN", "PreconditionedGradients": "released gradients"}
-#: Break-even value of n ε / C, above which released gradients are more accurate than votes.
-CROSSING = 200.0
-#: The same of rows of a table, whose features are fewer and cleaner (36 numbers of 6 classes, 16 of 26 classes).
-CROSSING_OF_TABLES = 40.0
-#: Feature widths of each teacher, and the n ε up to which each is used. Gradients are noisy in every component; votes
-#: are not, so wide features only lose what a few clusters can't use.
-WIDTHS = {
-    "ReverseKNN": ((30, 400.0), (100, math.inf)),
-    "PreconditionedGradients": ((30, 2_000.0), (100, 10_000.0), (300, math.inf)),
+#: Feature widths, each with the n ε up to which it is used.
+Widths = tuple[tuple[int, float], ...]
+
+
+class Rule(NamedTuple):
+    """Measured rules of one kind of examples, by n private records, ε and C classes.
+
+    Attributes:
+        ratio: n ε / C up to which votes may be used.
+        most: n ε up to which they may, whatever C: more classes make clusters of public examples impure.
+        votes: feature widths of ReverseKNN. A few clusters can't use wide features.
+        gradients: feature widths of PreconditionedGradients, whose noise is in every component and class.
+    """
+
+    ratio: float
+    most: float
+    votes: Widths
+    gradients: Widths
+
+
+#: Rules by kind of examples: images; vectors, and images of more than :data:`FEW` classes; rows of tables, whose
+#: features are fewer and cleaner; attributes; images whose public examples are of another kind.
+RULES = {
+    "images": Rule(200, 2_000, ((30, 400), (100, math.inf)), ((30, 1_900), (100, 10_000), (300, math.inf))),
+    "vectors": Rule(
+        200,
+        900,
+        ((16, 1_000), (30, math.inf)),
+        ((16, 700), (30, 4_000), (60, 10_000), (100, 40_000), (300, math.inf)),
+    ),
+    "table": Rule(40, math.inf, ((16, 400), (30, math.inf)), ((30, 1_000), (100, 10_000), (300, math.inf))),
+    "attributes": Rule(0, 0, (), ((16, 700), (30, 1_900), (100, 10_000), (300, math.inf))),
+    "shifted": Rule(0, 0, (), ((30, 700), (100, 10_000), (300, math.inf))),
 }
-#: The same for embeddings, whose classes lie in fewer directions (news and docstrings by WordLlama).
-WIDTHS_OF_EMBEDDINGS = dict.fromkeys(
-    TEACHERS, ((16, 1_000.0), (30, 3_000.0), (100, 10_000.0), (300, math.inf))
-)
-#: The same for rows of a table.
-WIDTHS_OF_TABLES = {
-    "ReverseKNN": ((16, 400.0), (30, math.inf)),
-    "PreconditionedGradients": ((30, 1_000.0), (100, 10_000.0), (300, math.inf)),
-}
-#: The same for gradients where public examples are of another kind.
-WIDTHS_OF_SHIFTED: dict[str, tuple[tuple[int, float], ...]] = {
-    "PreconditionedGradients": ((30, 700.0), (100, 10_000.0), (300, math.inf))
-}
-#: Likewise, for gradients of attributes.
-WIDTHS_OF_ATTRIBUTES = {"PreconditionedGradients": ((16, 700.0), *WIDTHS["PreconditionedGradients"])}
+#: Most classes of images that have a rule of their own.
+FEW = 15
 #: Kinds of public examples, relative to private ones.
 KINDS = ("same", "other")
 #: What the choice of a teacher goes by; the second where rare classes count as much as large ones.
@@ -106,7 +117,7 @@ class Sizes:
         delta: target δ.
         num_classes: C.
         public: number of public examples.
-        widths: :data:`WIDTHS`, or one of the tables after it.
+        examples: kind of examples, one of :data:`RULES`.
         public_kind: one of :data:`KINDS`.
         task: ``"multiclass"``, or ``"multilabel"`` where C is a number of attributes.
         unit: what is protected, ``"record"`` or ``"person"``.
@@ -118,9 +129,7 @@ class Sizes:
     delta: float
     num_classes: int
     public: int
-    widths: Mapping[str, tuple[tuple[int, float], ...]] = dataclasses.field(
-        default_factory=lambda: WIDTHS, repr=False
-    )
+    examples: str = "images"
     public_kind: str = "same"
     task: str = "multiclass"
     unit: Unit = "record"
@@ -128,8 +137,8 @@ class Sizes:
 
     def shifted(self) -> Sizes:
         """Copy of these sizes with the rules for public examples of another kind."""
-        widths = WIDTHS_OF_SHIFTED if self.widths is WIDTHS else self.widths
-        return dataclasses.replace(self, widths=widths, public_kind="other")
+        examples = "shifted" if self.examples == "images" else self.examples
+        return dataclasses.replace(self, examples=examples, public_kind="other")
 
     @property
     def labels(self) -> str:
@@ -149,8 +158,16 @@ class Sizes:
 
     @property
     def crossing(self) -> float:
-        """Break-even value of :attr:`ratio`."""
-        return CROSSING if self.columns is None else CROSSING_OF_TABLES
+        """Break-even value of :attr:`ratio`, above which released gradients are more accurate than votes."""
+        return min(self._rule.ratio, self._rule.most / self.num_classes)
+
+    @property
+    def _rule(self) -> Rule:
+        many = self.examples == "images" and self.num_classes > FEW
+        return RULES["vectors" if many else self.examples]
+
+    def _widths(self, teacher: str) -> Widths:
+        return self._rule.votes if teacher == "ReverseKNN" else self._rule.gradients
 
     @property
     def clusters(self) -> int:
@@ -160,7 +177,7 @@ class Sizes:
 
     def settings(self, teacher: str) -> list[Setting]:
         """Settings of a teacher, from narrow to wide."""
-        widths = sorted({max(2, min(width, self.public // 3)) for width, _ in self.widths[teacher]})
+        widths = sorted({max(2, min(width, self.public // 3)) for width, _ in self._widths(teacher)})
         return [Setting(teacher, width) for width in widths]
 
     def rule(self, teacher: str | None = None) -> Setting:
@@ -168,7 +185,7 @@ class Sizes:
         if teacher is None:
             votes = self.ratio <= self.crossing and self.public_kind == "same" and self.task == "multiclass"
             teacher = "ReverseKNN" if votes else "PreconditionedGradients"
-        place = sum(self.private_records * self.epsilon > most for _, most in self.widths[teacher])
+        place = sum(self.private_records * self.epsilon > most for _, most in self._widths(teacher))
         settings = self.settings(teacher)
         return settings[min(place, len(settings) - 1)]
 
@@ -371,7 +388,7 @@ def parts_of(setting: Setting, sizes: Sizes) -> Parts:
         labeler = PreconditionedGradients(**arguments)
         asked = {
             "selection": FullSelection(),
-            "released": "ensemble" if sizes.public_kind == "same" else "head",
+            "released": "auto" if sizes.public_kind == "same" else "head",
         }
         network, optimizer, lr, decay = "mlp", "adamw", 0.002, 0.001
     optimization = {

@@ -58,7 +58,9 @@ def test_auto_is_the_ensemble_where_student_and_head_agree_on_public_examples_an
     own = {"network": "linear_probe", "num_classes": 2, "image_size": 8, "extractor": PublicPCA(Pixels(), 6)}
     own["optimization"] = {"optimizer": "sgd", "lr": lr}
     teacher = SufficientStatistics(noise_multiplier=0.5, private_records=90)
-    student, data, summary = run(tmp_path, teacher, PublicPCA(Pixels(), 6), "auto", make_data(batch_size=2), **own)
+    student, data, summary = run(
+        tmp_path, teacher, PublicPCA(Pixels(), 6), "auto", make_data(batch_size=2), **own
+    )
     images = data.public.images()
     with torch.no_grad():
         taught = student.eval()(images).argmax(dim=1)

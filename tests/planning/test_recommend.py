@@ -23,7 +23,7 @@ from pl_privknn.features import HOG
 from pl_privknn.planning import plan_of
 from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.verify import audit_ledger
-from pl_privknn.recommendation.rules import WIDTHS_OF_ATTRIBUTES, Setting, Sizes, usual_delta
+from pl_privknn.recommendation.rules import Setting, Sizes, usual_delta
 
 
 def embeddings(counts, classes=4, width=24, seed=0):
@@ -62,20 +62,28 @@ def test_a_validation_set_stands_in_for_private_records(tmp_path):
 
 # The best teacher and width in a scan of widths and clusters: two sizes a data set, on each side of the crossing.
 @pytest.mark.parametrize(
-    ("records", "epsilon", "classes", "teacher", "width"),
+    ("records", "epsilon", "classes", "teacher", "width", "examples"),
     [
-        (300, 1.0, 10, "ReverseKNN", 30),
-        (1000, 0.5, 10, "ReverseKNN", 100),
-        (1000, 2.0, 10, "ReverseKNN", 100),
-        (3000, 1.0, 10, "PreconditionedGradients", 100),
-        (10_000, 2.0, 10, "PreconditionedGradients", 300),
-        (1900, 1.0, 2, "PreconditionedGradients", 30),
+        (300, 1.0, 10, "ReverseKNN", 30, "images"),
+        (1000, 0.5, 10, "ReverseKNN", 100, "images"),
+        (1000, 2.0, 10, "ReverseKNN", 100, "images"),
+        (3000, 1.0, 10, "PreconditionedGradients", 100, "images"),
+        (10_000, 2.0, 10, "PreconditionedGradients", 300, "images"),
+        (1900, 1.0, 2, "PreconditionedGradients", 30, "images"),
+        (2000, 1.0, 9, "PreconditionedGradients", 100, "images"),
+        (3500, 1.0, 62, "PreconditionedGradients", 30, "images"),
+        (3500, 2.0, 62, "PreconditionedGradients", 60, "images"),
+        (1400, 0.5, 5, "ReverseKNN", 16, "vectors"),
+        (1000, 0.5, 37, "ReverseKNN", 16, "vectors"),
+        (3000, 0.5, 37, "PreconditionedGradients", 30, "vectors"),
+        (8000, 1.0, 37, "PreconditionedGradients", 60, "vectors"),
+        (8000, 2.0, 34, "PreconditionedGradients", 100, "vectors"),
     ],
 )
 def test_votes_where_records_are_few_and_gradients_where_they_are_many(
-    records, epsilon, classes, teacher, width
+    records, epsilon, classes, teacher, width, examples
 ):
-    assert Sizes(records, epsilon, 1e-5, classes, 1000).rule() == Setting(teacher, width)
+    assert Sizes(records, epsilon, 1e-5, classes, 1000, examples).rule() == Setting(teacher, width)
 
 
 # Of attributes gradients at every size; widths as in a scan on Fashion-MNIST, two sizes on each side of a step.
@@ -83,7 +91,7 @@ def test_votes_where_records_are_few_and_gradients_where_they_are_many(
     ("records", "epsilon", "width"), [(300, 2.0, 16), (1000, 1.0, 30), (3000, 1.0, 100), (10_000, 2.0, 300)]
 )
 def test_gradients_for_attributes(records, epsilon, width):
-    sizes = Sizes(records, epsilon, 1e-5, 10, 1000, WIDTHS_OF_ATTRIBUTES, task="multilabel")
+    sizes = Sizes(records, epsilon, 1e-5, 10, 1000, "attributes", task="multilabel")
     assert sizes.rule() == Setting("PreconditionedGradients", width)
 
 
@@ -213,7 +221,7 @@ def test_gradients_release_a_centre_and_serve_few_records_where_public_examples_
     assert account(plan_of(least.config, "own").charges, delta=1e-4, adjacency="add_remove").epsilon <= 0.15
     same = recommend("own", epsilon=1.0, private_records=9000)
     assert same.config["labeling"]["labeler"]["init_args"]["centre_share"] == 0.2
-    assert same.config["labeling"]["released"] == "ensemble"
+    assert same.config["labeling"]["released"] == "auto"
 
 
 def test_test_examples_tell_whether_public_ones_are_of_another_kind(table, capsys):
