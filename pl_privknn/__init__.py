@@ -5,7 +5,7 @@ The public names are loaded when they are first used, so that ``import pl_privkn
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
