@@ -60,8 +60,9 @@ from pl_privknn.features.private_records import COMPARED, is_foreign, kept_apart
 from pl_privknn.labelers.base import JoinsRuns, Labeler, SpendsBudget, stated_plan
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.files import resumed_folder, trainers_folder
-from pl_privknn.privacy.holdout import PaidEvaluation, held_out, release_figures
+from pl_privknn.privacy.holdout import PaidEvaluation, held_out, kept_figures, release_figures
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, Guarantee, noise_guarantee
+from pl_privknn.privacy.partitions import release_names
 from pl_privknn.privacy.private_state import table_digest
 from pl_privknn.privacy.public_rows import RELEASES, DrawnRows, KeptReleases
 from pl_privknn.privacy.records import (
@@ -297,11 +298,11 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             return
         owners = data.private_groups if self.budget.unit == "person" else None
         numbers = torch.arange(len(data.private)) if owners is None else owners
-        begun = run.num_charges > 0
+        begun = run.num_charges > len(data.names_plan(self.budget))
         held = redacted(
             held_out, self.evaluate, self._place, run.run_id, numbers, begun, data.private_as_read
         )
-        self.accuracy = {}
+        self.accuracy = {} if held is None else kept_figures(self._place)
         if held is not None:
             out, restore = data.hold_out(held)
             self._undo.append(restore)
@@ -349,6 +350,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             budget=dataclasses.replace(self.budget, epsilon=self.report().epsilon),
             noise=self.labeler.noise_source,
             conditions=tuple(dict.fromkeys((*self._stated, *conditions))),
+            before=data.names_plan(self.budget),
         )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -416,6 +418,61 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             with undisturbed(pl_module, torch.device(pl_module.device)):
                 some = data.public.images(torch.arange(min(COMPARED, len(data.public))))
                 stated += kept_apart(pl_module, some)[1]
+        self._run = self._with_plan(data, stated)
+        named = () if data.names is None else stated
+        if self._conditions or named:  # a resumed run keeps the plan that it has
+            check_stated((*self._conditions, *named), self._run.ledger_run.report().guarantee.reason)
+        rank_zero_info(f"run: {self._place}")
+        return self._place, self._run.run_id, self._run.reports(exact=False)
+
+    def pay_for_names(self, data: PrivatePublicDataModule, folder: str | Path) -> dict[str, Any]:
+        """Open the run in a folder and pay for names that nobody states; returns arguments that state them.
+
+        The run's whole plan is stated before; :meth:`on_fit_start` continues the run in that folder.
+
+        Args:
+            data: owes the names.
+            folder: of the run.
+
+        Raises:
+            ValueError: for features of others, or where fewer than two classes are released.
+        """
+        assert self.labeler is not None
+        assert data.names is not None
+        ours = all(isinstance(each, Extractor) and not is_foreign(each) for each in self.features)
+        if self.released != "head" or not ours or foreign_loader(data) is not None:
+            raise ValueError(
+                "names: they are paid for by data modules and features of this package, where released='head'; state "
+                "classes and kinds of columns instead"
+            )
+        self._hand_budget(data)
+        data.setup("validate")
+        self._place = Path(folder)
+        run = self._with_plan(data, data.conditions)
+        try:
+            released = redacted(
+                release_names,
+                data.names,
+                run.folder,
+                run.ledger_run,
+                self.budget,
+                self.labeler.noise_source,
+                functools.partial(data.unnamed_records, self.budget.unit),
+            )
+        finally:
+            run.close()
+            run.ledger.close()
+        if "classes" in released and len(released["classes"]) < 2:
+            raise ValueError(
+                f"classes: {len(released['classes'])} has the number of records that its name is released for (about "
+                f"{data.names.threshold(self.budget)} at this ε); state the classes by classes= (--classes)"
+            )
+        return data.arguments_of(released, self.budget)
+
+    def _with_plan(self, data: PrivatePublicDataModule, stated: tuple[str, ...]) -> LabelRun:
+        """The run, opened or continued, with its plan and the conditions of its guarantee."""
+        assert self.labeler is not None
+        queries = self._queries(len(data.public))
         self._stated = stated
         guarantee = Guarantee("conditional", stated) if stated else Guarantee()
         public = noise_guarantee(self.labeler.noise_source)
@@ -428,23 +485,20 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             rounds=sum(map(bool, queries)),
         )
         rows = torch.arange(0 if data.pays_for_public else len(data.public))  # drawn rows follow from the run
-        self._run = LabelRun(
+        named = data.names is not None and data.names.classes
+        return LabelRun(
             self._place,
             [charge.with_guarantee(guarantee) for charge in plan],
             {"labeler": type(self.labeler).__name__, "queries": sum(queries)},
             {
                 "public_examples": len(data.public),
                 "public_digest": table_digest(map(data.public.images, rows.split(1024))),
-                "num_classes": data.num_classes,
+                "num_classes": None if named else data.num_classes,
             },
             self._loaded,
             budget=self.budget,
             ledger_path=self.options.ledger_path,
         )
-        if self._conditions:  # a resumed run keeps the plan that it has
-            check_stated(self._conditions, self._run.ledger_run.report().guarantee.reason)
-        rank_zero_info(f"run: {self._place}")
-        return self._place, self._run.run_id, self._run.reports(exact=False)
 
     def _conditions_of(
         self,

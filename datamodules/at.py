@@ -88,6 +88,7 @@ def data_at(
             "images (or embeddings) and labels, or private_images, private_labels, public_images and so on as .npy "
             "files or in one .npz"
         )
+    arguments.pop("names", None)
     arguments["task"] = _task(files, num_classes)
     module = EmbeddingsDataModule if "private_embeddings" in files else ArraysDataModule
     kind = "embeddings" if "private_embeddings" in files else "images"

@@ -38,6 +38,7 @@ from pl_privknn.datamodules.loaders import (
 )
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.partitions import PaidNames, UnnamedRecords
 from pl_privknn.privacy.public_rows import DrawnRows, Release
 from pl_privknn.privacy.redaction import redacted
 
@@ -53,6 +54,9 @@ CLASSES_ARE_PUBLIC = (
     "the names of the classes, which are those of the private records, and whether any record has several may become "
     "public"
 )
+
+#: Names of classes before they are paid for.
+UNKNOWN = ("unknown 1", "unknown 2")
 
 
 class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
@@ -123,6 +127,8 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     reads_alone: bool = False
     private_in_shards: bool = False  # whether each process of a training loads different private records
     conditions: tuple[str, ...] = ()
+    names: PaidNames | None = None  # classes and kinds of columns that the run pays for
+    owes_names: bool = False  # whether they are still to be paid for
     leaves_out: ClassVar[str] = ""  # which private records ``unusable`` concerns, for people
     _holds_data = True
 
@@ -222,12 +228,24 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return False
 
     def public_plan(self, budget: Budget) -> list[Charge]:
-        """Charges of the public examples; none (the default) where they are at hand."""
-        return []
+        """Charges of names (:meth:`names_plan`) and of public examples, where these are not at hand."""
+        return self.names_plan(budget)
 
     def budget_left(self, budget: Budget) -> Budget:
         """Budget that these charges leave to a teacher."""
-        return budget
+        return budget if self.names is None or budget.epsilon is None else self.names.left(budget)
+
+    def names_plan(self, budget: Budget) -> list[Charge]:
+        """Charges of the classes and kinds of columns that the run pays for, once each."""
+        return [] if self.names is None or budget.epsilon is None else self.names.plan(budget)
+
+    def unnamed_records(self, unit: str) -> UnnamedRecords:
+        """What names are released of. **Private**."""
+        raise NotImplementedError(f"{type(self).__name__} pays for no names")
+
+    def arguments_of(self, released: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+        """Arguments of this class that state the result of :func:`~pl_privknn.privacy.partitions.release_names`."""
+        raise NotImplementedError(f"{type(self).__name__} pays for no names")
 
     def draw_public(self, budget: Budget, release: Release) -> DrawnRows:
         """Release what public examples are drawn from, and draw them.
@@ -277,6 +295,11 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         """
         compared = self._public is not None and self._test is not None
         if stage in ("fit", None) and self._private is None:
+            if self.owes_names:
+                raise InputError(
+                    "names: classes or kinds of columns are not known before they are paid for; train with the "
+                    "result of recommend(data, ...).with_names(run_dir), or state them"
+                )
             if self.leaves_out and self.unusable == "leave_out":
                 # Said of all data: said of some, it would reveal a record.
                 pl.rank_zero_info(

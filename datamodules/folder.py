@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 import os
@@ -10,7 +11,7 @@ import stat
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import check_int
-from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
+from pl_privknn.config import as_group
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, UNKNOWN, OwnDataModule, check_unlike
 from pl_privknn.datamodules.columns import is_shown
 from pl_privknn.datamodules.datasets import (
     ImageShape,
@@ -27,6 +29,8 @@ from pl_privknn.datamodules.datasets import (
     digest_of,
     pixels_of,
 )
+from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.partitions import PaidNames, UnnamedRecords
 
 _PARTS = ("private", "public", "test", "val", "predict")
 _LAYOUT = (
@@ -101,13 +105,13 @@ class FileImages(ImageStore):
         self, paths: Sequence[Path], shape: ImageShape, folder: Path | None = None, cache: bool = True
     ) -> None:
         self.shape = shape
-        self._paths, self._folder = list(paths), folder
-        self._cached = torch.zeros(len(self._paths), dtype=torch.bool)
-        self._cache = torch.empty((len(self._paths), *shape), dtype=torch.uint8) if cache else None
+        self.paths, self._folder = list(paths), folder
+        self._cached = torch.zeros(len(self.paths), dtype=torch.bool)
+        self._cache = torch.empty((len(self.paths), *shape), dtype=torch.uint8) if cache else None
         self._digests: dict[int, bytes] = {}  # of files that were read
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     def read(self, indices: Tensor) -> Tensor:
         """See :meth:`ImageStore.read`.
@@ -133,7 +137,7 @@ class FileImages(ImageStore):
 
     def _content(self, index: int) -> bytes:
         """Content of a file, whose digest is kept."""
-        content = self._paths[index].read_bytes()
+        content = self.paths[index].read_bytes()
         self._digests[index] = digest_of(content)
         return content
 
@@ -166,7 +170,7 @@ class FileImages(ImageStore):
             hidden = f"a file of {self._folder}"
             # "from None": Pillow's own message has the path in it.
             raise ValueError(
-                f"{self._paths[index] if self._folder is None else hidden} is not a readable image; remove it, or "
+                f"{self.paths[index] if self._folder is None else hidden} is not a readable image; remove it, or "
                 "convert it"
             ) from None
         if self._cache is not None:
@@ -216,6 +220,8 @@ class ImageFolderDataModule(OwnDataModule):
         public: a folder of public images, in the place of ``public/``; ``"none"`` for none.
         test: a folder of test images by class, in the place of ``test/``.
         cache: keep decoded images in memory, as uint8.
+        names: pay for classes that nobody states, instead of reading them from private folders; see
+            :meth:`~pl_privknn.recommendation.recommend.Recommendation.with_names`.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
     Attributes:
@@ -255,6 +261,7 @@ class ImageFolderDataModule(OwnDataModule):
         cache: bool = True,
         public: str | Path | None = None,
         test: str | Path | None = None,
+        names: PaidNames | None = None,
         **kwargs: Any,
     ) -> None:
         self.root, self.cache = Path(root), cache
@@ -274,21 +281,35 @@ class ImageFolderDataModule(OwnDataModule):
                 raise FileNotFoundError(
                     f"ImageFolderDataModule(root={str(root)!r}): no folder {part!r} there; {_LAYOUT}"
                 )
-        names = self._class_folders() if class_names is None else [_form(name) for name in class_names]
+        self.names = None if names is None else as_group("names", names, PaidNames())
+        classes = self._class_folders() if class_names is None else [_form(name) for name in class_names]
         shape = image_shape_of(image_size, 1 if grayscale else 3)
         has_public = "images" if "public" in self.places else "none"
         super().__init__(
-            num_classes=len(names), image_shape=shape, class_names=names, public=has_public, **kwargs
+            num_classes=len(classes), image_shape=shape, class_names=classes, public=has_public, **kwargs
         )
-        if class_names is None and names == sorted(self._folders("private")) and not self._known_folders():
+        paid = self.names is not None and self.names.classes
+        if class_names is None and not self._known_folders() and not paid:
             self.conditions = (CLASSES_ARE_PUBLIC,)
-        for part in self.places.keys() - {"predict"}:
-            if strange := sorted(self._folders(part) - {*names}):
+        for part in self.places.keys() - ({"predict", "private"} if paid else {"predict"}):
+            if strange := sorted(self._folders(part) - {*classes}):
                 known = "" if part == "private" else f" ({', '.join(strange)})"
                 raise ValueError(
-                    f"{self.places[part]} has folders{known} that aren't among the classes {', '.join(names)}; "
+                    f"{self.places[part]} has folders{known} that aren't among the classes {', '.join(classes)}; "
                     "rename them, or pass class_names"
                 )
+
+    def unnamed_records(self, unit: str) -> UnnamedRecords:
+        """See :meth:`PrivatePublicDataModule.unnamed_records`; equal files of one folder count once."""
+        store, _ = self._files("private")
+        folder, keys = self.places["private"], store.digests(torch.arange(len(store)))
+        tops = [path.relative_to(folder).parts[:-1] for path in store.paths]
+        found = {(_form(top[0]), key) for top, key in zip(tops, keys, strict=True) if top}
+        return UnnamedRecords([name for name, _ in found], [])
+
+    def arguments_of(self, released: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+        """See :meth:`PrivatePublicDataModule.arguments_of`."""
+        return {"names": self.names, "class_names": sorted(released["classes"])}
 
     def _has(self, part: str) -> bool:
         return part in self.places
@@ -304,6 +325,9 @@ class ImageFolderDataModule(OwnDataModule):
 
     def _class_folders(self) -> list[str]:
         known = self._known_folders()
+        if not known and self.names is not None and "public" not in self.places:
+            self.names, self.owes_names = dataclasses.replace(self.names, classes=True), True
+            return list(UNKNOWN)
         names = sorted(known or self._folders("private"))
         if len(names) < 2:
             raise ValueError(f"{self.root} has {len(names)} class folders, expected 2 or more; {_LAYOUT}")
@@ -327,7 +351,7 @@ class ImageFolderDataModule(OwnDataModule):
                 )
         numbers = {name: number for number, name in enumerate(self.class_names)}
         tops = [path.relative_to(folder).parts[:-1] for path in paths]
-        labels = [numbers[_form(top[0])] if top and part != "predict" else -1 for top in tops]
+        labels = [numbers.get(_form(top[0]), -1) if top and part != "predict" else -1 for top in tops]
         hidden = folder if part == "private" else None
         store = FileImages(paths, self.image_shape, hidden, self.cache)
         return store, torch.tensor(labels, dtype=torch.int64)

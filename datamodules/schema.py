@@ -179,13 +179,14 @@ def _is_list(text: str) -> bool:
 
 
 def kind_of_counts(
-    counts: Sequence[float] | NDArray[Any], decided: float = _DECIDED
+    counts: Sequence[float] | NDArray[Any], decided: float = _DECIDED, margin: float = 0.0
 ) -> tuple[str, bool, bool | None]:
     """Kind of a column, whether its numbers have a decimal comma, and whether its dates have their months first.
 
     Args:
         counts: cells of each of :data:`CELLS`, perhaps with noise.
         decided: share of the cells that decides.
+        margin: by which decimal commas exceed points, and months the days that come first.
 
     Returns:
         The kind, or ``"list"``; the order of dates is None where no cell tells it.
@@ -194,13 +195,13 @@ def kind_of_counts(
     total = max(1.0, sum(of.values()))
     numbers = of["code"] + of["number"] + max(of["decimal point"], of["decimal comma"])
     ordered = of["day first"], of["month first"]
-    month_first = None if ordered[0] == ordered[1] else ordered[1] > ordered[0]
+    month_first = None if ordered[0] == ordered[1] else ordered[1] > ordered[0] + margin
     if of["list"] >= decided * total:
         return "list", False, None
     if of["flag"] >= decided * total:
         return "flag", False, None
     if numbers >= decided * total and of["code"] < (1 - decided) * total:
-        return "number", of["decimal comma"] > of["decimal point"], None
+        return "number", of["decimal comma"] > of["decimal point"] + margin, None
     if of["date"] + sum(ordered) + of["day or month first"] >= decided * total:
         return "date", False, month_first
     return "category", False, None
@@ -433,6 +434,17 @@ def schema_of(
         many = f"{width} coordinates, {_MOST_COORDINATES} at most" if columns else "no column is left"
         raise InputError(f"{table.named}: {many}; name the columns to use by columns= (--columns)")
     return found
+
+
+def cells_of(table: Columns, name: str) -> tuple[Tensor, int]:
+    """Number of each row's cell among :data:`CELLS`, int64 ``(n,)``, and how many there are; the last is empty."""
+    if table.is_vectors(name):
+        raise InputError(
+            f"{table.named}: the column {name!r} holds lists; leave it out by columns= (--columns)"
+        )
+    words, places = _different(table.read(name))
+    found = np.array([*map(cell_of, words), len(CELLS)], dtype=np.int64)[places]
+    return torch.from_numpy(found), len(CELLS) + 1
 
 
 def identifiers(table: Columns, names: Sequence[str], public: bool) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import InputError
 from pl_privknn.config import as_group
-from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, OwnDataModule, check_unlike
+from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, UNKNOWN, OwnDataModule, check_unlike
 from pl_privknn.datamodules.columns import TABLES, Columns, entries, word_of
 from pl_privknn.datamodules.datasets import (
     ImageStore,
@@ -25,11 +26,12 @@ from pl_privknn.datamodules.datasets import (
     TensorImages,
     rows_below,
 )
-from pl_privknn.datamodules.schema import Schema, identifiers, schema_of
+from pl_privknn.datamodules.schema import Schema, cells_of, identifiers, kind_of_counts, schema_of
 from pl_privknn.features.base import forget_features
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.files import write_durably
 from pl_privknn.privacy.mechanisms import Charge
+from pl_privknn.privacy.partitions import PaidNames, UnnamedRecords
 from pl_privknn.privacy.public_rows import DrawnRows, PublicRows, Release
 from pl_privknn.privacy.redaction import redacted
 
@@ -41,6 +43,8 @@ KINDS_ARE_PUBLIC = (
 )
 #: File of a run's folder: drawn public rows, as a table.
 PUBLIC_ROWS = "public_rows.csv"
+# Of noisy counts of cells, the share that decides a kind, and standard deviations of their noise.
+_DECIDED, _MARGIN = 0.6, 3.0
 _MOST_FOUND = 1000  # classes that may be found in a private column
 
 
@@ -84,6 +88,9 @@ class LabeledTables(OwnDataModule):
     def _name_classes(self, classes: Sequence[str] | None) -> list[str]:
         """Names of the classes: as given, or those of the test and public parts, or of the private one."""
         known = [part for part in ("test", "public") if self._has_label(part)]
+        if classes is None and not known and self.names is not None and not self._has("public"):
+            self.names, self.owes_names = dataclasses.replace(self.names, classes=True), True
+            return list(UNKNOWN)
         if classes is None and not known:
             self.conditions = (*self.conditions, CLASSES_ARE_PUBLIC)
         return self._classes(known) if classes is None else [word_of(name) for name in classes]
@@ -119,6 +126,26 @@ class LabeledTables(OwnDataModule):
             raise InputError("private: some ids occur more than once; give each record its own")
         return found
 
+    def unnamed_records(self, unit: str) -> UnnamedRecords:
+        """See :meth:`PrivatePublicDataModule.unnamed_records`."""
+        assert self.names is not None
+        classes, table = self._words("private", "label"), self._table("private")
+        cells = [cells_of(table, name) for name in self.names.columns]
+        if unit != "person":
+            return UnnamedRecords(classes, cells)
+        persons = self._words("private", "person")
+        known = torch.tensor([bool(word) for word in persons], dtype=torch.bool)
+        owners = torch.tensor([lasting_number(word) for word in persons if word], dtype=torch.int64)
+        kept = [name for name, person in zip(classes, persons, strict=True) if person]
+        return UnnamedRecords(kept, [(column[known], size) for column, size in cells], owners)
+
+    def arguments_of(self, released: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+        """See :meth:`PrivatePublicDataModule.arguments_of`."""
+        found: dict[str, Any] = {"names": self.names}
+        if "classes" in released:
+            found["classes"] = in_order(released["classes"])
+        return found
+
     def _table(self, part: str, column: str = "") -> Columns:
         """The table of a part, which is refused unless it has the column that an argument names."""
         if part not in self._tables:
@@ -146,15 +173,14 @@ class LabeledTables(OwnDataModule):
                 f"classes: the {'test and public parts have' if known else 'private part has'} {count} classes in "
                 f"the column {self._columns['label']!r}; name the classes by classes="
             )
-        names = sorted(
-            found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
-        )
-        return check_unlike(names, "classes", bool(known))
+        return check_unlike(in_order(found), "classes", bool(known))
 
     def _labels(self, part: str) -> Tensor:
         """Numbers of the classes, -1 where a label is not known."""
         numbers = {"": -1} | {name: number for number, name in enumerate(self.class_names)}
         words = self._words(part, "label")
+        if part == "private" and self.names is not None and self.names.classes:
+            return torch.tensor([numbers.get(word, -1) for word in words], dtype=torch.int64)
         if not set(words) <= numbers.keys():
             raise InputError(
                 f"{part}: some labels are none of the classes {', '.join(self.class_names)}; correct them, or name "
@@ -206,6 +232,8 @@ class TableDataModule(LabeledTables):
         id: the column of lasting names of private records, each different.
         classes: names of the classes, in the order of their numbers; by default those in the test and public parts.
         public_rows: how public rows are drawn where there are none.
+        names: pay for classes, and without public rows for kinds of columns, that nobody states, instead of reading
+            them from private rows; see :meth:`~pl_privknn.recommendation.recommend.Recommendation.with_names`.
         encoding: of text files; None: UTF-8, or UTF-16 where a file begins so.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
@@ -245,6 +273,7 @@ class TableDataModule(LabeledTables):
         id: str | None = None,
         classes: Sequence[str] | None = None,
         public_rows: PublicRows = PublicRows(),
+        names: PaidNames | None = None,
         encoding: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -252,16 +281,22 @@ class TableDataModule(LabeledTables):
         self._take(root, (private, public, test, val, predict), named, encoding)
         self.public_rows = as_group("public_rows", public_rows, PublicRows())
         numeric, categorical = numeric or {}, categorical or {}
+        self.numeric, self.categorical = dict(numeric), dict(categorical)
         texts = [text] if isinstance(text, str) else list(text)
         stated = {*numeric, *categorical, *texts}
         first = "public" if self._has("public") else "private"
-        names, self.left_out = redacted(self._features, first, columns, stated)
-        table, names = self._table(first), list(dict.fromkeys([*names, *texts]))
+        features, self.left_out = redacted(self._features, first, columns, stated)
+        table, features = self._table(first), list(dict.fromkeys([*features, *texts]))
+        unstated = [name for name in features if name not in stated] if first == "private" else []
+        self.names = None if names is None else as_group("names", names, PaidNames())
+        if unstated and self.names is not None:
+            self.names, self.owes_names = dataclasses.replace(self.names, columns=tuple(unstated)), True
+            numeric = {**numeric, **dict.fromkeys(unstated)}
         self._known = _Known(
-            redacted(schema_of, table, names, numeric, categorical, first == "public", texts)
+            redacted(schema_of, table, features, numeric, categorical, first == "public", texts)
         )
         self._stated = self.schema  # what a run pays for follows from it, also where an earlier one has paid
-        if first == "private" and not {*names} <= stated:
+        if unstated and self.names is None:
             self.conditions = (KINDS_ARE_PUBLIC,)
         classes = self._name_classes(classes)
         super().__init__(
@@ -283,6 +318,32 @@ class TableDataModule(LabeledTables):
     def pays_for_public(self) -> bool:
         """Whether the run pays for public rows, because there is no public part."""
         return not self._has("public")
+
+    @property
+    def unbounded(self) -> int:
+        """Number of columns whose bounds the plan pays for: those of unknown kind may all be numbers."""
+        paid = () if self.names is None else self.names.columns
+        others = (column for column in self._stated.columns if column.name not in paid)
+        return len(paid) + Schema(tuple(others)).unbounded
+
+    def arguments_of(self, released: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+        """See :meth:`PrivatePublicDataModule.arguments_of`."""
+        found = super().arguments_of(released, budget)
+        if "kinds" not in released:
+            return found
+        assert self.names is not None
+        margin = _MARGIN * self.names.mechanisms(budget)["kinds"].sigma
+        numeric, categorical = dict[str, Any](), dict[str, Any]()
+        for name, counts in released["kinds"].items():
+            kind, comma, month_first = kind_of_counts(counts[:-1], _DECIDED, margin)
+            if kind in ("category", "list"):
+                categorical[name] = None
+            elif kind == "date":
+                numeric[name] = "month first" if month_first else "day first"
+            else:
+                numeric[name] = "decimal comma" if comma else kind
+        stated = self.numeric, self.categorical
+        return {**found, "numeric": {**stated[0], **numeric}, "categorical": {**stated[1], **categorical}}
 
     def columns(self) -> list[dict[str, Any]]:
         """See :meth:`PrivatePublicDataModule.columns`."""
@@ -334,22 +395,25 @@ class TableDataModule(LabeledTables):
 
     def public_plan(self, budget: Budget) -> list[Charge]:
         """See :meth:`PrivatePublicDataModule.public_plan`."""
+        before = self.names_plan(budget)
         if not self.pays_for_public:
-            return []
-        return self.public_rows.plan(budget, len(self._stated.columns), self._stated.unbounded)
+            return before
+        left = super().budget_left(budget)
+        return [*before, *self.public_rows.plan(left, len(self._stated.columns), self.unbounded)]
 
     def budget_left(self, budget: Budget) -> Budget:
         """See :meth:`PrivatePublicDataModule.budget_left`."""
-        if not self.pays_for_public or budget.epsilon is None:
-            return budget
-        return self.public_rows.left(budget, self._stated.unbounded)
+        left = super().budget_left(budget)
+        if not self.pays_for_public or left.epsilon is None:
+            return left
+        return self.public_rows.left(left, self.unbounded)
 
     def draw_public(self, budget: Budget, release: Release) -> DrawnRows:
         """See :meth:`PrivatePublicDataModule.draw_public`."""
         rows = _rows_in(self.private.store)
         owners = self.private_groups if budget.unit == "person" else None
-        sizes, bounds = self._stated.sizes, self._stated.bounds
-        return self.public_rows.released(rows, owners, sizes, bounds, budget, release)
+        sizes, bounds, left = self._stated.sizes, self._stated.bounds, super().budget_left(budget)
+        return self.public_rows.released(rows, owners, sizes, bounds, left, release, self.unbounded)
 
     def take_public(self, drawn: DrawnRows, folder: Path | None = None) -> None:
         """See :meth:`PrivatePublicDataModule.take_public`."""
@@ -417,6 +481,11 @@ def files_in(root: str | Path) -> dict[str, Path]:
                 )
             found[path.stem] = path
     return found
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of classes: whole numbers first, by their size."""
+    return sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
 
 
 def lasting_number(word: str) -> int:

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import InputError, check_int
+from pl_privknn.config import as_group
 from pl_privknn.datamodules.columns import Columns
 from pl_privknn.datamodules.datasets import ImageStore, TensorImages, digest_of, rows_below
 from pl_privknn.datamodules.schema import check_texts
 from pl_privknn.datamodules.tables import LabeledTables
 from pl_privknn.features.text import TextExtractor, WordLlamaFeatures
+from pl_privknn.privacy.partitions import PaidNames
 from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.redaction import redacted
 
@@ -67,6 +69,8 @@ class TextDataModule(LabeledTables):
             of others is copied for each text, so that it keeps nothing of it for the next one, and that it computes a
             vector from one text alone is a condition of the guarantee.
             None: :class:`~pl_privknn.features.text.WordLlamaFeatures`.
+        names: pay for classes that nobody states, instead of reading them from private records; see
+            :meth:`~pl_privknn.recommendation.recommend.Recommendation.with_names`.
         longest: characters that a text may have; longer ones are refused.
         encoding: of text files, such as ``"latin-1"`` or ``"cp1252"``. None: UTF-8, or UTF-16 where a file begins so.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
@@ -108,14 +112,15 @@ class TextDataModule(LabeledTables):
         id: str | None = None,
         classes: Sequence[str] | None = None,
         features: TextExtractor | Callable[[str], Any] | None = None,
+        names: PaidNames | None = None,
         longest: int = 100_000,
         encoding: str | None = None,
         **kwargs: Any,
     ) -> None:
         self._text = text
         self.longest = check_int("longest", longest)
-        named = {"text": text, "label": label, "person": person, "id": id}
-        self._take(root, (private, public, test, val, predict), named, encoding)
+        columns = {"text": text, "label": label, "person": person, "id": id}
+        self._take(root, (private, public, test, val, predict), columns, encoding)
         table = redacted(self._table, "public" if self._has("public") else "private", "text")
         self.holds_vectors = table.is_vectors(text)
         self._embed: Any = None
@@ -132,11 +137,12 @@ class TextDataModule(LabeledTables):
                 name = getattr(features, "__name__", type(features).__name__)
                 self.conditions = (f"{name} computes a vector from one text alone",)
             width = self._embedded(["text"]).shape[1]
-        names = self._name_classes(classes)
+        self.names = None if names is None else as_group("names", names, PaidNames())
+        classes = self._name_classes(classes)
         super().__init__(
-            num_classes=len(names),
+            num_classes=len(classes),
             image_shape=(width,),
-            class_names=names,
+            class_names=classes,
             public="images" if self._has("public") else "none",
             **kwargs,
         )

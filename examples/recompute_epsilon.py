@@ -73,6 +73,10 @@ def distribution(release):
         return pld.from_gaussian_mechanism(1 / release["mu"], **grid)
     if kind == "pure_dp" and release["sampling_rate"] == 1:
         return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(release["epsilon"]), **grid)
+    if kind == "exposure":
+        return pld.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(0.0, release["delta"]), **grid
+        )
     if kind == "noisy_screening":
         return screening(release)
     raise SystemExit(f"{kind}: dp_accounting has no such release; privknn audit recomputes its ε")

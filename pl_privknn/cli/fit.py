@@ -111,8 +111,9 @@ def _fit_recommended(parsed: argparse.Namespace, others: list[str]) -> int:
     from pl_privknn.cli.train import run_training
 
     _lightning.load()  # before the data module is made
-    found = recommended(parsed)
     changed = [word for word in others if word.startswith(("--data", "--model", "--labeling", "--config"))]
+    trial = any(word.startswith("--trainer.fast_dev_run") for word in others)
+    found = recommended(parsed, pays=not changed and not trial)
     if not changed:
         return run_training("fit", others, recommended=found, name=_name(parsed.data))
     with tempfile.TemporaryDirectory() as place:  # options of the sections are read as those of a file
@@ -245,8 +246,13 @@ def check_recommended(parsed: argparse.Namespace) -> None:
         )
 
 
-def recommended(parsed: argparse.Namespace) -> Recommendation:
-    """Recommendation for the data of a command; prints its reasons."""
+def recommended(parsed: argparse.Namespace, pays: bool = False) -> Recommendation:
+    """Recommendation for the data of a command; prints its reasons.
+
+    Args:
+        parsed: options of :func:`add_recommended`.
+        pays: pay for names that nobody states, where the teacher's own model is released.
+    """
     check_recommended(parsed)
     from pl_privknn.recommendation.recommend import recommend
 
@@ -263,9 +269,13 @@ def recommended(parsed: argparse.Namespace) -> Recommendation:
             unit=parsed.unit or ("person" if parsed.person else "record"),
             name=parsed.name,
             progress=sys.stderr.isatty(),
+            pays=pays and parsed.num_classes is None,
             **places_of(parsed),
         )
-    print(*found.reasons, found.size_line(), sep="\n", flush=True)
+    if found.data.owes_names:
+        print("Classes, or kinds of columns, are not stated; the run pays for them first.", flush=True)
+    else:
+        print(*found.reasons, found.size_line(), sep="\n", flush=True)
     return found
 
 

@@ -280,6 +280,9 @@ class PrivKNNCLI(LightningCLI):
             )  # before any access to the folder
         self._written = config.clone()  # to config.yaml, without the places below: a run may be moved
         if self.recommended is not None:
+            if self.recommended.data.owes_names:
+                self.recommended = self.recommended.with_names(self.folder)
+                print(self.recommended, self.recommended.size_line(), sep="\n", flush=True)
             chosen = {name: value for name, value in config.trainer.as_dict().items() if value is not None}
             others = {name: config[name] for name in ("seed_everything", "run_dir", "attach_ledger")}
             self.save_config_kwargs["text"] = self.recommended.to_yaml(trainer=chosen, **others)

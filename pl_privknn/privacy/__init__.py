@@ -21,6 +21,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "Charge",
             "Conditional",
             "ExponentialArgmax",
+            "Exposure",
             "Gaussian",
             "GaussianDPStream",
             "Laplace",

@@ -11,6 +11,9 @@ from pl_privknn.config import get
 from pl_privknn.privacy.files import HOLDOUT_LEDGER
 from pl_privknn.privacy.verify import CONFIG, epsilon_of_files, ledger_of, mapping_of, releases_of
 
+#: Arguments of data modules that a run may pay for.
+_NAMED = {"names", "classes", "class_names", "numeric", "categorical"}
+
 
 def ledgers_under(folder: Path) -> list[Path]:
     """Ledgers of the run in a folder, or of the runs in numbered folders below it, each once; of hold-outs too.
@@ -31,16 +34,26 @@ def earlier_runs(folder: Path) -> list[Path]:
     of this one are left out: it adds them up already.
     """
     folder = folder.resolve()
-    number, data = _number_of(folder), get(mapping_of(folder / CONFIG), "data")
+    number, data = _number_of(folder), _data_in(folder)
     if number is None or data is None or (own := ledger_of(folder)) is None:
         return []
     found = []
     for beside in sorted(folder.parent.iterdir()):
         other = _number_of(beside)
-        if other is not None and other < number and get(mapping_of(beside / CONFIG), "data") == data:
+        if other is not None and other < number and _data_in(beside) == data:
             ledger = ledger_of(beside)
             found += [] if ledger is None or ledger.resolve() == own.resolve() else [beside]
     return found
+
+
+def _data_in(folder: Path) -> Any:
+    """Section ``data`` of a run, without names that it has paid for."""
+    data = get(mapping_of(folder / CONFIG), "data")
+    given = get(data, "init_args") or {}
+    if not given.get("names"):
+        return data
+    kept = {name: value for name, value in given.items() if name not in _NAMED}
+    return {**data, "init_args": kept}
 
 
 def together(folder: Path) -> dict[str, Any]:

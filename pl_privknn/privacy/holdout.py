@@ -178,12 +178,12 @@ def sensitivity(num_classes: int | None, adjacency: str) -> float:
     return math.sqrt(levels * (2 if adjacency == "replace_one" else 1))
 
 
-def calibrated(num_classes: int | None, budget: Budget) -> Gaussian:
-    """The noise of a hold-out's counts at the budget's ε."""
+def calibrated(num_classes: int | None, budget: Budget, before: Sequence[Charge] = ()) -> Gaussian:
+    """The noise of a hold-out's counts at the budget's ε, together with what its records paid for before."""
     size = sensitivity(num_classes, budget.adjacency)
     assert budget.epsilon is not None
     sigma = calibrate(
-        lambda sigma: [Charge(Gaussian(sigma, size))],
+        lambda sigma: [*before, Charge(Gaussian(sigma, size))],
         Parameter("sigma", start=4.0, low=1e-2, high=1e7, rising=False),
         epsilon=budget.epsilon,
         delta=budget.delta,
@@ -265,6 +265,7 @@ def release_figures(
     budget: Budget,
     noise: NoiseSource,
     conditions: tuple[str, ...] = (),
+    before: Sequence[Charge] = (),
 ) -> dict[str, Any]:
     """Release the figures of the hold-out, once per run: a second call returns what the first one released.
 
@@ -277,6 +278,7 @@ def release_figures(
         budget: of the training, ε included: the release costs as much.
         noise: source of the noise.
         conditions: under which a record moves its own outcome alone.
+        before: releases of all records, held out or not, which the run has charged.
 
     Returns:
         :func:`figures_of`, and ``holdout_epsilon``, the ε that they cost. The confusion matrix is in the file alone.
@@ -287,23 +289,30 @@ def release_figures(
     path = run_dir / RESULT
     if not path.exists():
         size = None if classes is None else len(classes)
-        counts, mechanism = counts_of(outcomes, size, owners), calibrated(size, budget)
+        counts, mechanism = counts_of(outcomes, size, owners), calibrated(size, budget, before)
         guarantee = noise_guarantee(noise)
         guarantee = guarantee & Guarantee("conditional", conditions) if conditions else guarantee
         ledger = Ledger(run_dir / HOLDOUT_LEDGER, budget)
         with contextlib.closing(ledger):
             run = ledger.run(
                 run_id,
-                [Charge(mechanism).with_guarantee(guarantee)],
+                [charge.with_guarantee(guarantee) for charge in (*before, Charge(mechanism))],
                 {"release": "confusion matrix of the hold-out"},
             )
-            row = run.charge(mechanism, 1, noise=noise, adjacencies=(budget.adjacency,), unit=budget.unit)
+            for of in (*(charge.mechanism for charge in before), mechanism):
+                row = run.charge(of, 1, noise=noise, adjacencies=(budget.adjacency,), unit=budget.unit)
             noisy = mechanism.add_noise(counts, noise.stream("holdout", row))
             result = {
                 **figures_of(noisy, mechanism.sigma, classes),
                 "holdout_epsilon": ledger.report().epsilon,
             }
         write_durably(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return kept_figures(run_dir)
+
+
+def kept_figures(run_dir: Path) -> dict[str, Any]:
+    """Figures that a run has released, without the confusion matrix; empty before."""
+    path = run_dir / RESULT
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     found.pop("holdout_confusion", None)
     return found

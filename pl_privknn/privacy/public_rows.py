@@ -34,9 +34,9 @@ Bounds = tuple[float, float]
 #: name identifies the release.
 Release = Callable[[str, Gaussian, Callable[[], Tensor], float], Tensor]
 
-# A record's part in a histogram is counted in steps of 2^-20 (a person's records share one part), its coordinates of
-# length 1 in steps of 2^-14.
-_PART, _BITS = 2**20, 14
+#: A record's part in a histogram is counted in steps of 1 / PART (a person's records share one part).
+PART = 2**20
+_BITS = 14  # coordinates of length 1 are counted in steps of 2^-14
 _ROWS_AT_ONCE = 8192
 # 181/128 is a little below √2: coordinates stay multiples of a power of two.
 _DIAGONAL, _BESIDE, _SCALE = 128, 181, 2.0**-7
@@ -167,6 +167,7 @@ class PublicRows:
         bounds: Sequence[Bounds | None],
         budget: Budget,
         release: Release,
+        unbounded: int | None = None,
     ) -> DrawnRows:
         """Release what the rows are drawn from, and draw them.
 
@@ -177,13 +178,15 @@ class PublicRows:
             bounds: of each column of numbers, None where nobody states them; a number beyond them is clipped.
             budget: of the run.
             release: see :data:`Release`.
+            unbounded: number of columns without bounds that the plan has, where it is larger.
         """
         unknown = [place for place, size in enumerate(sizes) if not size and bounds[place] is None]
-        mechanisms = self.mechanisms(budget, len(sizes), len(unknown))
+        planned = len(unknown) if unbounded is None else unbounded
+        mechanisms = self.mechanisms(budget, len(sizes), planned)
         parts, known = person_parts(owners, len(table)), list(bounds)
 
         def counted(name: str, cells: list[tuple[Tensor, int]]) -> list[NDArray[Any]]:
-            noisy = release(name, mechanisms[name], lambda: cell_counts(cells, parts), 1 / _PART)
+            noisy = release(name, mechanisms[name], lambda: cell_counts(cells, parts), 1 / PART)
             return np.split(noisy.numpy(), np.cumsum([count for _, count in cells])[:-1])
 
         if unknown:
@@ -268,9 +271,9 @@ class KeptReleases:
 def person_parts(owners: Tensor | None, count: int) -> Tensor:
     """**Private.** Part of each record in what its person adds, int64 ``(n,)``, in steps of 2^-20."""
     if owners is None:
-        return torch.full((count,), _PART)
+        return torch.full((count,), PART)
     numbers, _ = persons_of(owners)
-    return _PART // numbers.bincount()[numbers] if count else numbers
+    return PART // numbers.bincount()[numbers] if count else numbers
 
 
 def cell_counts(cells: Sequence[tuple[Tensor, int]], parts: Tensor) -> Tensor:
@@ -316,10 +319,10 @@ def moment_sums(rows: Tensor, parts: Tensor) -> Tensor:
     width = rows.shape[1]
     total = torch.zeros(width, width, dtype=torch.int64)
     for some, part in zip(rows.split(_ROWS_AT_ONCE), parts.split(_ROWS_AT_ONCE), strict=True):
-        clipped = some / some.norm(dim=1, keepdim=True).clamp(min=1) * (part[:, None] / _PART).sqrt()
+        clipped = some / some.norm(dim=1, keepdim=True).clamp(min=1) * (part[:, None] / PART).sqrt()
         steps = (clipped * 2**_BITS).trunc()
         # A row that rounding made too long, or that is not finite, counts as none.
-        kept = steps.square().sum(dim=1, keepdim=True) * _PART <= part[:, None] * 4.0**_BITS
+        kept = steps.square().sum(dim=1, keepdim=True) * PART <= part[:, None] * 4.0**_BITS
         steps = torch.where(kept, steps, 0.0)
         total += (steps.T @ steps).long()
     above = torch.triu_indices(width, width, 1)

@@ -35,7 +35,15 @@ import torch
 from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit, counted
 from pl_privknn._progress import ProgressHook, progress_bars
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
-from pl_privknn.config import as_section, build, class_named, get, read_document, write_yaml
+from pl_privknn.config import (
+    as_section,
+    build,
+    class_named,
+    get,
+    plain_arguments,
+    read_document,
+    write_yaml,
+)
 from pl_privknn.datamodules.at import data_at
 from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.datamodules.tables import TableDataModule
@@ -45,6 +53,7 @@ from pl_privknn.features.table import TableFeatures
 from pl_privknn.labelers.released_sums import centre_of, clipped_differences
 from pl_privknn.networks.base import network_arguments
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
+from pl_privknn.privacy.partitions import PaidNames
 from pl_privknn.recommendation.rules import (
     BATCH,
     BENEATH,
@@ -106,6 +115,39 @@ class Recommendation:
     expected: float | None
     data: PrivatePublicDataModule = dataclasses.field(repr=False)
     section: dict[str, Any] | None = dataclasses.field(repr=False)
+
+    def with_names(self, run_dir: str | Path) -> Recommendation:
+        """Pay for classes and kinds of columns that nobody states; recommend the run for what is released.
+
+        The run begins in its folder, with its whole plan, and training continues it there: give ``run_dir`` to the
+        labeling of the result.
+
+        Args:
+            run_dir: the run's folder.
+
+        Raises:
+            ValueError: where fewer than two classes are released, or the data module can't be said in YAML.
+        """
+        data = self.data
+        if not data.owes_names or self.section is None:
+            raise ValueError(
+                "with_names: wants a data module with names=PaidNames(), from files, that owes classes or kinds"
+            )
+        stated = self.build()[1].pay_for_names(data, run_dir)
+        section = {
+            **self.section,
+            "init_args": {**self.section["init_args"], **plain_arguments(stated)},
+        }
+        again, sizes = build({"data": section}).data, self.sizes
+        again.name = data.name
+        found = recommend(
+            again,
+            epsilon=sizes.epsilon,
+            delta=sizes.delta,
+            private_records=sizes.private_records,
+            unit=sizes.unit,
+        )
+        return dataclasses.replace(found, section=section)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -200,6 +242,7 @@ def recommend(
     metric: str = "accuracy",
     name: str | None = None,
     progress: bool = False,
+    pays: bool = False,
 ) -> Recommendation:
     """Recommend features, teacher, student and released model for data, as a complete configuration.
 
@@ -222,6 +265,8 @@ def recommend(
             noisy mean is nearest, without a comparison.
         name: of the data, in reports; by default the data module's own, else that of the file or folder.
         progress: show a progress bar.
+        pays: of one table or folder without public part: release classes and kinds of columns that nobody states
+            (:meth:`Recommendation.with_names`), instead of reading them from private records.
 
     Raises:
         FileNotFoundError: where data are missing.
@@ -255,7 +300,8 @@ def recommend(
         stated = _with_batch(stated)
         data = build({"data": stated}).data
     if isinstance(data, str | Path):
-        data = data_at(data, num_classes, columns, public, test, batch_size=BATCH)
+        names = {"names": PaidNames()} if pays else {}
+        data = data_at(data, num_classes, columns, public, test, batch_size=BATCH, **names)
     elif not isinstance(data, PrivatePublicDataModule):
         raise ValueError(f"data: {type(data).__name__} is no PrivatePublicDataModule; want one, or a path")
     elif public is not None or test is not None or num_classes is not None or columns:
@@ -277,7 +323,7 @@ def recommend(
             "teacher='ReverseKNN': recommend takes released gradients for attributes; leave it out, or start from "
             "configs/fashion_mnist_attributes_reverse_knn.yaml"
         )
-    if not attributes and records < 5 * data.num_classes:
+    if not attributes and not data.owes_names and records < 5 * data.num_classes:
         raise ValueError(
             f"private_records={records}: fewer than 5 for each of {data.num_classes} classes; no teacher can "
             "separate them"

@@ -61,6 +61,7 @@ def from_drawn_rows(data: TableDataModule, sizes: Sizes, setting: Setting) -> tu
         f"Teacher: released gradients, whose linear model is the result. {WHY[setting.teacher]}",
         f"Features: normal scores of numbers and one-hot categories, {setting.width} principal components of a "
         "kernel, learned from the drawn rows.",
+        *_named(data),
         *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
         accuracy,
     ), parts
@@ -89,11 +90,21 @@ def without_public(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[s
         f"Features: {named}; nothing is learned from public examples.",
         "Unlabelled public examples of the same kind (--public PATH, or public/ in the folder) would allow features "
         "that are learned from them, teachers with less noise and a student.",
+        *_named(data),
         *(f"Condition of the guarantee: {condition}." for condition in data.conditions),
         accuracy,
     )
     student = {"network": "linear_probe", "extractor": features}
     return reasons, Parts(student, labeling, {"max_epochs": 1})
+
+
+def _named(data: PrivatePublicDataModule) -> list[str]:
+    """Line about classes and kinds of columns that the run pays for."""
+    if (names := data.names) is None or not (names.classes or names.columns):
+        return []
+    paid = [f"classes with many records ({names.share:g} of μ)"] * names.classes
+    paid += [f"kinds of {counted(len(names.columns), 'column')} ({names.kinds:g} of μ)"] * bool(names.columns)
+    return [f"Not stated, and paid for: {' and '.join(paid)}."]
 
 
 def _held_out(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[dict[str, Any], int, str]:

@@ -30,6 +30,9 @@ from .stated import (
     Conditional as Conditional,
 )
 from .stated import (
+    Exposure as Exposure,
+)
+from .stated import (
     GaussianDPStream as GaussianDPStream,
 )
 from .stated import (
@@ -45,6 +48,7 @@ __all__ = [
     "Charge",
     "Conditional",
     "ExponentialArgmax",
+    "Exposure",
     "Gaussian",
     "GaussianDPStream",
     "Laplace",

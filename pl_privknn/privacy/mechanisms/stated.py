@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pl_privknn._checks import check_positive, check_rate
+from pl_privknn._checks import check_open_unit, check_positive, check_rate
 from pl_privknn.privacy.accounting import pld, rdp
 from pl_privknn.privacy.mechanisms.base import (
     Adjacency,
@@ -65,6 +65,42 @@ class PureDP(DominatingPair):
         total = np.logaddexp(self.epsilon, 0.0)
         likely, unlikely = self.epsilon - total, -total
         return sample_pairs(np.array([likely, unlikely]), np.array([unlikely, likely]), self.sampling_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exposure(DominatingPair):
+    """An event of small probability that gives a record away: (0, δ)-differential privacy.
+
+    With the noisy counts of partitions, of which those above a threshold are released, a record that is the only one
+    of its partition is exposed where that one's noisy count is above it. Otherwise a table with the record and one
+    without release the same partitions, with the noise of their counts. Composed with other releases δ adds up:
+    δ(ε) = δ₁ + (1 − δ₁)·δ₂(ε).
+
+    Attributes:
+        delta: probability of the event.
+
+    Example:
+        >>> from pl_privknn.privacy import Charge, Exposure, Gaussian, delta_for_epsilon
+        >>> noise = Charge(Gaussian(sigma=4.0))
+        >>> f"{delta_for_epsilon([noise], 1.0):.2e} {delta_for_epsilon([Charge(Exposure(1e-6)), noise], 1.0):.2e}"
+        '2.92e-06 3.92e-06'
+    """
+
+    kind: ClassVar[str] = "exposure"
+
+    delta: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", check_open_unit("delta", self.delta))
+
+    def log_pair(self, adjacency: Adjacency) -> tuple[Floats, Floats]:
+        """Exposed with the record, exposed without it, neither."""
+        event, rest = math.log(self.delta), math.log1p(-self.delta)
+        return np.array([event, -math.inf, rest]), np.array([-math.inf, event, rest])
+
+    def loss_scale(self, adjacency: Adjacency) -> tuple[float, float]:
+        """No loss but an infinite one."""
+        return 0.0, 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,204 @@
+"""Partition selection: classes and kinds of columns that nobody states, paid for before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_privknn._checks import check_open_unit
+from pl_privknn.privacy.accounting.accountant import epsilon_for_delta
+from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.files import write_durably
+from pl_privknn.privacy.ledger import LedgerRun
+from pl_privknn.privacy.mechanisms import Charge, Exposure, Gaussian
+from pl_privknn.privacy.mechanisms.steps import noise_for_steps
+from pl_privknn.privacy.noise import NoiseSource
+from pl_privknn.privacy.public_rows import PART, PublicRowsLost, cell_counts, person_parts
+
+#: File of a run's folder: released names and kinds.
+NAMES = "names.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class PaidNames:
+    """Release of the classes, and of the kinds of columns, that nobody states.
+
+    **Classes** are partitions of the records: each record counts in one, a person in the one that most of their
+    records have. The counts of all classes that occur get Gaussian noise, and the names of those whose noisy count
+    reaches a threshold are released; of the others nothing is, nor their number (Desfontaines, Voss, Gipson,
+    Mandayam 2022; Google's and OpenDP's libraries). **Kinds** follow from one noisy histogram a column of what its
+    cells look like, a person adding the mean of the parts of their records.
+
+    **Sensitivity.** Under ``add_remove`` a record or person moves one count of classes by 1, and d histograms by √d
+    in L2 norm; under ``replace_one`` √2 times as much. A class that a single record or person has may be released
+    with one table and not with its neighbour. The threshold T is such that this has the probability δ₁ at most:
+    P[1 + noise ≥ T] ≤ δ₁, the mechanism :class:`~pl_privknn.privacy.mechanisms.Exposure`. Otherwise both tables show
+    the same classes by counts with Gaussian noise. So the release costs what Exposure and Gaussian cost together.
+
+    Attributes:
+        classes: whether classes are paid for.
+        columns: columns whose kinds are paid for.
+        share: share r₁ of the run's μ for the classes.
+        kinds: share r₂ for the kinds; √(1 − r₁² − r₂²) of μ is left.
+        exposure: δ₁ over the run's δ.
+
+    Raises:
+        ValueError: for arguments out of range.
+
+    Example:
+        >>> from pl_privknn.privacy import Budget, epsilon_for_delta
+        >>> names, budget = PaidNames(classes=True), Budget(epsilon=1.0, delta=1e-5)
+        >>> round(epsilon_for_delta(names.plan(budget), 1e-5), 3), names.threshold(budget)
+        (0.145, 94)
+        >>> round(names.left(budget).epsilon, 3)
+        0.968
+    """
+
+    classes: bool = False
+    columns: tuple[str, ...] = ()
+    share: float = 0.2
+    kinds: float = 0.15
+    exposure: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        for name in ("share", "kinds", "exposure"):
+            check_open_unit(name, getattr(self, name))
+        if self.share**2 + self.kinds**2 >= 1:
+            raise ValueError(
+                f"share={self.share}, kinds={self.kinds}: nothing of μ is left to the run; their squares must sum to "
+                "less than 1"
+            )
+
+    def plan(self, budget: Budget) -> list[Charge]:
+        """Charges of the releases, in their order."""
+        exposure = [Charge(Exposure(self.exposure * budget.delta))] if self.classes else []
+        return [*exposure, *(Charge(mechanism) for mechanism in self.mechanisms(budget).values())]
+
+    def mechanisms(self, budget: Budget) -> dict[str, Gaussian]:
+        """Noise of the counts of ``"classes"`` and of the histograms of ``"kinds"``, where they are paid for."""
+        moved = 1.0 if budget.adjacency == "add_remove" else math.sqrt(2.0)
+        found = {"classes": (self.share, moved)} if self.classes else {}
+        if self.columns:
+            found["kinds"] = (self.kinds, moved * math.sqrt(len(self.columns)))
+        mu = self._mu(budget)
+        return {name: Gaussian(size / (share * mu), size, 1.0) for name, (share, size) in found.items()}
+
+    def threshold(self, budget: Budget) -> int:
+        """Least whole number that 1 plus rounded noise reaches with the probability δ₁ at most."""
+        tail = torch.tensor(self.exposure * budget.delta, dtype=torch.float64)
+        deviations = -float(torch.special.ndtri(tail))
+        return math.ceil(1.5 + deviations * self.mechanisms(budget)["classes"].sigma)
+
+    def left(self, budget: Budget) -> Budget:
+        """Budget that the releases leave to a run whose releases are Gaussian."""
+        if not (self.classes or self.columns):
+            return budget
+        spent = self.classes * self.share**2 + bool(self.columns) * self.kinds**2
+        mu = self._mu(budget) * math.sqrt(1 - spent)
+        return dataclasses.replace(
+            budget, epsilon=epsilon_for_delta([Charge(Gaussian(1 / mu))], budget.delta)
+        )
+
+    def _mu(self, budget: Budget) -> float:
+        """Largest μ within a budget, beside the exposure."""
+        assert budget.epsilon is not None
+        exposure = self.exposure * budget.delta * self.classes
+        return 1 / noise_for_steps(budget.epsilon, (budget.delta - exposure) / (1 - exposure), 1.0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnnamedRecords:
+    """What names are released of. **Private**.
+
+    Attributes:
+        classes: name of the class of each record; empty of records without one, which count in none.
+        cells: of each column whose kind is paid for the number of each record's cell, int64 ``(n,)``, and the number
+            of cells.
+        owners: person of each record, int64 ``(n,)``, where the unit of privacy is a person.
+    """
+
+    classes: Sequence[str]
+    cells: Sequence[tuple[Tensor, int]]
+    owners: Tensor | None = None
+
+
+def class_counts(classes: Sequence[str], owners: Tensor | None = None) -> tuple[list[str], Tensor]:
+    """**Private.** Different classes in their order, and the number of records, or persons, of each.
+
+    Args:
+        classes: see :class:`UnnamedRecords`.
+        owners: likewise; a person counts in the class that most of their records have, of several the first.
+    """
+    if owners is not None:
+        of = dict[int, Counter[str]]()
+        for name, owner in zip(classes, owners.tolist(), strict=True):
+            if name:
+                of.setdefault(owner, Counter())[name] += 1
+        classes = [min(counts, key=lambda name: (-counts[name], name)) for counts in of.values()]
+    found = sorted(Counter(name for name in classes if name).items())
+    return [name for name, _ in found], torch.tensor([count for _, count in found], dtype=torch.int64)
+
+
+def release_names(
+    settings: PaidNames,
+    folder: Path,
+    run: LedgerRun,
+    budget: Budget,
+    noise: NoiseSource,
+    records: Callable[[], UnnamedRecords],
+) -> dict[str, Any]:
+    """Release names and kinds, once a run; a second call returns what the first one released.
+
+    Args:
+        settings: what is paid for.
+        folder: of the run, for the file :data:`NAMES`.
+        run: pays.
+        budget: of the run.
+        noise: source of the noise.
+        records: gives the private records.
+
+    Returns:
+        ``classes``, with their noisy counts, and ``kinds``, the noisy histogram of each column.
+
+    Raises:
+        PublicRowsLost: where they were paid for and lost.
+    """
+    path = folder / NAMES
+    if path.is_file():
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    plan = settings.plan(budget)
+    if any(run.charged(charge.mechanism) for charge in plan):
+        raise PublicRowsLost(
+            f"{path}: the run paid for its names, and a kill or an error came before they were kept; they are not "
+            "drawn again. Start a new run in another folder, with this run's ledger as ledger_path"
+        )
+    private = records()
+    for charge in plan:
+        row = run.charge(charge.mechanism, 1, noise=noise, adjacencies=(budget.adjacency,), unit=budget.unit)
+    found, mechanisms = dict[str, Any](), settings.mechanisms(budget)
+    if "classes" in mechanisms:
+        names, counts = class_counts(private.classes, private.owners)
+        stream = noise.stream("names", "classes", row)
+        noisy = mechanisms["classes"].add_noise_to_multiples(counts, 1.0, stream).tolist()
+        threshold = settings.threshold(budget)
+        found["classes"] = {
+            name: count for name, count in zip(names, noisy, strict=True) if count >= threshold
+        }
+    if "kinds" in mechanisms:
+        parts = person_parts(private.owners, len(private.classes))
+        sums, stream = cell_counts(private.cells, parts), noise.stream("names", "kinds", row)
+        noisy_sums = mechanisms["kinds"].add_noise_to_multiples(sums, 1 / PART, stream)
+        split = noisy_sums.split([size for _, size in private.cells])
+        found["kinds"] = {name: part.tolist() for name, part in zip(settings.columns, split, strict=True)}
+    write_durably(path, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    return found
