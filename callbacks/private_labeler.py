@@ -465,7 +465,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         if "classes" in released and len(released["classes"]) < 2:
             raise ValueError(
                 f"classes: {len(released['classes'])} has the number of records that its name is released for (about "
-                f"{data.names.threshold(self.budget)} at this ε); state the classes by classes= (--classes)"
+                f"{data.names.threshold(self.budget):.0f} at this ε); state the classes by classes= (--classes)"
             )
         return data.arguments_of(released, self.budget)
 

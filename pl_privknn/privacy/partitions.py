@@ -25,23 +25,26 @@ from pl_privknn.privacy.public_rows import PART, PublicRowsLost, cell_counts, pe
 
 #: File of a run's folder: released names and kinds.
 NAMES = "names.json"
+_MOST_CLASSES = 4  # that a person counts in
 
 
 @dataclasses.dataclass(frozen=True)
 class PaidNames:
     """Release of the classes, and of the kinds of columns, that nobody states.
 
-    **Classes** are partitions of the records: each record counts in one, a person in the one that most of their
-    records have. The counts of all classes that occur get Gaussian noise, and the names of those whose noisy count
-    reaches a threshold are released; of the others nothing is, nor their number (Desfontaines, Voss, Gipson,
-    Mandayam 2022; Google's and OpenDP's libraries). **Kinds** follow from one noisy histogram a column of what its
-    cells look like, a person adding the mean of the parts of their records.
+    **Classes** are partitions of the records: each record counts in one with weight 1, a person in the m classes,
+    four at most, that most of their records have, with weights 1/√m. The counts of all classes that occur get
+    Gaussian noise, and the names of those whose noisy count reaches a threshold are released; of the others nothing
+    is, nor their number (Desfontaines, Voss, Gipson, Mandayam 2022; Google's and OpenDP's libraries). **Kinds**
+    follow from one noisy histogram a column of what its cells look like, a person adding the mean of the parts of
+    their records.
 
-    **Sensitivity.** Under ``add_remove`` a record or person moves one count of classes by 1, and d histograms by √d
-    in L2 norm; under ``replace_one`` √2 times as much. A class that a single record or person has may be released
-    with one table and not with its neighbour. The threshold T is such that this has the probability δ₁ at most:
-    P[1 + noise ≥ T] ≤ δ₁, the mechanism :class:`~pl_privknn.privacy.mechanisms.Exposure`. Otherwise both tables show
-    the same classes by counts with Gaussian noise. So the release costs what Exposure and Gaussian cost together.
+    **Sensitivity.** Under ``add_remove`` a record or person moves counts of classes by 1, and d histograms by √d in
+    L2 norm; under ``replace_one`` √2 times as much. A class that a single record or person has may be released with
+    one table and not with its neighbour. The threshold T is such that this has the probability δ₁ at most:
+    m·P[1/√m + noise ≥ T] ≤ δ₁, the mechanism :class:`~pl_privknn.privacy.mechanisms.Exposure`. Otherwise both tables
+    show the same classes by counts with Gaussian noise. So the release costs what Exposure and Gaussian cost
+    together.
 
     Attributes:
         classes: whether classes are paid for.
@@ -56,10 +59,10 @@ class PaidNames:
     Example:
         >>> from pl_privknn.privacy import Budget, epsilon_for_delta
         >>> names, budget = PaidNames(classes=True), Budget(epsilon=1.0, delta=1e-5)
-        >>> round(epsilon_for_delta(names.plan(budget), 1e-5), 3), names.threshold(budget)
-        (0.145, 94)
+        >>> round(epsilon_for_delta(names.plan(budget), 1e-5), 3), round(names.threshold(budget), 1)
+        (0.173, 90.3)
         >>> round(names.left(budget).epsilon, 3)
-        0.968
+        0.971
     """
 
     classes: bool = False
@@ -92,11 +95,12 @@ class PaidNames:
         mu = self._mu(budget)
         return {name: Gaussian(size / (share * mu), size, 1.0) for name, (share, size) in found.items()}
 
-    def threshold(self, budget: Budget) -> int:
-        """Least whole number that 1 plus rounded noise reaches with the probability δ₁ at most."""
-        tail = torch.tensor(self.exposure * budget.delta, dtype=torch.float64)
-        deviations = -float(torch.special.ndtri(tail))
-        return math.ceil(1.5 + deviations * self.mechanisms(budget)["classes"].sigma)
+    def threshold(self, budget: Budget) -> float:
+        """Least noisy count with which a class is released; see the class."""
+        most = 1 if budget.unit == "record" else _MOST_CLASSES
+        m, sigma = torch.arange(1, most + 1).double(), self.mechanisms(budget)["classes"].sigma
+        tails = torch.special.ndtri(self.exposure * budget.delta / m)
+        return float((1 / m.sqrt() - sigma * tails).max()) + 1 / PART  # noise is rounded
 
     def left(self, budget: Budget) -> Budget:
         """Budget that the releases leave to a run whose releases are Gaussian."""
@@ -132,20 +136,27 @@ class UnnamedRecords:
 
 
 def class_counts(classes: Sequence[str], owners: Tensor | None = None) -> tuple[list[str], Tensor]:
-    """**Private.** Different classes in their order, and the number of records, or persons, of each.
+    """**Private.** Different classes in their order, and the weight of the records or persons of each.
 
     Args:
         classes: see :class:`UnnamedRecords`.
-        owners: likewise; a person counts in the class that most of their records have, of several the first.
+        owners: likewise.
+
+    Returns:
+        The names, and int64 ``(n,)``, in steps of 1 / PART.
     """
-    if owners is not None:
-        of = dict[int, Counter[str]]()
-        for name, owner in zip(classes, owners.tolist(), strict=True):
-            if name:
-                of.setdefault(owner, Counter())[name] += 1
-        classes = [min(counts, key=lambda name: (-counts[name], name)) for counts in of.values()]
-    found = sorted(Counter(name for name in classes if name).items())
-    return [name for name, _ in found], torch.tensor([count for _, count in found], dtype=torch.int64)
+    found = Counter[str]()
+    if owners is None:
+        found.update(name for name in classes if name)
+        return sorted(found), torch.tensor([PART * found[name] for name in sorted(found)], dtype=torch.int64)
+    of = dict[int, Counter[str]]()
+    for name, owner in zip(classes, owners.tolist(), strict=True):
+        if name:
+            of.setdefault(owner, Counter())[name] += 1
+    for counts in of.values():
+        kept = sorted(counts, key=lambda name: (-counts[name], name))[:_MOST_CLASSES]
+        found.update(dict.fromkeys(kept, math.floor(PART / math.sqrt(len(kept)))))
+    return sorted(found), torch.tensor([found[name] for name in sorted(found)], dtype=torch.int64)
 
 
 def release_names(
@@ -189,10 +200,10 @@ def release_names(
     if "classes" in mechanisms:
         names, counts = class_counts(private.classes, private.owners)
         stream = noise.stream("names", "classes", row)
-        noisy = mechanisms["classes"].add_noise_to_multiples(counts, 1.0, stream).tolist()
+        noisy = mechanisms["classes"].add_noise_to_multiples(counts, 1 / PART, stream).tolist()
         threshold = settings.threshold(budget)
         found["classes"] = {
-            name: count for name, count in zip(names, noisy, strict=True) if count >= threshold
+            name: round(count, 1) for name, count in zip(names, noisy, strict=True) if count >= threshold
         }
     if "kinds" in mechanisms:
         parts = person_parts(private.owners, len(private.classes))
