@@ -21,6 +21,8 @@ from pl_privknn.privacy.records import has_repeated_rows, leaves_of
 #: Channels, height and width of an image, or the length of a vector.
 ImageShape = tuple[int, ...]
 _CHUNK = 1024
+#: Pixels of an image above which it is reduced before it is looked at.
+LARGE_IMAGE = 1 << 24
 _READ_TWICE = 8  # items of which a data set must give the same image again
 
 
@@ -159,14 +161,34 @@ def pixels_of(image: Any, channels: int, size: tuple[int, int] | None = None) ->
     Args:
         image: the image.
         channels: 1 makes it grey, 3 RGB.
-        size: width and height to stretch it to.
+        size: width and height to stretch it to; one of more than 16 megapixels is reduced by a whole factor first, to
+            no less than four times these.
     """
     from PIL import Image
 
+    image = image if size is None else _reduced(image, 4 * max(size))
     seen = _as_seen(image).convert("L" if channels == 1 else "RGB")
     seen = seen if size is None else seen.resize(size, Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(seen, dtype=np.uint8))
     return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+
+
+def _reduced(image: Any, side: int) -> Any:
+    """A large image with fewer pixels, of at least ``side`` each way; JPEG is decoded so."""
+    if image.width * image.height <= LARGE_IMAGE:
+        return image
+    image.draft(None, (side, side))
+    image.load()  # turns some kinds upright
+    exif = b""
+    with contextlib.suppress(Exception):  # EXIF that cannot be read is ignored
+        exif = image.getexif().tobytes()
+    if image.mode in ("1", "P"):  # whose values are no colours that can be averaged
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    factor = min(image.size) // side
+    if factor > 1 and not image.mode.startswith("I;"):
+        image = image.reduce(factor)
+    image.info["exif"] = exif  # how to turn it upright
+    return image
 
 
 def _as_seen(image: Any) -> Any:

@@ -8,6 +8,7 @@ import functools
 import io
 import os
 import stat
+import threading
 import unicodedata
 import warnings
 from collections import Counter
@@ -24,6 +25,7 @@ from pl_privknn.config import as_group
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, UNKNOWN, OwnDataModule, check_unlike
 from pl_privknn.datamodules.columns import is_shown
 from pl_privknn.datamodules.datasets import (
+    LARGE_IMAGE,
     ImageShape,
     ImageStore,
     digest_of,
@@ -37,7 +39,9 @@ _LAYOUT = (
     "expected <class>/*.png or private/<class>/*.png, public/*.png (or public/<class>/*.png) and "
     "test/<class>/*.png"
 )
-_THREADS = 4  # decode images at once, each of which may be large
+_THREADS = 4  # decode images at once
+_ONE_LARGE = threading.Lock()  # large images are decoded one at a time
+_MOST_PIXELS = 1 << 28  # of an image, which takes a gigabyte
 # Pillow identifies these without decoding them, or calls another program.
 _NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 
@@ -165,7 +169,11 @@ class FileImages(ImageStore):
         channels, height, width = self.shape
         try:
             with Image.open(io.BytesIO(self._content(index))) as file:
-                pixels = pixels_of(file, channels, (width, height))
+                size = file.width * file.height
+                if size > _MOST_PIXELS:
+                    raise ValueError("too large")
+                with _ONE_LARGE if size > LARGE_IMAGE else contextlib.nullcontext():
+                    pixels = pixels_of(file, channels, (width, height))
         except Exception:  # decoders of damaged files raise whatever they meet
             hidden = f"a file of {self._folder}"
             # "from None": Pillow's own message has the path in it.
@@ -181,9 +189,16 @@ class FileImages(ImageStore):
 
 def _by_threads(work: Callable[[int], Any], indices: Tensor) -> Iterator[Any]:
     """Results in order: Pillow decodes and resizes without holding the interpreter."""
+    from PIL import Image
+
     suffixes()  # Pillow's plugins are loaded by one thread
-    with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(work, indices.tolist())
+    # Pillow's own limit would refuse images that are decoded reduced, and warn of sizes of private ones.
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            yield from pool.map(work, indices.tolist())
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
 def image_shape_of(image_size: int | tuple[int, int], channels: int = 3) -> ImageShape:
@@ -206,8 +221,9 @@ class ImageFolderDataModule(OwnDataModule):
     folders elsewhere, and where there is no public one, nothing is learned from public images.
 
     Images are turned upright (EXIF), laid on white where they are transparent, cut to 8 bits a channel, made grey or
-    RGB, and stretched to ``image_size`` by bilinear interpolation. All of a part are decoded when it is loaded: files
-    that can't be, and those outside class folders, are left out (``unusable``).
+    RGB, and stretched to ``image_size`` by bilinear interpolation, those of more than 16 megapixels after they are
+    reduced by a whole factor. All of a part are decoded when it is loaded: files that can't be, those of more than
+    268 megapixels and those outside class folders are left out (``unusable``).
 
     Args:
         root: the folder.

@@ -71,7 +71,7 @@ class TextDataModule(LabeledTables):
             None: :class:`~pl_privknn.features.text.WordLlamaFeatures`.
         names: pay for classes that nobody states, instead of reading them from private records; see
             :meth:`~pl_privknn.recommendation.recommend.Recommendation.with_names`.
-        longest: characters that a text may have; longer ones are refused.
+        longest: characters of a text that are read; what follows is cut off.
         encoding: of text files, such as ``"latin-1"`` or ``"cp1252"``. None: UTF-8, or UTF-16 where a file begins so.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 
@@ -172,10 +172,7 @@ class TextDataModule(LabeledTables):
         """Vectors of texts, which texts are empty, and a digest of each."""
         rows, empty, digests = [torch.zeros(0, self.image_shape[0])], [], []
         for texts in table.texts(self._text):
-            if max(map(len, texts)) > self.longest:
-                raise InputError(
-                    f"{part}: some texts have more than longest={self.longest} characters; cut them, or raise longest"
-                )
+            texts = [text[: self.longest] for text in texts]
             digests += [digest_of(text.encode()) for text in texts]
             full = [place for place, text in enumerate(texts) if text and not text.isspace()]
             rows.append(torch.zeros(len(texts), self.image_shape[0]))

@@ -10,8 +10,10 @@ import contextlib
 import json
 import pickle
 import re
+import shutil
 import sqlite3
 import sys
+import textwrap
 import traceback
 import zipfile
 import zlib
@@ -176,6 +178,12 @@ def figure(name: str, value: Any) -> str:
     if name.startswith("epsilon_lower_bound"):
         return at_least(value, 6)
     return at_most(value, 6) if name.startswith(("epsilon", "tpr_", "advantage")) else f"{value:.6g}"
+
+
+def say(*lines: str) -> None:
+    """Print sentences, one on each line; on a terminal lines break between words."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    print(*(textwrap.fill(line, width) if width else line for line in lines), sep="\n", flush=True)
 
 
 def suggest(words: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import check_epsilon
-from pl_privknn.cli.common import CommandError, add_set, importable, suggest, values_set
+from pl_privknn.cli.common import CommandError, add_set, importable, say, suggest, values_set
 from pl_privknn.cli.fit import add_places, places_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _run(parsed: argparse.Namespace) -> int:
             **places_of(parsed),
         )
         comparison = comparison_of(document, name)
-        print(*found.reasons, sep="\n")
+        say(*found.reasons)
     output = Path(parsed.output or Path("runs") / "compare" / comparison.name)
     epsilons = [read_epsilon("--epsilon", epsilon) for epsilon in parsed.epsilon or []]
     chosen = choose(
@@ -147,7 +147,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.dry_run or parsed.data is not None:
         print(*states_of(chosen, output), sep="\n", flush=True)
     if parsed.data is not None:
-        print(total_of(comparison, chosen), found.size_line(), sep="\n", flush=True)
+        say(total_of(comparison, chosen), found.size_line())
     if parsed.dry_run:
         return 0
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pl_privknn._checks import check_epsilon, check_int, check_open_unit, counted
-from pl_privknn.cli.common import importable, suggest
+from pl_privknn.cli.common import importable, say, suggest
 
 if TYPE_CHECKING:
     from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -273,9 +273,9 @@ def recommended(parsed: argparse.Namespace, pays: bool = False) -> Recommendatio
             **places_of(parsed),
         )
     if found.data.owes_names:
-        print("Classes, or kinds of columns, are not stated; the run pays for them first.", flush=True)
+        say("Classes, or kinds of columns, are not stated; the run pays for them first.")
     else:
-        print(*found.reasons, found.size_line(), sep="\n", flush=True)
+        say(*found.reasons, found.size_line())
     return found
 
 
@@ -381,17 +381,17 @@ def _check_data(parsed: argparse.Namespace) -> int:
     of_private = {CLASSES_ARE_PUBLIC: "names of its classes", KINDS_ARE_PUBLIC: "kinds of its columns"}
     known = [what for condition, what in of_private.items() if condition in data.conditions]
     but = f", except the {' and the '.join(known)}" if known else ""
-    print(f"Private part: not loaded{but}; {counted(sizes.private_records, unit)} (your estimate).")
+    say(f"Private part: not loaded{but}; {counted(sizes.private_records, unit)} (your estimate).")
     truth = data.public.truth if data.has_public else None
     if data.pays_for_public:
-        print("Public part: none; the run pays for releases of the private part and draws rows from them.")
+        say("Public part: none; the run pays for releases of the private part and draws rows from them.")
     else:
-        print(_part("Public part", sizes.public, truth, data))
-    print(_part("Test part", len(data.test), data.test.labels, data))
+        say(_part("Public part", sizes.public, truth, data))
+    say(_part("Test part", len(data.test), data.test.labels, data))
     for note in dict.fromkeys(str(one.message) for one in notes if one.category is UserWarning):
-        print(f"Note: {note}.")
+        say(f"Note: {note}.")
     if data.leaves_out and data.unusable == "leave_out":
-        print(f"A run leaves out private records {data.leaves_out}, if there are any.")
+        say(f"A run leaves out private records {data.leaves_out.rstrip(',')}, if there are any.")
     return 0
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pl_privknn.cli import main
+from pl_privknn.cli.common import say
 from tests.setup.passed_files import photographs
 
 SECRET = "Zwqkxjvy"
@@ -41,8 +42,20 @@ def test_check_counts_public_and_test_parts_and_what_is_left_out(tmp_path, capsy
         said = f"{part}: records are left out: 1 with no text (the first is record 1)."
         assert sum(said in line for line in lines) == 1
     assert any(line.startswith("Teacher: released gradients") for line in lines)
+    assert not any(",," in line for line in lines)
     assert any(line.startswith("Memory: about 1.1 GB") and "560 examples" in line for line in lines)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_lines_break_between_words_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    say(text := " ".join(["between"] * 40), "short")
+    assert capsys.readouterr().out == f"{text}\nshort\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    say(text, "short")
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(lines) == f"{text} short"
+    assert max(map(len, lines)) <= 90
 
 
 def test_check_of_one_private_table_says_the_same_whatever_its_records_are(tmp_path, capsys, monkeypatch):

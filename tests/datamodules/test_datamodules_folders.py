@@ -1,13 +1,15 @@
 """Data modules of folders of images."""
 
 import shutil
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from pl_privknn.datamodules import ImageFolderDataModule
+from pl_privknn.datamodules import ImageFolderDataModule, datasets, folder
+from pl_privknn.datamodules.folder import FileImages
 
 
 def draw(path, seed, size=(6, 8), mode="RGB"):
@@ -84,6 +86,44 @@ def test_folders_turn_photographs_upright(folders):
     data.setup("fit")
     upright = np.ascontiguousarray(np.rot90(pixels, -1).transpose(2, 0, 1))
     torch.testing.assert_close(data.public.images([0])[0], torch.from_numpy(upright) / 255)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("a.jpg", "RGB"),
+        ("a.png", "RGBA"),
+        ("a.png", "P"),
+        ("a.png", "I;16"),
+        ("a.tif", "RGB"),
+        ("a.gif", "P"),
+    ],
+)
+def test_large_images_are_reduced_first_and_look_the_same(name, mode, tmp_path, monkeypatch):
+    across, down = np.meshgrid(np.linspace(0, 1, 320), np.linspace(0, 1, 240))
+    colours = (np.stack([across, down, 1 - across], 2) * 255).astype(np.uint8)
+    image = Image.fromarray(colours).convert("RGB" if mode == "I;16" else mode)
+    if mode == "I;16":
+        image = Image.fromarray((across * 65535).astype(np.uint16))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(tmp_path / name, **({"exif": exif} if not name.endswith("gif") else {}))
+    whole = FileImages([tmp_path / name], (3, 10, 8)).read(torch.tensor([0]))
+    monkeypatch.setattr(datasets, "LARGE_IMAGE", 1000)
+    reduced = FileImages([tmp_path / name], (3, 10, 8)).read(torch.tensor([0]))
+    torch.testing.assert_close(reduced, whole, atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg"])
+def test_images_of_231_megapixels_are_read_and_larger_ones_left_out(name, tmp_path, monkeypatch):
+    Image.new("L", (15200, 15200), 102).save(tmp_path / name)
+    files = FileImages([tmp_path / name], (1, 8, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Pillow's warning would show the size of a private image
+        assert files.readable().tolist() == [True]
+    torch.testing.assert_close(files.read(torch.tensor([0])), torch.full((1, 1, 8, 8), 0.4))
+    monkeypatch.setattr(folder, "_MOST_PIXELS", 10**8)
+    assert FileImages([tmp_path / name], (1, 8, 8)).readable().tolist() == [False]
 
 
 def test_public_class_folders_are_truth_and_optional_parts_are_used(folders):
