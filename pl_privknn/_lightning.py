@@ -69,6 +69,11 @@ def load() -> None:
             setattr(made, member, value)
 
 
+def waits() -> bool:
+    """Whether classes wait for their bases, so that objects made now are not for a Trainer."""
+    return _waiting is not None
+
+
 def accepted(name: str) -> tuple[type, ...]:
     """Classes of a name whose objects are accepted: those of both packages, or the one that waits for its bases."""
     if _waiting is None or any(package in sys.modules for package in _NAMES):

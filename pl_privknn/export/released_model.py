@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from pl_privknn import _lightning
 from pl_privknn._checks import check_installed
 from pl_privknn.callbacks.loggers import PublicPictures
 from pl_privknn.config import build, known_class
@@ -143,7 +142,11 @@ def released_model(
         ValueError: for a student of another package.
     """
     checkpoint, settings = _checkpoint(run), mapping_of(run / "config.yaml")
-    student: Any = _student(run, checkpoint, settings) if own is None else _OwnStudent(*own, checkpoint)
+    student: Any
+    if own is None:
+        student, arguments = _student(run, checkpoint, settings)
+    else:
+        student, arguments = _OwnStudent(*own, checkpoint), network_arguments(own[1].image_shape)
     labeling = settings.get("labeling") or {}
     if student is None:
         return None
@@ -152,9 +155,9 @@ def released_model(
     inner = _ClassProbabilities(
         student, None if released == "student" else _head(run, labeling), released
     ).eval()
-    size, given = student.hparams["image_size"], (settings.get("data") or {}).get("init_args") or {}
+    size, given = arguments["image_size"], (settings.get("data") or {}).get("init_args") or {}
     height, width = (size, size) if isinstance(size, int) else map(int, size)
-    shape = [int(student.hparams["in_channels"]), height, width]
+    shape = [int(arguments["in_channels"]), height, width]
     pictures, whole = PublicPictures.read(run), inner.head is None and student.extractor is None
     names = map(str, range(student.num_classes)) if pictures is None else pictures.class_names
     names = names if own is None else own[1].class_names
@@ -201,24 +204,33 @@ def _weights(checkpoint: Path, output: Path) -> Path:
     return output / "model.pt"
 
 
-def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> Any:
-    """Student of a run, from its configuration and last checkpoint; None for a network that is not a student."""
+def _student(run: Path, checkpoint: Path, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Student of a run, from its configuration and last checkpoint, and its arguments.
+
+    The student is None for a network of another kind.
+    """
     model = settings.get("model") or {}
     found = known_class(str(model.get("class_path")))
     if found is None or not issubclass(found, Student):
         if not has_teacher(run, settings):
-            return None
+            return None, {}
         raise ValueError(
             f"model.class_path={model.get('class_path')} is not a student of this package; export it from Python: "
             "export_run(run, output, module=..., data=...)"
         )
-    _lightning.load()  # whose modules read checkpoints
     section = (model.get("init_args") or {}).get("extractor")
     given = {}
     if section is not None:  # checkpoints hold only what it learned
         (labeling,) = build({"labeling": {"features": [section]}}, own_code=False).callbacks
         given["extractor"] = labeling.features[0]
-    return found.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **given).eval()
+    # As load_from_checkpoint does, which takes the import of Lightning.
+    contents = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    saved = contents["hyper_parameters"]
+    arguments = {name: value for name, value in saved.items() if not name.startswith("_")}  # of LightningCLI
+    student = found(**arguments, **given)
+    student.on_load_checkpoint(contents)
+    student.load_state_dict(contents["state_dict"])
+    return student.eval(), arguments
 
 
 class _OwnStudent(torch.nn.Module):
@@ -237,7 +249,6 @@ class _OwnStudent(torch.nn.Module):
                 f"module: its parameters do not match {checkpoint}; give the run's network"
             ) from error
         self.outputs, self.task, self.num_classes = TASKS[data.task], data.task, data.num_classes
-        self.hparams = network_arguments(data.image_shape)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.module(images)

@@ -52,7 +52,7 @@ class ConsistencyStudent(Student):
     ) -> None:
         check_non_negative("consistency_weight", consistency_weight)
         super().__init__(augment_labeled=augment_labeled, **kwargs)
-        if self.hparams["image_size"] == 1:
+        if kwargs.get("image_size") == 1:
             raise ValueError(
                 f"image_size=1: {type(self).__name__} moves pixels of images; for vectors take SupervisedStudent or "
                 "VATStudent"

@@ -118,7 +118,7 @@ labeling:
 
 @pytest.mark.long("Pixels, head")
 @needs_fork
-@pytest.mark.parametrize("kind", ["HOG, mean", "Pixels, head"])
+@pytest.mark.parametrize("kind", ["HOG, ensemble", "Pixels, head"])
 def test_the_file_is_the_model_that_was_released(tmp_path, capsys, kind):
     """A student on features, and a teacher whose releases make a model; the file takes images."""
     torch.manual_seed(0)

@@ -14,6 +14,7 @@ from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.export import export_run
 from pl_privknn.labelers import ReverseKNN
 from pl_privknn.privacy.mechanisms import Charge, Gaussian, Laplace
+from tests.cli.test_predict import finished
 from tests.setup.passed_files import fit_photographs, photographs
 from tests.setup.small_fit import fit_student
 
@@ -70,6 +71,7 @@ def folder(tmp_path_factory):
     (folder / "trained.yaml").write_text(TRAINED)
     (folder / "list.json").write_text(json.dumps([Charge(Gaussian(sigma=9.0), 3).to_record()]))
     photographs(folder / "photographs")
+    finished(folder / "pictured", in_channels=1)
     np.save(folder / "images.npy", np.zeros((2, 1, 8, 8), np.float32))
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     data = ArraysDataModule(
@@ -96,7 +98,8 @@ ENDS_WITHOUT_LIGHTNING = {
     "report of a run": ["report", "run", "--fast"],
     "check of data": ["check", "--data", "photographs", "--epsilon", "1", "--private-records", "60"],
     "check of a class": ["check", "ReverseKNN"],
-    "prediction": ["predict", "export/model.pt2", "images.npy"],
+    "prediction of a file": ["predict", "export/model.pt2", "images.npy"],
+    "prediction of a run": ["predict", "pictured", "images.npy"],
 }
 REFUSED = {
     "command": ["fti"],
