@@ -6,6 +6,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import importlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -128,6 +129,8 @@ UNITS: tuple[Unit, ...] = ("record", "person")
 MAX_LISTED = 10**5
 
 _REGISTRY: dict[str, type[Mechanism]] = {}
+# Modules of this package whose mechanisms register when they are imported.
+_MODULES = ("local", "noisy_votes", "screening", "stated")
 
 
 def require_unsampled(kind: str, sampling_rate: float, adjacency: Adjacency) -> None:
@@ -379,6 +382,9 @@ class Charge:
         kind = fields.pop("mechanism", None)
         count = fields.pop("count", 1)
         caveat = {name: fields.pop(name) for name in ("guarantee", "reasons") if name in fields}
+        if not isinstance(kind, str) or kind not in _REGISTRY:
+            for name in _MODULES:  # a process that only reads a ledger has not imported them all
+                importlib.import_module(f"{__package__}.{name}")
         if not isinstance(kind, str) or kind not in _REGISTRY:
             raise ValueError(f"mechanism={shown(kind)} is unknown; known are {', '.join(sorted(_REGISTRY))}")
         mechanism_class = _REGISTRY[kind]

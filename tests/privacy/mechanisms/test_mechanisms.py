@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -252,3 +254,11 @@ def test_argmax_rdp_bounds_every_vote_vector_closely(votes, rate, scale):
     curve = mechanism.rdp(ORDERS, ADD_REMOVE)
     assert np.all(curve >= members * (1 - 1e-9))
     assert np.all(curve <= members * 1.03)  # the cells' rounding and the members that were not drawn
+
+
+@pytest.mark.parametrize("kind", ["noisy_screening", "randomized_response", "pure_dp", "laplace"])
+def test_a_process_that_only_reads_a_ledger_knows_every_mechanism(kind):
+    read = f"from pl_privknn.privacy.mechanisms.base import Charge; Charge.from_record({{'mechanism': {kind!r}}})"
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True)
+    assert "is unknown" not in done.stderr
+    assert f"{kind}: field" in done.stderr
