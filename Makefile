@@ -84,7 +84,7 @@ docs: $(VENV)/.docs-installed
 # The gallery as executed notebooks in build/notebooks; an error in a cell is an error.
 notebooks: $(STAMP)
 	mkdir -p build/notebooks
-	cd build/notebooks && for script in ../../docs/guides/gallery/*.py ../../examples/news_classification.py ../../examples/patient_vectors.py ../../examples/retrieval.py; do \
+	cd build/notebooks && for script in ../../docs/guides/gallery/*.py; do \
 	  ../../$(BIN)/jupytext --quiet --set-kernel python3 --execute --to ipynb \
 	    --output "$$(basename "$$script" .py).ipynb" "$$script" || exit 1; \
 	done

@@ -6,6 +6,7 @@
 # an editor that supports `# %%`.
 
 # %%
+import matplotlib.pyplot as plt
 import pytorch_lightning as pl
 import torch
 from torch import nn
@@ -69,3 +70,18 @@ trainer.fit(model, data)
 # %%
 accuracy, epsilon = figures["test/accuracy"], private.epsilon
 print(f"test accuracy {accuracy:.3f} at ε = {epsilon:.4f}, δ = {private.delta:g}")
+
+# %% [markdown]
+# What the module says of digits of the test set; wrong answers are red:
+
+# %%
+chosen = torch.randperm(len(data.test))[:12]
+images, truth = data.test.images(chosen), data.test.labels[chosen]
+with torch.no_grad():
+    answers = model(images).argmax(dim=1)
+figure, axes = plt.subplots(2, 6, figsize=(9, 3.4))
+for place, image, answer, label in zip(axes.flat, images, answers, truth, strict=True):
+    place.imshow(image[0], cmap="gray_r")
+    place.set_title(str(int(answer)), color="black" if answer == label else "red")
+    place.axis("off")
+figure.savefig("own_lightning_module.png")

@@ -9,8 +9,10 @@
 # %%
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -67,3 +69,18 @@ trainer.fit(student, data)
 # %%
 accuracy, epsilon = figures["test/accuracy"], labeling.epsilon
 print(f"test accuracy {accuracy:.3f} at ε = {epsilon:.4f}, δ = {labeling.delta:g}")
+
+# %% [markdown]
+# What the student says of photographs of the test set; wrong answers are red:
+
+# %%
+chosen = torch.randperm(len(data.test))[:12]
+photographs, truth = data.test.images(chosen), data.test.labels[chosen]
+with torch.no_grad():
+    answers = student.eval()(photographs).argmax(dim=1)
+figure, axes = plt.subplots(2, 6, figsize=(9, 3.4))
+for place, photograph, answer, label in zip(axes.flat, photographs, answers, truth, strict=True):
+    place.imshow(photograph.permute(1, 2, 0))
+    place.set_title(data.class_names[answer], color="black" if answer == label else "red")
+    place.axis("off")
+figure.savefig("own_photographs.png")

@@ -8,6 +8,7 @@
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 
 from pl_privknn import HOG, Budget, DigitsDataModule, Gaussian, Labeler, Ledger, PrivateRecords, Release
@@ -80,3 +81,15 @@ assert epsilon == account(teacher.plan(500, 500, 10), delta=1e-4, exact=False).e
 # %% [markdown]
 # In YAML, set `labeling.labeler.class_path: my_package.NoisyPrototypes`, for `privknn fit` and for `privknn compare`,
 # which computes the noise for each ε with `find: labeling.labeler.init_args.sigma`.
+
+# %% [markdown]
+# Answers of the teacher about public digits; wrong ones are red:
+
+# %%
+figure, axes = plt.subplots(2, 6, figsize=(9, 3.4))
+for number, place in enumerate(axes.flat):
+    place.imshow(data.public.images(torch.tensor([number]))[0, 0], cmap="gray_r")
+    right = answers[number] == data.public.truth[number]
+    place.set_title(str(int(answers[number])), color="black" if right else "red")
+    place.axis("off")
+figure.savefig("write_your_own_labeler.png")
