@@ -97,8 +97,11 @@ def test_a_resumed_run_has_its_head(tmp_path):
 
 def test_what_a_released_centre_found_is_in_summary_report_and_card(tmp_path):
     teacher = SufficientStatistics(noise_multiplier=0.1, private_records=90, centre_share=0.3)
-    _, _, summary = run(tmp_path, teacher, PublicPCA(Pixels(), 6), "head")
-    assert "public and private examples" in summary["remark"] or "of another kind" in summary["remark"]
+    data = make_data(
+        lambda **parts: ArraysDataModule(**{**parts, "public_images": 1 - parts["public_images"]})
+    )
+    _, _, summary = run(tmp_path, teacher, PublicPCA(Pixels(), 6), "head", data)
+    assert "public examples are of another kind" in summary["remark"]
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert summary["remark"] in page
     assert summary["remark"][:20] in (tmp_path / "privacy_card.md").read_text(encoding="utf-8")

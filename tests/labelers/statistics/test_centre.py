@@ -151,6 +151,36 @@ def test_only_a_shift_is_subtracted(kind):
         assert right > unmoved.double().mean() + 0.05
 
 
+def persons(count, seed):
+    """Records of persons, of whom the active third has another class, with their owners."""
+    generator = torch.Generator().manual_seed(seed)
+    many = torch.arange(count) % 3 == 0
+    owners = torch.arange(count).repeat_interleave(torch.where(many, 10, 1))
+    classes = (many[owners] ^ (torch.rand(len(owners), generator=generator) < 0.1)).long()
+    centre = torch.zeros(len(owners), 5).index_fill_(1, torch.tensor([4]), 3.0)
+    centre[:, 0] = 2.0 * classes - 1
+    return centre + 0.7 * torch.randn(len(owners), 5, generator=generator), classes, owners
+
+
+def test_one_model_answers_where_only_shares_of_classes_differ_between_persons_and_rows():
+    features, classes, owners = persons(1900, seed=1)
+    rows, truth, _ = persons(150, seed=2)
+    budget = Budget(1.0, 1e-5, unit="person")
+    teacher = PreconditionedGradients(budget, private_records=1900, centre_share=0.2, noise_source=SeededNoise(3))
+    teacher.fit(PrivateRecords.of(features, classes, 2, owners=owners, public=rows))
+    answers = teacher.label(rows, FreeLedger())
+    assert teacher.centre.is_shift
+    assert teacher.centre.distance < 0.4
+    state = teacher.head_state()
+    assert not teacher.remark(state)
+    torch.testing.assert_close(teacher.head(state)(rows).float(), answers.probabilities)
+    right = float((answers.labels == truth).double().mean())
+    # Answers for rows as they are give an average person's classes to active persons' rows.
+    unmoved = teacher.predict(rows, state["weights"]).argmax(dim=1)
+    assert right > float((unmoved == truth).double().mean()) + 0.02
+    assert right > 0.8
+
+
 # ---------------------------------------------------------------------------- runs, crashes, shards
 
 
