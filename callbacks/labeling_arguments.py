@@ -51,6 +51,7 @@ class LabelingOptions:
         class_prior: shares of the classes where the model is used, one per class, a public constant: probabilities of
             labels and of a teacher's own model move to them by Bayes' rule. None assumes those of the private table,
             as the releases have them. For teachers that release probabilities.
+        balanced: the same with equal shares of all classes, so that rare ones count as much as large ones.
         memory: how large a table of private features may get in memory.
         query_batch_size: queries that are paid for and stored together; a kill loses at most one batch.
         seed: for the random choice of queries, a public matter; never for protective noise.
@@ -70,6 +71,7 @@ class LabelingOptions:
     ledger_path: str | Path | None = None
     retrain: bool = True
     class_prior: list[float] | None = None
+    balanced: bool = False
     memory: FeatureStore = FeatureStore()
     query_batch_size: int = 256
     seed: int = 0
@@ -83,11 +85,19 @@ class LabelingOptions:
         object.__setattr__(self, "memory", as_group("memory", self.memory, FeatureStore()))
         if self.class_prior is not None:
             check_prior(self.class_prior)
+            if self.balanced:
+                raise ValueError(
+                    "balanced=True with class_prior: each states the shares of classes; leave one out"
+                )
         check_int("query_batch_size", self.query_batch_size)
         check_int("seed", self.seed, minimum=0)
         check_device(self.device)
-        for name in ("retrain", "progress", "sharded"):
+        for name in ("retrain", "progress", "sharded", "balanced"):
             check_switch(name, getattr(self, name))
+
+    def prior_of(self, num_classes: int) -> list[float] | None:
+        """Shares of the classes in use; None for those of the private table."""
+        return [1 / num_classes] * num_classes if self.balanced else self.class_prior
 
 
 def queries_of_rounds(queries: int | Sequence[int], rounds: int) -> list[int]:

@@ -231,9 +231,11 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
                 f"labeler: {type(self.labeler).__name__} answers {' or '.join(self.labeler.tasks)} queries, the "
                 f"data is {data.task}; use for instance {fitting}"
             )
-        prior = self.options.class_prior
+        prior = self.options.prior_of(data.num_classes)
         if prior is not None and len(prior) != data.num_classes:
             raise ValueError(f"class_prior: {len(prior)} shares, the data has {data.num_classes} classes")
+        if prior is not None and data.task == "multilabel":
+            raise ValueError("class_prior, balanced: attributes have no shares of classes; leave both out")
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info("fast_dev_run: no query is made; public examples get placeholder labels")
             data.public.set_labels(slice(None), placeholders(data.public.labels, data.num_classes))
@@ -544,7 +546,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         if shard is not None:
             same_buffers(pl_module, self._group)
         labeling = LabelingRound(
-            class_prior=options.class_prior,
+            class_prior=options.prior_of(data.num_classes),
             labeler=self.labeler,
             extractor=extractor_of(self.features[min(index, len(self.features) - 1)], pl_module),
             select=self.select,
@@ -567,7 +569,8 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         if not run.leads:
             return None
         examples, labels, soft = run.stored.answers(index + 1)
-        labels, soft = labels_in_use(self.labeler, labels, soft, options.class_prior, is_first=index == 0)
+        prior = options.prior_of(data.num_classes)
+        labels, soft = labels_in_use(self.labeler, labels, soft, prior, is_first=index == 0)
         run.warn_lost(len(examples))
         earlier = run.stored.answers(index)[0]
         figures = run.metrics(data.public.truth, examples, labels, earlier)

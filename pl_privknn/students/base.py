@@ -22,7 +22,13 @@ from pl_privknn.features.frozen import OnFrozenFeatures
 from pl_privknn.networks import Normalization, build_network
 from pl_privknn.networks.base import SCHEDULERS, Optimization
 from pl_privknn.students.augment import WeakAugmentation
-from pl_privknn.students.losses import TASKS, LabelLoss, weighted_mean
+from pl_privknn.students.losses import (
+    TASKS,
+    LabelLoss,
+    balanced_class_weights,
+    target_distribution,
+    weighted_mean,
+)
 
 if TYPE_CHECKING:
     from torchmetrics.classification import MulticlassAccuracy
@@ -553,6 +559,11 @@ class Student(StudentModule, abc.ABC):
         super().__init__(*args, **kwargs)
         self.task, self.outputs = task, TASKS[task]
         self.loss = as_group("loss", loss, LabelLoss())
+        if self.loss.balanced and task == "multilabel":
+            raise ValueError(
+                "loss.balanced=True with task='multilabel': attributes have no shares; leave it out"
+            )
+        self._class_weights: Tensor | None = None
         self.save_hyperparameters({"loss": dataclasses.asdict(self.loss)})
         if pl.waits():
             return
@@ -584,7 +595,22 @@ class Student(StudentModule, abc.ABC):
         if loss.confidence_weighting:
             confidence = self.outputs.confidence(logits, y)
             weights = weights * confidence ** (loss.confidence_weighting * self.progress)
+        if self._class_weights is not None:
+            targets = target_distribution(y, logits.shape[1])
+            weights = weights * (targets @ self._class_weights.to(targets))
         return weighted_mean(losses, weights)
+
+    def on_train_epoch_start(self) -> None:
+        """Weigh classes by their shares of the labels of this epoch, where the loss is balanced."""
+        if self.loss.balanced:
+            public = getattr(getattr(self.trainer, "datamodule", None), "public", None)
+            if public is None:
+                raise ValueError(
+                    "loss.balanced=True: shares of classes are those of a data module's released labels; train with "
+                    "a PrivatePublicDataModule, or leave it out"
+                )
+            targets = public.table[public.table.labeled.nonzero().flatten()]
+            self._class_weights = balanced_class_weights(targets, self.num_classes)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Sum of the objective's parts; logs ``train/loss`` and each part."""

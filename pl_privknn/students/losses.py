@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pl_privknn._checks import check_finite, check_non_negative
+from pl_privknn._checks import check_finite, check_non_negative, check_switch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +21,9 @@ class LabelLoss:
         confidence_weighting: weight labelled examples by (probability that the student gives to their label)
             to a power that rises from 0 to this value over the schedule, since early on the student knows
             nothing of labels; 0 weights all alike.
+        balanced: weight each class inversely to its share of the released labels, so that rare classes count as much
+            as large ones. Post-processing of the labels. Where a teacher releases probabilities, ``balanced`` of
+            :class:`~pl_privknn.callbacks.LabelingOptions` moves labels and head instead.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -37,8 +40,10 @@ class LabelLoss:
     label_smoothing: float = 0.0
     label_robustness: float = 0.0
     confidence_weighting: float = 0.0
+    balanced: bool = False
 
     def __post_init__(self) -> None:
+        check_switch("balanced", self.balanced)
         if not 0 <= check_finite("label_smoothing", self.label_smoothing) < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing!r} must lie in [0, 1)")
         if not 0 <= check_finite("label_robustness", self.label_robustness) <= 1:
@@ -94,6 +99,17 @@ def label_loss(
     # -expm1(q log p) / q is (1 - p^q) / q without cancellation near p = 1.
     cost = -log_p if robustness == 0 else -torch.expm1(robustness * log_p) / robustness
     return (target * cost).sum(dim=1)
+
+
+def balanced_class_weights(targets: Tensor, num_classes: int) -> Tensor:
+    """Weights of classes that give each an equal part of the targets, ``(c,)``; 0 for a class without any.
+
+    Args:
+        targets: int64 ``(n,)`` with -1 for "no label", or float ``(n, c)``.
+        num_classes: number of classes ``c``.
+    """
+    counts = target_distribution(targets, num_classes).sum(dim=0)
+    return torch.where(counts > 0, counts.sum() / (num_classes * counts.clamp(min=1e-6)), 0.0)
 
 
 def label_confidence(logits: Tensor, targets: Tensor) -> Tensor:

@@ -166,7 +166,9 @@ def test_one_model_answers_where_only_shares_of_classes_differ_between_persons_a
     features, classes, owners = persons(1900, seed=1)
     rows, truth, _ = persons(150, seed=2)
     budget = Budget(1.0, 1e-5, unit="person")
-    teacher = PreconditionedGradients(budget, private_records=1900, centre_share=0.2, noise_source=SeededNoise(3))
+    teacher = PreconditionedGradients(
+        budget, private_records=1900, centre_share=0.2, noise_source=SeededNoise(3)
+    )
     teacher.fit(PrivateRecords.of(features, classes, 2, owners=owners, public=rows))
     answers = teacher.label(rows, FreeLedger())
     assert teacher.centre.is_shift
