@@ -27,7 +27,7 @@ _LONGEST = 80
 
 
 class InputError(ValueError):
-    """Raised for data or settings where private records are at hand; the text is public, as all of this package.
+    """Raised for invalid data or settings by code that reads private records; its message holds public facts alone.
 
     Of other errors that private code raises, type and place alone are shown (see
     :func:`~pl_privknn.privacy.redaction.redacted`).
@@ -72,7 +72,7 @@ def check_installed(what: str, extra: str, *packages: str) -> None:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun in the singular or plural.
+    """Text of a number with its noun in the singular or plural.
 
     Example:
         >>> counted(1, "public example"), counted(1000, "record")
@@ -98,7 +98,7 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_epsilon(name: str, value: Any) -> float:
-    """Return the target ε of a run as float, or raise ``ValueError`` unless it is finite and in reach.
+    """Return the target ε of a run as float, or raise ``ValueError`` unless accounting covers it.
 
     The bounds are :data:`MIN_EPSILON` and :data:`MAX_EPSILON`.
     """
@@ -146,7 +146,7 @@ def check_open_unit(name: str, value: Any) -> float:
 
 
 def check_int(name: str, value: Any, minimum: int = 1, maximum: int = MAX_INT) -> int:
-    """Return ``value`` as int, or raise ``ValueError`` unless it is a whole number in these bounds."""
+    """Return ``value`` as int, or raise ``ValueError`` unless it is a whole number between the bounds."""
     whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not whole or value < minimum:
         raise ValueError(f"{name}={shown(value)} must be a whole number of at least {minimum}")

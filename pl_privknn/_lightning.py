@@ -50,7 +50,7 @@ _waiting: dict[str, type] | None = None
 
 
 def defer() -> None:
-    """Let classes wait for their bases until :func:`load`, unless a package is imported already."""
+    """Defer the bases of classes to :func:`load`, unless a Lightning package is imported already."""
     global _waiting
     if _waiting is None and not (
         _packages.cache_info().currsize or any(name in sys.modules for name in _NAMES)
@@ -59,7 +59,7 @@ def defer() -> None:
 
 
 def load() -> None:
-    """Import the packages, and give the classes that wait for it their bases."""
+    """Import the Lightning packages, and set the bases of deferred classes."""
     global _waiting
     waiting, _waiting = _waiting or {}, None
     for name, made in waiting.items():
@@ -75,7 +75,7 @@ def waits() -> bool:
 
 
 def accepted(name: str) -> tuple[type, ...]:
-    """Classes of a name whose objects are accepted: those of both packages, or the one that waits for its bases."""
+    """Classes of this name in both Lightning packages, for ``isinstance``; the deferred class before :func:`load`."""
     if _waiting is None or any(package in sys.modules for package in _NAMES):
         return both(name)
     return (globals().get(name) or __getattr__(name),)
@@ -138,7 +138,7 @@ def _method_class() -> type:
 
 
 def _methods(parents: tuple[Any, ...]) -> dict[str, Any]:
-    """Methods that two parents define differently."""
+    """Methods that the two parents define differently, as descriptors by name."""
     found = {}
     for name in dir(parents[0]) if len(parents) > 1 else []:
         both_of = [inspect.getattr_static(parent, name, None) for parent in parents]
@@ -149,7 +149,7 @@ def _methods(parents: tuple[Any, ...]) -> dict[str, Any]:
 
 
 class _Empty:
-    """Base of classes that wait for theirs, with what objects of Lightning's classes have before a training."""
+    """Base of deferred classes, with the attributes that Lightning's objects have before a training."""
 
     trainer = None
 
@@ -158,7 +158,7 @@ class _Empty:
 
 
 def __getattr__(name: str) -> Any:
-    """Class that derives from those of a name in both packages."""
+    """Return a class that derives from the class of this name in both packages."""
     made: Any
     if name == "Trainer":
         load()

@@ -11,7 +11,7 @@ _REMEMBERED = 32
 
 
 class Parser(ArgumentParser):
-    """A parser that adds defaults once to the arguments of each nested class, whose parsers are of its class too.
+    """Parser that adds the defaults of each nested class once; parsers of nested classes are of this class too.
 
     jsonargparse adds them several times at each level, so that its time grows exponentially with the levels.
     Arguments that have all defaults parse to themselves, so they are left as they are. This does not touch the

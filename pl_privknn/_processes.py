@@ -43,7 +43,7 @@ class ProcessLostError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Shard:
-    """Private records that this process holds. **Private**, as all numbers of records.
+    """Shard of the private records that this process holds. **Private**, its sizes included.
 
     Attributes:
         group: joins the processes.
@@ -97,11 +97,11 @@ class ProcessGroup:
 
     @classmethod
     def of(cls, trainer: pl.Trainer) -> ProcessGroup:
-        """The group of a trainer's processes; each of them calls this once its strategy has joined them."""
+        """Group of a trainer's processes; each process calls this after the strategy has joined them."""
         return cls(trainer.global_rank, trainer.world_size)
 
     def shared(self, work: Callable[[], Result]) -> Result:
-        """Result of ``work`` on global rank 0, on every process; each calls it with its own part of the work.
+        """Run ``work`` in every process, each on its own part, and return the result of global rank 0 in all of them.
 
         Raises:
             RuntimeError: where another process failed or ended. An exception of ``work`` itself passes as it is.
@@ -127,11 +127,11 @@ class ProcessGroup:
 
     @property
     def _group(self) -> Any:
-        """The one without a limit of time while signs of life are sent; the first is theirs then."""
+        """Process group of the next collective operation: within :meth:`shared` the one without a timeout."""
         return self._groups[1 if self._is_shared else 0]
 
     def from_first(self, work: Callable[[], Result]) -> Result:
-        """Result of ``work`` on global rank 0, on every process; an exception of it is raised on every process.
+        """Run ``work`` on global rank 0, and return its result, or raise its exception, in every process.
 
         Charges and draws of noise go through this: ``work`` is called on global rank 0 alone. Its result is public.
         """
@@ -161,7 +161,7 @@ class ProcessGroup:
         return pickle.loads(data.numpy().tobytes()) if self.rank else value
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """The parts of all processes, of one shape and dtype, on global rank 0; nothing elsewhere."""
+        """Tensors of all processes, of one shape and dtype, on global rank 0; an empty list elsewhere."""
         if self.size == 1:
             return [part]
         parts = [] if self.rank else [torch.empty_like(part) for _ in range(self.size)]
@@ -170,7 +170,7 @@ class ProcessGroup:
         return parts
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all processes' numbers, of one shape and dtype, on each of them."""
+        """Sum of the tensors of all processes, of one shape and dtype, in each process."""
         if self.size == 1:
             return part
         total = part.clone().cpu()
@@ -179,14 +179,14 @@ class ProcessGroup:
         return total.to(part.device)
 
     def agree(self, value: bytes) -> bool:
-        """Compare bytes, a multiple of eight of them, over all processes; true where they are equal."""
+        """Return whether all processes give equal bytes, whose number is a multiple of eight."""
         values = torch.zeros(self.size, len(value) // 8, dtype=torch.int64)
         values[self.rank] = torch.frombuffer(bytearray(value), dtype=torch.int64)
         values = self.sum(values)
         return bool((values == values[0]).all())
 
     def _await(self, work: Any) -> None:
-        """Wait for a collective, and no longer than the others live."""
+        """Wait for a collective operation; raise where another process has ended."""
         while not work.is_completed():
             self.check()
             time.sleep(_PAUSE)

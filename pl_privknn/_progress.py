@@ -14,7 +14,7 @@ ProgressHook = Callable[[str, int, int | None], None]
 
 @contextlib.contextmanager
 def progress_bars(enabled: bool, before: str = "") -> Iterator[ProgressHook]:
-    """Progress bars, one for each step; none where not ``enabled``, nor inside another bar that allows none.
+    """Context that gives each step a progress bar; no bars unless ``enabled``, or where another one allows none inside.
 
     Work on private records pulses, without a count, a total or a time.
 

@@ -137,7 +137,7 @@ def _copied(place: Tensor, values: Tensor, non_blocking: bool = False) -> Tensor
 
 
 def outside(graph: fx.GraphModule) -> tuple[str, ...]:
-    """Names of a graph's operators that are not in :data:`APART`, nor their versions in place."""
+    """Names of a graph's operators outside :data:`APART`, which lists in-place versions by their operator."""
     named = {
         packet_of(node).removesuffix("_")
         for node in graph.graph.nodes
@@ -198,7 +198,7 @@ def _ids_of(node: fx.Node) -> tuple[int, int | None, bool] | None:
 
 
 def _bounded(ids: Any, table: Tensor, dim: int | None, wraps: bool) -> list[tuple[Tensor, int, int]]:
-    """Tensors of ids with their least and largest values; none of a list with a mask."""
+    """Tensors of ids, each with the smallest and largest valid id; empty for a list that holds a mask."""
     given = (
         [(dim, ids)]
         if isinstance(ids, Tensor)

@@ -193,7 +193,7 @@ def score_labeler(target: Target, canaries: int, noise: NoiseSource) -> tuple[Sc
 
 
 def _known(target: Target, placed: Canaries, noise: NoiseSource) -> tuple[Canaries, Tensor, Tensor | None]:
-    """Attacker's knowledge, which is private.
+    """**Private.** Canaries and votes of all other records, as the attacker knows them.
 
     Returns:
         The canaries, a single one with the class that has the fewest votes at its place; votes of all other records,
@@ -230,7 +230,7 @@ class FixedPartition(Partitioner):
 
 
 def _with_parts(target: Target, noise: NoiseSource) -> Target:
-    """PATE with the parts of all other records fixed; one record is taken to change the part that it is in alone."""
+    """Copy of a PATE target with a fixed partition: a canary is assumed to change its own part alone."""
     made = copy.deepcopy(target.labeler)
     assert isinstance(made, PATE)
     table, count = (target.features, target.labels), made.num_teachers
@@ -296,7 +296,7 @@ def values_of(release: Release, num_classes: int) -> tuple[str, Tensor]:
 
 
 def _about(values: Tensor, canaries: Canaries, swaps: bool) -> Tensor:
-    """Value of each canary's class at its query; where labels are exchanged, minus that of its other label."""
+    """Released value of each canary's class at its query; where labels are exchanged, minus its other label's."""
     rows = values[canaries.about]
     own = rows.gather(1, canaries.labels[:, None])[:, 0]
     return own - rows.gather(1, canaries.others[:, None])[:, 0] if swaps else own

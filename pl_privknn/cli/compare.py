@@ -104,7 +104,7 @@ def _files(folder: Path, output: Path) -> str:
 
 
 def _show_so_far(output: Path) -> None:
-    """Write table and plot while runs go on; a failure is told and does not stop them."""
+    """Write table and plot while runs go on; a failure is reported and stops no run."""
     try:
         _files(output, output)
     except Exception as error:

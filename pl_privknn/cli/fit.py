@@ -226,7 +226,7 @@ def _init(parsed: argparse.Namespace) -> int:
 
 
 def check_recommended(parsed: argparse.Namespace) -> None:
-    """Refuse what can be refused before anything is imported.
+    """Raise for invalid arguments before slow imports and before data are read.
 
     Raises:
         ValueError: for a number out of range, or an empty name.

@@ -205,7 +205,7 @@ class PrivKNNCLI(LightningCLI):
         )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the trainer, and where nothing is recommended data, module, labeling and what they share."""
+        """Add the arguments of the trainer and, unless the run is recommended, of data, module and labeling."""
         if self.recommended is not None:
             parser.add_lightning_class_args(self.trainer_class, "trainer")
             parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
@@ -440,7 +440,7 @@ class _SaveRunConfig(SaveConfigCallback):
 
 
 def _listed(value: Any) -> list[Any]:
-    """List of one, several or no parts of a configuration."""
+    """Sections under a key that holds one, a list of them or None, as a list."""
     return value if isinstance(value, list) else [] if value in (None, True, False) else [value]
 
 
@@ -464,7 +464,7 @@ class DurableCheckpointIO(pl.TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Save, so that ``path`` holds the old or the new checkpoint whenever a crash comes."""
+        """Save a checkpoint atomically: after a crash ``path`` holds the old or the new one."""
         place = Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         with replaced_durably(place) as file:

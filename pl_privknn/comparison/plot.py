@@ -84,7 +84,7 @@ def figure_of(results: Sequence[Result], title: str) -> Figure:
 
 
 def _by_error(accuracy: np.ndarray) -> np.ndarray:
-    """Height of accuracies on the vertical axis."""
+    """Coordinates of accuracies on the vertical axis: minus the logarithm of the error."""
     return -np.log(np.maximum(1.001 - accuracy, 1e-4))
 
 

@@ -38,7 +38,7 @@ _COLUMNS = (
 
 
 def mark(guarantee: Guarantee) -> str:
-    """Mark of an ε of this guarantee, after a space; empty for an unconditional one."""
+    """Footnote mark of an ε with this guarantee, after a space; empty for an unconditional guarantee."""
     return f" {MARKS[guarantee.level]}" if MARKS[guarantee.level] else ""
 
 
@@ -175,12 +175,12 @@ def mean_and_spread(results: Sequence[Result]) -> tuple[float, float]:
 
 
 def over_test_examples(results: Sequence[Result]) -> bool:
-    """Whether the spread of these results is that over test examples; see :func:`mean_and_spread`."""
+    """Whether these results have a spread over test examples, not over seeds; see :func:`mean_and_spread`."""
     return any(result.values.get("test_examples") for result in results)
 
 
 def guarantees(cells: Cells) -> dict[tuple[str, float], Guarantee]:
-    """Guarantee of each cell that has an ε: that of its weakest run."""
+    """Guarantee of each cell that has an ε: the weakest guarantee of its runs."""
     return {
         key: weakest(result.guarantee for result in here) for key, here in cells.items() if key[1] < math.inf
     }
@@ -234,13 +234,13 @@ def markdown_table(results: Sequence[Result]) -> str:
 
 
 def _balanced(result: Result) -> Result:
-    """A run whose accuracy is the balanced one of its released model."""
+    """Copy of a result with the balanced accuracy of its released model in place of the accuracy."""
     found = {"test_accuracy": result.values["test_balanced_accuracy"], "head_test_accuracy": None}
     return dataclasses.replace(result, values={**result.values, **found, "test_baseline": None})
 
 
 def _rows_of(results: Sequence[Result], cells: Cells, heading: str = "method") -> str:
-    """Table of the cells; ``heading`` is that of its first column."""
+    """Markdown table of the cells; ``heading`` is the title of its first column."""
     targets = sorted({result.target for result in results})
     best = {target: best_at(cells, target) for target in targets if target < math.inf}
     seeds = len({result.seed for result in results})

@@ -48,7 +48,7 @@ class Extractor(HasInitArguments, abc.ABC):
         """Restore a state of :meth:`state_dict`, instead of :meth:`fit_public`."""
 
     def learn_from_all(self, public: PublicTables) -> None:
-        """Learn as :meth:`fit_public` does, where an extractor needs less than all images at once."""
+        """Learn as :meth:`fit_public` does; overridden by extractors that need not load all public images at once."""
         if self.learns:
             self.fit_public(public.images())
 
@@ -139,7 +139,7 @@ class PublicTables:
 
 
 def at_once(image_shape: Sequence[int]) -> int:
-    """Images of ``(channels, height, width)`` that are looked at together; fewer of large ones."""
+    """Number of images of ``(channels, height, width)`` in one batch; smaller for large images."""
     return max(16, min(IMAGES_AT_ONCE, _VALUES_AT_ONCE // math.prod(image_shape)))
 
 
@@ -150,7 +150,7 @@ def lasting_name(extractor: Extractor) -> str:
 
 
 def alike(first: Any, second: Any) -> bool:
-    """Whether two extractors are known to give the same features: of equal arguments, and taught the same."""
+    """Whether two extractors have equal arguments and equal learned states, and so give equal features."""
     if not (isinstance(first, Extractor) and isinstance(second, Extractor)):
         return False
     if not (name := lasting_name(first)) or name != lasting_name(second):
@@ -180,7 +180,7 @@ class LearnedExtractor(Extractor):
         self._digest = b""
 
     def beneath(self) -> Mapping[str, Extractor]:
-        """Extractors whose features this one works on, by their names in the state."""
+        """Inner extractors, by their names in the state."""
         return {}
 
     @abc.abstractmethod
@@ -200,7 +200,7 @@ class LearnedExtractor(Extractor):
         self._digest = digest
 
     def learned(self, name: str, device: torch.device) -> Tensor:
-        """A learned tensor, on a device.
+        """Learned tensor of this name, on a device.
 
         Raises:
             RuntimeError: before :meth:`fit_public`.

@@ -269,7 +269,7 @@ def _describe_all(
     eps: float,
     features: NDArray[np.float32],
 ) -> None:
-    """Features of images, their blocks normalised by "L2-Hys", an image at a time and so in the nearest cache.
+    """HOG features of images, with blocks normalised by "L2-Hys"; one image at a time, so that it stays in the cache.
 
     Threads are our own, one stretch of images each: between many small parallel regions, other programs that want the
     cores would be waited for each time.

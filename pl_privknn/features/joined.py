@@ -43,12 +43,12 @@ class JoinedFeatures(LearnedExtractor):
         self.learns = any(getattr(extractor, "learns", False) for extractor in extractors)
 
     def beneath(self) -> Mapping[str, Extractor]:
-        """The extractors that learn, by their places."""
+        """Inner extractors that learn, by their positions."""
         places = enumerate(self.extractors)
         return {str(place): part for place, part in places if getattr(part, "learns", False)}
 
     def learn(self, images: Tensor) -> dict[str, Tensor]:
-        """Nothing: the inner extractors learn."""
+        """Return no tensors: only the inner extractors learn."""
         return {}
 
     def learn_from_all(self, public: PublicTables) -> None:
@@ -72,7 +72,7 @@ _KNOWN: dict[bytes, dict[bytes, Tensor]] = {}
 
 
 class CachedFeatures(Extractor):
-    """Another extractor's features, computed once an image and process.
+    """Features of another extractor, computed once for each image in a process.
 
     For comparisons whose runs ask for the same features: ``privknn compare --workers 0`` makes them in one process.
     Two extractors with the same arguments that learned from the same public images share what they know. That is
@@ -119,7 +119,7 @@ class CachedFeatures(Extractor):
         self.load_state_dict(_LEARNED[key])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Whatever is written has the extractor alone: vectors of private images stay in memory."""
+        """Pickled state: the extractor alone, without vectors, since those of private images stay in memory."""
         return {**self.__dict__, "_table": None}
 
     def feature_size(self, image_shape: Sequence[int]) -> int:

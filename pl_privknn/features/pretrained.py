@@ -151,7 +151,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _load(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Fill the model, by name where the names are the model's and else by position."""
+    """Load weights into the model: by name where the names are the model's, else by position."""
     # Counts of training batches are not used here, and older files lack them.
     wanted = {name: value for name, value in model.state_dict().items() if not _is_count(name)}
     given = {name: value for name, value in state.items() if not _is_count(name)}
@@ -255,7 +255,7 @@ class OnnxNetwork:
 
 
 def session_of(content: bytes, threads: int | None = None) -> Any:
-    """A session of ONNX Runtime on the CPU, with so many threads an operator; as many as torch has by default."""
+    """ONNX Runtime session on the CPU with this number of threads per operator; torch's number by default."""
     check_installed("a network in an .onnx file", "onnx", "onnxruntime")
     import onnxruntime
 
@@ -268,7 +268,7 @@ def session_of(content: bytes, threads: int | None = None) -> Any:
 
 
 def _exported(network: nn.Module, example: Tensor) -> bytes:
-    """The network as an ONNX model, by torch's exporter that traces: it takes a tenth of the newer one's time."""
+    """Network as an ONNX model, by torch's tracing exporter, which is ten times faster than the newer exporter."""
     content = io.BytesIO()
     axes = {name: {0: "images"} for name in ("inputs", "vectors")}
     with warnings.catch_warnings():
@@ -287,7 +287,7 @@ def _exported(network: nn.Module, example: Tensor) -> bytes:
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Write a file of the cache, whole or not at all; without a place to write, the next process exports again."""
+    """Write a file of the cache atomically; without a writable folder the next process exports again."""
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

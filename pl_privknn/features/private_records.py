@@ -190,7 +190,7 @@ class _Alone:
         return copy.deepcopy(self._function, memo)
 
     def _fresh(self) -> Extract:
-        """A copy for one example; the function itself where it can't be copied."""
+        """Fresh copy of the function for one example; the function itself where it can't be copied."""
         try:
             return self._copy()
         except Exception:
@@ -224,7 +224,7 @@ class _Alone:
         return alone
 
     def _try(self, images: Tensor, alone: Tensor | None) -> bool:
-        """Compare the graph with the function; whether ``vmap`` takes it."""
+        """Compare the graph's vectors with the function's; returns whether ``vmap`` can run the graph."""
         kept = [*self._graph.parameters(), *self._graph.buffers()]
         before = [tensor._version for tensor in kept]
         found = self._graph(images[0])
@@ -281,7 +281,7 @@ class Examples(Protocol):
 
 
 class PrivateRecords:
-    """Private records of this process as one extractor shows them: what :meth:`Labeler.fit` gets.
+    """Private records of this process with the features of one extractor: the argument of :meth:`Labeler.fit`.
 
     A labeler pulls what it needs: a table of all feature vectors, or blocks of them, labels, owners, lasting numbers.
     Each vector is a function of its own record, so that a labeler's sensitivity is that of its rows. Everything here
@@ -357,7 +357,7 @@ class PrivateRecords:
         examples: Tensor | None = None,
         device: torch.device | None = None,
     ) -> PrivateRecords:
-        """Make records of feature vectors that exist already, as in tests and notebooks.
+        """Make private records from existing feature vectors, as in tests and notebooks.
 
         Args:
             features: float, shape ``(n, d)``, finite.
@@ -452,7 +452,7 @@ class PrivateRecords:
 
     @torch.no_grad()
     def map(self, function: Extract) -> tuple[Tensor, tuple[str, ...]]:
-        """Apply a function of others to each record alone; see :func:`kept_apart`.
+        """Apply a function from outside this package to each record alone; see :func:`kept_apart`.
 
         Args:
             function: maps examples ``(b, …)`` to vectors ``(b, d)``, as an extractor or a network; tried on made-up
@@ -486,7 +486,7 @@ class PrivateRecords:
 
 
 def _batch_size(shape: Sequence[int]) -> int:
-    """Records of a batch, which depends on their shape alone."""
+    """Number of records in a batch, a function of their shape alone."""
     return at_once(shape) if math.prod(shape[1:]) == 1 else min(_IMAGES_AT_ONCE, at_once(shape))
 
 

@@ -35,7 +35,7 @@ _RESOLVED = 1e-5
 
 
 class PublicWhitening(nn.Module):
-    """Centre features, project on leading principal directions, equalise these, and scale rows to unit length.
+    """Centre features, project on leading principal directions, equalise variances, and scale rows to unit length.
 
     Mean and directions come from public examples, so they cost no privacy. Fewer and levelled directions help
     noisy SGD, whose noise grows with the number of weights: a linear model on HOG features of Fashion-MNIST at
@@ -124,7 +124,7 @@ class PublicWhitening(nn.Module):
 
 
 def leading_directions(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Right singular vectors ``(d, count)`` of the largest singular values, and these, ``(count,)``; always the same.
+    """Leading right singular vectors ``(d, count)`` and their singular values ``(count,)``; deterministic.
 
     By random projections (Halko, Martinsson, Tropp 2011) where few of many are wanted, by all otherwise. Each
     vector's largest entry is positive.
@@ -197,7 +197,7 @@ class _OfFeatures(LearnedExtractor):
 
 
 class PublicPCA(_OfFeatures):
-    """Principal components of another extractor's features, levelled, each image scaled to unit length.
+    """Principal components of another extractor's features, of equalised variance, each vector scaled to unit length.
 
     See :class:`~pl_privknn.features.public.PublicWhitening`, whose mean and directions come from public images.
 
@@ -271,7 +271,7 @@ class PublicKernelPCA(_OfFeatures):
         self.seed = check_int("seed", seed, 0, 2**32 - 1)
 
     def feature_size(self, image_shape: Sequence[int]) -> int:
-        """``components``, where there are as many landmarks at least."""
+        """``components``, provided that there are at least as many landmarks."""
         return min(self.components, self.landmarks or self.components)
 
     def chosen(self, examples: Tensor) -> Tensor:
@@ -370,7 +370,7 @@ class Resized(Extractor):
         return self.extractor(self.resized(images))
 
     def resized(self, images: Tensor) -> Tensor:
-        """Images as the extractor sees them."""
+        """Images in the size that the inner extractor gets."""
         check_images(images)
         size = (self.image_size, self.image_size)
         return functional.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)

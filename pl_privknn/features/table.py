@@ -45,7 +45,7 @@ class TableFeatures(LearnedExtractor):
         self.sizes = [check_int("sizes", size, -1) for size in sizes]
 
     def feature_size(self, image_shape: Sequence[int]) -> int:
-        """Coordinates: two of each column of numbers, and one of each category and coordinate of a text."""
+        """Number of coordinates: two per column of numbers, one per category and per coordinate of a text."""
         return sum(abs(size) or 2 for size in self.sizes)
 
     def learn(self, images: Tensor) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ class TableFeatures(LearnedExtractor):
 
 
 def _knots(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Some different values in order, and the normal scores of their middle ranks."""
+    """Distinct values (all or some) in ascending order, and the normal scores of their middle ranks."""
     values = values[values >= 0]
     if not len(values):
         return torch.zeros(1), torch.zeros(1)
