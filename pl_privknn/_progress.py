@@ -14,7 +14,7 @@ ProgressHook = Callable[[str, int, int | None], None]
 
 @contextlib.contextmanager
 def progress_bars(enabled: bool, before: str = "") -> Iterator[ProgressHook]:
-    """Context that gives each step a progress bar; no bars unless ``enabled``, or where another one allows none inside.
+    """Context that gives each step a progress bar; none unless ``enabled``, or inside a bar that allows no other.
 
     Work on private records pulses, without a count, a total or a time.
 
