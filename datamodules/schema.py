@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import json
 import math
 import re
 from collections import Counter
@@ -257,6 +258,28 @@ class ColumnSchema:
         otherwise = self.size - 1 if self.size else math.nan
         return np.append(found, otherwise)[places]
 
+    def stated(self) -> tuple[str, str]:
+        """The column as a value in YAML, and a comment that says what may take its place."""
+        if self.kind == "text":
+            return "text", ""
+        if self.kind == "category":
+            values = json.dumps(self.values, ensure_ascii=False) if self.values else "category"
+            return values, "" if self.values else 'or ["first", "second"]: other values share one category'
+        word = "flag" if self.kind == "flag" else self.kind
+        if self.kind == "date" and self.month_first is not None:
+            word = "month first" if self.month_first else "day first"
+        if self.comma:
+            word = "decimal comma"
+        if self.kind == "flag" or self.bounds is None:
+            example = {"number": "[0, 100]", "date": "[2000-01-01, 2030-01-01]"}.get(self.kind, "")
+            return (
+                word,
+                example
+                and f"or {example[:-1]}{', ' + word if word not in KINDS else ''}], lowest and highest",
+            )
+        ends = [self.shown(end) for end in self.bounds]
+        return f"[{', '.join(ends)}{', ' + word if word not in KINDS else ''}]", ""
+
     def shown(self, number: float) -> str:
         """Cell of a number of :meth:`read`, for a file."""
         if self.kind == "category":
@@ -363,6 +386,23 @@ class Schema:
             found.append([column.shown(value) for value in values.tolist()])
         return [list(row) for row in zip(*found, strict=True)]
 
+    def to_yaml(self, left_out: Sequence[str] = ()) -> str:
+        """The columns as YAML that ``--bounds`` takes, with comments for their owner.
+
+        Args:
+            left_out: identifiers.
+        """
+        lines = [
+            "# Columns, for --bounds. What stands here is taken as known beforehand, and becomes public:",
+            "# fill in what is known without looking at the records, or leave the kind alone.",
+        ]
+        for column in self.columns:
+            if not column.part:
+                value, comment = column.stated()
+                lines.append(f"{_quoted(column.name)}: {value}{comment and '  # ' + comment}")
+        lines += [f"# {_quoted(name)}: left out as an identifier" for name in left_out]
+        return "\n".join(lines) + "\n"
+
     def to_list(self) -> list[dict[str, Any]]:
         """The columns in plain types."""
         return [dataclasses.asdict(column) for column in self.columns]
@@ -377,6 +417,19 @@ class Schema:
         return cls(
             tuple(ColumnSchema(**{name: tupled(value) for name, value in each.items()}) for each in columns)
         )
+
+
+def _quoted(name: str) -> str:
+    """Name as a key of YAML."""
+    plain = re.fullmatch(r"[A-Za-z_]\w*", name) and name.lower() not in {
+        *_FLAGS,
+        "on",
+        "off",
+        "null",
+        "y",
+        "n",
+    }
+    return name if plain else json.dumps(name, ensure_ascii=False)
 
 
 def schema_of(

@@ -127,7 +127,10 @@ def add_init(commands: Any) -> None:
     parser = commands.add_parser("init", help="recommend a run for your data and write its configuration")
     add_recommended(parser, required=True)
     parser.add_argument(
-        "--output", default="private_run.yaml", metavar="FILE", help="the configuration (private_run.yaml)"
+        "--output",
+        default="private_run.yaml",
+        metavar="FILE",
+        help="the configuration (private_run.yaml); columns of a table are written to private_run_columns.yaml",
     )
     parser.set_defaults(run=_init)
 
@@ -220,7 +223,15 @@ def _init(parsed: argparse.Namespace) -> int:
     place = next(parent for parent in output.resolve().parents if parent.exists())
     if place.is_file() or not os.access(place, os.W_OK | os.X_OK):
         raise PermissionError(f"--output {output}: {place} is not a writable folder")
-    output.write_text(recommended(parsed).to_yaml(), encoding="utf-8")
+    found = recommended(parsed)
+    output.write_text(found.to_yaml(), encoding="utf-8")
+    from pl_privknn.datamodules.tables import TableDataModule
+
+    if isinstance(found.data, TableDataModule):
+        columns = output.with_name(f"{output.stem}_columns.yaml")
+        if not columns.exists():
+            columns.write_text(found.data.schema.to_yaml(found.data.left_out), encoding="utf-8")
+        print(f"Columns: {columns}. Fill in what is known, and give it by --bounds {columns}.")
     suggest(f"fit --config {output}")
     return 0
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pl_privknn.datamodules import TableDataModule, TextDataModule
+from pl_privknn.datamodules.at import read_bounds
 from pl_privknn.datamodules.columns import Columns
 from pl_privknn.datamodules.schema import ColumnSchema, Schema, days_of, number_of, schema_of
 from pl_privknn.features import TableFeatures
@@ -377,3 +378,28 @@ def test_rows_have_no_bounds_before_the_run_has_paid_for_them():
         data.test.images()
     data.take_columns([{**column, "bounds": [0, 100]} for column in data.columns()])
     assert data.test.images()[1, 0] == pytest.approx(0.6)
+
+
+def test_a_schema_as_yaml_is_what_bounds_take(tmp_path):
+    table = {
+        "age": [1.5, 2.5, 3.0],
+        "paid": ["1,5", "2,5", "3,5"],
+        "yes": ["x", "x", "north: #1"],
+        "seen": ["31/12/2020", "02/01/2020", ""],
+        "born": ["2020-01-02", "2020-01-03", ""],
+        "member": [True, None, False],
+        "note": ["a b", "c d", "e"],
+    }
+    for public in (True, False):
+        columns = Columns("public" if public else "private", pa.table(table), list(table))
+        schema = schema_of(columns, list(table), {}, {}, public, ["note"])
+        (tmp_path / "columns.yaml").write_text(schema.to_yaml(["id"]), encoding="utf-8")
+        numeric, categorical, texts = read_bounds(tmp_path / "columns.yaml")
+        assert sorted([*numeric, *categorical, *texts]) == sorted(table)
+        again = schema_of(columns, list(table), numeric, categorical, public, texts)
+        for one, other in zip(schema.columns, again.columns, strict=True):
+            assert one.kind == other.kind
+            assert one.values == other.values
+            assert one.month_first == other.month_first or one.name == "born"
+            if one.bounds is not None:
+                np.testing.assert_allclose(other.bounds, one.bounds, atol=1.0)
