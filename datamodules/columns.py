@@ -236,6 +236,8 @@ class Columns:
         import pyarrow.compute
         import pyarrow.csv
 
+        if not text.strip():
+            raise FaultError("it is empty; a header and rows are wanted")
         text = re.sub(r"\A[\r\n]*sep=.\r?\n", "", text)  # Excel's
         line = re.match(r"[\r\n]*([^\r\n]*)", text)[1]  # type: ignore[index]
         headers = {

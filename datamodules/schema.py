@@ -26,8 +26,9 @@ from pl_privknn.privacy.public_rows import Bounds, scaled
 #: Kinds of columns: numbers, days (of dates), truth values, categories, and texts, of which each coordinate of their
 #: vectors is a column of the schema.
 KINDS = ("number", "date", "flag", "category", "text")
-#: What a cell that is not empty can be; each is one of them.
+#: What a cell that is not empty can be; each is one of them. A mark, as NA, may stand for a missing cell.
 CELLS = (
+    "mark",
     "word", "list", "flag", "code", "number", "decimal point", "decimal comma", "date", "day first", "month first",
     "day or month first",
 )  # fmt: skip
@@ -45,9 +46,26 @@ STATED: dict[str, tuple[str, bool | None, bool | None]] = {
 _DECIDED = 0.9  # share of a column's cells that decide its kind
 _TEXT_WIDTH = 64  # coordinates of a text's unit vector, which lie between these bounds but for a few
 _TEXT_BOUNDS = (-0.5, 0.5)
+_MARKS = {
+    "na",
+    "n/a",
+    "#n/a",
+    "nan",
+    "null",
+    "none",
+    "nil",
+    "?",
+    "-",
+    "--",
+    ".",
+    "\u2013",
+    "missing",
+    "unknown",
+}
 _FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 _MOST_VALUES, _BUCKETS = 50, 16  # values of a public column; hash buckets of a column without stated values
 _STRETCH = 0.1  # of a range of public numbers, at both ends
+_LARGEST = 1e300  # public numbers, whose range must be a number
 _MOST_COORDINATES = 2000  # second moments have half of its square
 _DROPPED = str.maketrans(
     {"\u2212": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " ", "'": " ", "\u2019": " "}
@@ -154,6 +172,8 @@ def _order_of(day: re.Match[str]) -> bool | None:
 
 def cell_of(word: str) -> int:
     """Place in :data:`CELLS` of what a cell that is not empty is, from the cell alone."""
+    if word.strip().lower() in _MARKS:
+        return CELLS.index("mark")
     if word.strip().lower() in _FLAGS:
         return CELLS.index("flag")
     if _is_list(word.strip()):
@@ -193,7 +213,7 @@ def kind_of_counts(
         The kind, or ``"list"``; the order of dates is None where no cell tells it.
     """
     of = dict(zip(CELLS, map(float, counts), strict=True))
-    total = max(1.0, sum(of.values()))
+    total = max(1.0, sum(of.values()) - of["mark"])
     numbers = of["code"] + of["number"] + max(of["decimal point"], of["decimal comma"])
     ordered = of["day first"], of["month first"]
     month_first = None if ordered[0] == ordered[1] else ordered[1] > ordered[0] + margin
@@ -238,7 +258,7 @@ class ColumnSchema:
         return (_BUCKETS if self.values is None else len(self.values)) + 1
 
     def read(self, table: Columns) -> NDArray[np.float64]:
-        """Numbers, NaN where there is none, or numbers of categories, ``(n,)``."""
+        """Numbers, or numbers of categories, ``(n,)``; NaN where a cell is empty or no number."""
         import pyarrow
 
         column = table.read(self.name)
@@ -255,8 +275,7 @@ class ColumnSchema:
             found = np.array(
                 [_FLAGS.get(word.strip().lower(), number_of(word, self.comma)) for word in words]
             )
-        otherwise = self.size - 1 if self.size else math.nan
-        return np.append(found, otherwise)[places]
+        return np.append(found, math.nan)[places]
 
     def stated(self) -> tuple[str, str]:
         """The column as a value in YAML, and a comment that says what may take its place."""
@@ -293,8 +312,6 @@ class ColumnSchema:
         return ("true" if number >= 0.5 else "false") if self.kind == "flag" else f"{number:.6g}"
 
     def _category(self, word: str) -> int:
-        if not word:
-            return self.size - 1
         if self.values is None:
             digest = hashlib.blake2b(word.encode(), digest_size=8, key=self.name.encode()[:64]).digest()
             return int.from_bytes(digest, "little") % _BUCKETS
@@ -349,7 +366,7 @@ class Schema:
         return Schema(tuple(dataclasses.replace(column, bounds=found) for column, found in pairs))
 
     def read(self, table: Columns, how: str) -> Tensor:
-        """Rows of a table, float64 ``(n, d)``: numbers, NaN where there is none, and categories.
+        """Rows of a table, float64 ``(n, d)``: numbers and categories, NaN where there is none.
 
         Args:
             table: has the columns, in any order, and perhaps others.
@@ -364,6 +381,11 @@ class Schema:
         ]
         return torch.from_numpy(np.stack(read, axis=1))
 
+    def filled(self, rows: Tensor) -> Tensor:
+        """Rows of :meth:`read` with the last category where a column of categories has none."""
+        last = torch.tensor([size - 1.0 if size else math.nan for size in self.sizes], dtype=rows.dtype)
+        return torch.where(rows.isnan(), last, rows)
+
     def scaled(self, rows: Tensor) -> Tensor:
         """Rows of :meth:`read` with numbers in [0, 1] between their bounds, −1 where they are missing, float32."""
         found = [
@@ -372,7 +394,7 @@ class Schema:
             else scaled(values, column.bounds)
             if column.bounds
             else values.nan_to_num(-1.0)
-            for column, values in zip(self.columns, rows.unbind(1), strict=True)
+            for column, values in zip(self.columns, self.filled(rows).unbind(1), strict=True)
         ]
         return torch.stack(found, dim=1).clamp(-3e38, 3e38).float()
 
@@ -651,7 +673,7 @@ def _common_values(table: Columns, name: str) -> tuple[str, ...]:
 
 
 def _range(numbers: NDArray[np.float64]) -> Bounds:
-    finite = numbers[np.isfinite(numbers)]
+    finite = numbers[np.isfinite(numbers)].clip(-_LARGEST, _LARGEST)
     if not len(finite):
         return 0.0, 1.0
     low, high = float(finite.min()), float(finite.max())

@@ -370,6 +370,8 @@ class TableDataModule(LabeledTables):
         if columns is not None:
             return list(columns), []
         others = [name for name in table.names if name not in own]
+        for name in {*others} if len({*others}) < len(others) else ():
+            table.check(name, "by renaming one of them")
         if unknown := sorted(stated - {*others}):
             raise InputError(
                 f"numeric, categorical, text: {table.named} has no column {unknown[0]!r} besides label, person and "
@@ -380,9 +382,8 @@ class TableDataModule(LabeledTables):
 
     def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
         rows = self.schema.read(self._table(part), "by columns= (--columns)")
-        others = torch.tensor([size - 1.0 if size else torch.nan for size in self.schema.sizes])
-        empty = ((rows == others) | rows.isnan()).all(dim=1)
-        return _Rows(rows, self._known, part), self._known_labels(part), {"no cell": empty}
+        faults = {"no cell": rows.isnan().all(dim=1)}
+        return _Rows(rows, self._known, part), self._known_labels(part), faults
 
     def load_public(self) -> PublicDataset:
         """The public rows; rows of zeros, until the run has paid for others, where there are none."""
@@ -410,7 +411,7 @@ class TableDataModule(LabeledTables):
 
     def draw_public(self, budget: Budget, release: Release) -> DrawnRows:
         """See :meth:`PrivatePublicDataModule.draw_public`."""
-        rows = _rows_in(self.private.store)
+        rows = self._stated.filled(_rows_in(self.private.store))
         owners = self.private_groups if budget.unit == "person" else None
         sizes, bounds, left = self._stated.sizes, self._stated.bounds, super().budget_left(budget)
         return self.public_rows.released(rows, owners, sizes, bounds, left, release, self.unbounded)

@@ -24,7 +24,7 @@ def read(cells, numeric=None, categorical=None, public=True):
     """Schema of a column and its cells as numbers."""
     table = Columns("public" if public else "private", pa.table({"x": cells}), ["x"])
     schema = schema_of(table, ["x"], numeric or {}, categorical or {}, public)
-    return schema.columns[0], schema.read(table, "by columns=")[:, 0].tolist()
+    return schema.columns[0], schema.filled(schema.read(table, "by columns="))[:, 0].tolist()
 
 
 def same(found, wanted):
@@ -71,6 +71,10 @@ def same(found, wanted):
         (["1_000", "1_000", "2_000", "2_000"], "category", [0, 0, 1, 1]),
         (["a", "b", "b", "a", ""], "category", [0, 1, 1, 0, 2]),
         (["NA", "NA", "DE", "DE"], "category", [1, 1, 0, 0]),
+        (["NA", "1", "?", "2", "-", "none"], "number", [NAN, 1, NAN, 2, NAN, NAN]),
+        (["yes", "n/a", "no", "unknown"], "flag", [1, NAN, 0, NAN]),
+        (["null", "2020-01-02", "."], "date", [NAN, 18263, NAN]),
+        (["NA", "NA", "?", "?"], "category", [1, 1, 0, 0]),
         (["a\nb", "a\nb", "c", "c"], "category", [0, 0, 1, 1]),
         (["é", "é", "ß", "ß"], "category", [1, 1, 0, 0]),
         ([1, 2, 3], "number", [1, 2, 3]),
