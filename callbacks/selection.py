@@ -423,7 +423,8 @@ class ClusterSelection(Selector):
         return torch.from_numpy(values), seed
 
     def _queries(self, table: Tensor, count: int, seed: int) -> Selection:
-        from sklearn.cluster import KMeans, kmeans_plusplus
+        import faiss
+        from sklearn.cluster import kmeans_plusplus
 
         ask_means = self.ask == "means"
         if not count:
@@ -431,8 +432,17 @@ class ClusterSelection(Selector):
         values = table.numpy()
         centres, _ = kmeans_plusplus(values, count, random_state=seed)
         if self.max_iter and count < len(values):
-            kmeans = KMeans(count, init=centres, n_init=1, max_iter=self.max_iter, random_state=seed)
-            centres = kmeans.fit(values).cluster_centers_
+            kmeans = faiss.Kmeans(
+                values.shape[1],
+                count,
+                niter=self.max_iter,
+                seed=seed,
+                min_points_per_centroid=1,
+                max_points_per_centroid=len(values),
+            )
+            kmeans.train(values.astype("float32"), init_centroids=centres.astype("float32"))
+            assert kmeans.centroids is not None
+            centres = kmeans.centroids.astype(values.dtype)
         distances = torch.cdist(table, torch.from_numpy(centres))
         # Two centres may share their nearest example: one query serves both clusters.
         medoids, position = torch.unique(distances.argmin(dim=0), return_inverse=True)

@@ -127,7 +127,7 @@ def test_a_fit_with_a_logger_that_is_not_installed_ends_before_it_starts(
 
 
 def test_import_leaves_heavy_packages_alone():
-    heavy = {"wandb", "timm", "opacus", "matplotlib", "pyarrow", "skimage", "pytorch_lightning"}
+    heavy = {"wandb", "timm", "faiss", "opacus", "matplotlib", "pyarrow", "skimage", "pytorch_lightning"}
     # What ``privknn epsilon`` needs is not among what imports torch either.
     code = (
         f"import sys, pl_privknn.privacy.verify; "
