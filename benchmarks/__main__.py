@@ -23,9 +23,10 @@ BENCHMARKS = {
     "runs": "one training configuration over several seeds, or a comparison of methods",
     "scale": "memory of a labelling round with a large table",
     "speed": "labelling, features, an epoch, the exact ε and the import, as ratios of processor seconds",
+    "tables": "recommended runs on tables compared with private models of other packages",
 }
 #: Options that say where things lie or which are measured, and change no figure.
-PLACES = ("prv", "dry_run", "folder", "name", "only", "root", "words")
+PLACES = ("prv", "dry_run", "folder", "name", "only", "peers", "root", "words")
 
 
 def main(words: Sequence[str] | None = None) -> int:

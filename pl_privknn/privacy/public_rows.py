@@ -44,6 +44,8 @@ _DIAGONAL, _BESIDE, _SCALE = 128, 181, 2.0**-7
 _LOWEST, _RAREST = 0.005, 1e-4
 # Cells of a column in standard deviations of their noise, from which on something is in them.
 _SEEN = 4.0
+# Share of the prior of a column's shape that the other columns do not tell, and rounds that find it.
+_SURPRISE, _ROUNDS = 0.01, 20
 # Share of a cell's noise that is added to every cell, so that noise alone empties none.
 _FLOOR = 0.05
 # Largest factor by which correlations of a category are raised.
@@ -109,7 +111,7 @@ class PublicRows:
 
     histograms: float = 0.2
     moments: float = 0.3
-    bounds: float = 0.15
+    bounds: float = 0.3
     rows: int = 4000
     bins: int = 32
 
@@ -192,16 +194,16 @@ class PublicRows:
         if unknown:
             numbers = [table[:, place] for place in unknown]
             powers = counted(_RELEASES[0], [(power_cells(column), 2 * _POWERS + 2) for column in numbers])
-            for place, counts in zip(unknown, powers, strict=True):
-                known[place] = _between_powers(counts, mechanisms[_RELEASES[0]].sigma)
+            wide, others, zero = _between_powers(np.stack(powers), mechanisms[_RELEASES[0]].sigma)
             cells = [
-                (number_cells(scaled(table[:, place], known[place]), _RANGES), _RANGES + 1)
-                for place in unknown
+                # Those that are 0 are known by now.
+                (torch.where(column == 0, _RANGES, number_cells(scaled(column, of), _RANGES)), _RANGES + 1)
+                for column, of in zip(numbers, wide, strict=True)
             ]
-            ranges, sigma = counted(_RELEASES[1], cells), mechanisms[_RELEASES[1]].sigma
-            records = float(np.mean([counts.sum() for counts in ranges]))
-            for place, counts in zip(unknown, ranges, strict=True):
-                known[place] = _narrowed(known[place], counts, records, sigma)
+            ranges = np.stack(counted(_RELEASES[1], cells))
+            narrow = _narrowed(wide, ranges[:, :-1], others, mechanisms[_RELEASES[1]].sigma)
+            for place, (low, high), is_held in zip(unknown, narrow, zero, strict=True):
+                known[place] = (min(low, 0.0), max(high, 0.0)) if is_held else (low, high)
         columns = [
             column if size else scaled(column, found)
             for column, size, found in zip(table.unbind(1), sizes, known, strict=True)
@@ -218,7 +220,7 @@ class PublicRows:
             lambda: moment_sums(copula.encoded(columns), parts),
             _SCALE * 4.0**-_BITS,
         )
-        return DrawnRows(copula.drawn(noisy.numpy()), known)
+        return DrawnRows(copula.drawn(noisy.numpy(), moments.sigma), known)
 
 
 class KeptReleases:
@@ -354,7 +356,7 @@ class _Copula:
         widths = list[int]()
         floor, means, known, squares = _FLOOR * sigma / self.records, list[float](), list[float](), 0.0
         for column, size in zip(counts, sizes, strict=True):
-            share = _on_simplex(column / self.records)
+            share = _on_simplex((column if size else _smoothed(column, sigma)) / self.records)
             self.missing.append(0.0 if size or column[-1] < _SEEN * sigma else float(share[-1]))
             share = (share if size else share[:-1]) + floor
             self.shares.append(share / share.sum())
@@ -395,14 +397,15 @@ class _Copula:
             place += parts.shape[1]
         return torch.from_numpy((np.hstack(found) - self.means) / self.radius)
 
-    def drawn(self, noisy: NDArray[Any]) -> Tensor:
+    def drawn(self, noisy: NDArray[Any], sigma: float) -> Tensor:
         """Rows of numbers and categories, float32 ``(rows, d)``.
 
         Args:
             noisy: released second moments, as of :func:`moment_sums`.
+            sigma: standard deviation of their noise.
         """
         draw, count, found, place = np.random.default_rng(0), self.settings.rows, [], 0
-        values, vectors = np.linalg.eigh(self._correlations(noisy))
+        values, vectors = np.linalg.eigh(self._correlations(noisy, sigma))
         points = draw.standard_normal((count, len(self.means))) @ (vectors * np.sqrt(values.clip(0))).T
         for size, shares, missing in zip(self.sizes, self.shares, self.missing, strict=True):
             if size:
@@ -420,14 +423,20 @@ class _Copula:
             found.append(numbers)
         return torch.tensor(np.stack(found, axis=1), dtype=torch.float32)
 
-    def _correlations(self, noisy: NDArray[Any]) -> NDArray[Any]:
-        """Correlations of the encoded columns, positive semidefinite."""
-        width = len(self.means)
+    def _correlations(self, noisy: NDArray[Any], sigma: float) -> NDArray[Any]:
+        """Correlations of the encoded columns, positive semidefinite.
+
+        Noise alone has eigenvalues up to s√(2 D), s the standard deviation of its diagonal: smaller ones become
+        their mean, and larger ones are shrunk as is best for a few of them in such noise (Donoho, Gavish 2014).
+        """
+        width, scale = len(self.means), self.radius**2 / self.records
         moments = np.diag(noisy[:width] / _DIAGONAL)
         rows, columns = np.triu_indices(width, 1)
         moments[rows, columns] = moments[columns, rows] = noisy[width:] / _BESIDE
-        values, vectors = np.linalg.eigh(moments / _SCALE / self.records * self.radius**2)
-        moments = (vectors * values.clip(1e-4)) @ vectors.T
+        values, vectors = np.linalg.eigh(moments / _SCALE * scale)
+        kept = np.sqrt((values.clip(0) ** 2 - 2 * width * (sigma * scale) ** 2).clip(0))
+        rest = max(float(values.sum() - kept.sum()) / width, 1e-4)
+        moments = (vectors * kept) @ vectors.T + rest * np.eye(width)
         # Missing numbers, which are at the mean, take nothing from the correlation of the others.
         spread = np.sqrt(np.diag(moments) * self.known)
         found = moments / np.outer(spread, spread)
@@ -454,23 +463,89 @@ def _on_simplex(values: NDArray[Any]) -> NDArray[Any]:
     return np.clip(values - excess[np.nonzero(falling > excess)[0][-1]], 0, None)
 
 
-def _between_powers(counts: NDArray[Any], sigma: float) -> Bounds:
-    """Bounds that hold all cells with something in them and their neighbours; the fullest cell where none has."""
-    held = np.nonzero(counts[:-1] > _SEEN * sigma)[0]
-    held = held if len(held) else np.array([counts[:-1].argmax()])
+def _smoothed(counts: NDArray[Any], sigma: float) -> NDArray[Any]:
+    """Counts of a column of numbers, without what noise can explain in each octave of frequencies (James, Stein)."""
+    from scipy.fft import dct, idct
+
+    waves, low = dct(counts[:-1], norm="ortho"), 1
+    while low < len(waves):
+        octave = waves[low : 2 * low]
+        octave *= max(0.0, 1 - len(octave) * sigma**2 / max(float(octave @ octave), 1e-300))
+        low *= 2
+    return np.append(idct(waves, norm="ortho"), counts[-1])
+
+
+def _likeliest(
+    counts: NDArray[Any], records: NDArray[Any], shapes: NDArray[Any], sigma: float
+) -> NDArray[np.intp]:
+    """Most probable shape of each column, whose other columns tell how frequent each shape is.
+
+    Args:
+        counts: noisy cells ``(e, k)``.
+        records: in these cells ``(e,)``.
+        shapes: shares of the cells ``(s, k)``.
+        sigma: standard deviation of the noise.
+    """
+    from scipy.special import softmax
+
+    of = records[:, None]
+    fits = (of * (counts @ shapes.T) - of**2 / 2 * np.square(shapes).sum(axis=1)) / sigma**2
+    found = softmax(fits, axis=1)
+    for _ in range(_ROUNDS if len(counts) > 1 else 0):
+        others = (found.sum(axis=0) - found) / (len(counts) - 1)
+        prior = (1 - _SURPRISE) * others + _SURPRISE / len(shapes)
+        found = softmax(fits + np.log(prior), axis=1)
+    return found.argmax(axis=1)
+
+
+def _between_powers(
+    counts: NDArray[Any], sigma: float
+) -> tuple[list[Bounds], NDArray[Any], NDArray[np.bool_]]:
+    """Bounds of each column's numbers, how many of them are not 0, and whether some are.
+
+    The bounds are those of the likeliest shape (one power of two, or all up to one alike, of either sign or both),
+    and of all cells with something in them.
+    """
+    zeros, records = counts[:, _POWERS], max(1.0, float(counts.sum(axis=1).mean()))
+    others = (records - zeros - counts[:, -1]).clip(sigma, max(records, sigma))
+    one, none = np.eye(_POWERS), np.zeros((_POWERS, _POWERS + 1))
+    alike = np.tril(2.0 ** (np.arange(_POWERS) - np.arange(_POWERS)[:, None]))
+    alike /= alike.sum(axis=1, keepdims=True)
+    above = [np.hstack([none, shape]) for shape in (one, alike)]
+    below = [shape[:, ::-1] for shape in above]
+    shapes = np.concatenate([*above, *below, (above[1] + below[1]) / 2])
     edges = 2.0 ** (np.arange(_POWERS + 1) + _LEAST_POWER)
-    edges = np.concatenate([-edges[::-1], edges])
-    return float(edges[max(held[0] - 1, 0)]), float(edges[min(held[-1] + 2, len(edges) - 1)])
+    tops, ends, bounds = edges[1:], np.concatenate([-edges[::-1], edges]), list[Bounds]()
+    lows, highs = np.repeat([0, 0, -1, -1, -1], _POWERS), np.repeat([1, 1, 0, 0, 1], _POWERS)
+    for shape, column in zip(_likeliest(counts[:, :-1], others, shapes, sigma), counts[:, :-1], strict=True):
+        held, top = np.nonzero(column > _SEEN * sigma)[0], tops[shape % _POWERS]
+        low, high = lows[shape] * top, highs[shape] * top
+        if len(held):
+            low, high = min(low, ends[held[0]]), max(high, ends[held[-1] + 1])
+        bounds.append((float(low), float(high)))
+    return bounds, others, zeros > _SEEN * sigma
 
 
-def _narrowed(bounds: Bounds | None, counts: NDArray[Any], records: float, sigma: float) -> Bounds:
-    """Bounds of a quarter of the cells or fewer that hold nearly all records, and of the cells beside them."""
-    assert bounds is not None
-    before = np.concatenate([[0.0], counts[:-1].cumsum()])
-    for width in range(1, _RANGES // 4 + 1):
-        within = before[width:] - before[:-width]
-        if within.max() > _NEARLY * records - 2 * sigma * math.sqrt(width):
-            first, step = max(int(within.argmax()) - 1, 0), (bounds[1] - bounds[0]) / _RANGES
-            last = min(int(within.argmax()) + width + 1, _RANGES)
-            return bounds[0] + first * step, bounds[0] + last * step
-    return bounds
+def _narrowed(
+    bounds: Sequence[Bounds], counts: NDArray[Any], records: NDArray[Any], sigma: float
+) -> list[Bounds]:
+    """Bounds of the likeliest parts, of others until nearly all records are held, and of one more at each end."""
+    widths = [2**power for power in range(_RANGES.bit_length())]
+    parts = [
+        (first, width) for width in widths for first in range(0, _RANGES - width + 1, max(1, width // 4))
+    ]
+    within = np.arange(_RANGES)
+    shapes = np.stack([((within >= first) & (within < first + width)) / width for first, width in parts])
+    found = list[Bounds]()
+    for column, shape, wanted, (low, high) in zip(
+        counts, _likeliest(counts, records, shapes, sigma), records, bounds, strict=True
+    ):
+        first, last = parts[shape][0], sum(parts[shape])
+        padded = np.concatenate([[-np.inf], column, [-np.inf]])
+        while last - first < _RANGES and column[first:last].sum() < _NEARLY * wanted - 2 * sigma * math.sqrt(
+            last - first
+        ):
+            first, last = (first - 1, last) if padded[first] > padded[last + 1] else (first, last + 1)
+        step = (high - low) / _RANGES
+        found.append((float(low + max(first - 1, 0) * step), float(low + min(last + 1, _RANGES) * step)))
+    return found
