@@ -39,7 +39,7 @@ class DecisionRule(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, noisy: Tensor, total: float | Tensor, tau: float | None, deviation: float) -> Tensor:
-        """Decide.
+        """Turn noisy sums into probabilities of attributes.
 
         Args:
             noisy: released sums, float64, shape ``(m, a)``.
@@ -86,7 +86,7 @@ class FixedThresholds(DecisionRule):
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
-        """Whether anything is learned from the sums: for denoising only."""
+        """Whether the rule learns from the released sums: only where it denoises them."""
         return self.denoise
 
     def __call__(self, noisy: Tensor, total: float | Tensor, tau: float | None, deviation: float) -> Tensor:
@@ -305,7 +305,7 @@ def swapped_vote_norms(tau: float | None, num_attributes: int) -> tuple[float, f
 
 
 def _votes(tau: float | None, num_attributes: int) -> Iterator[tuple[int, float]]:
-    """Numbers of ones in a row, and the entry that clipping leaves for each."""
+    """Possible numbers of ones in a row, and the value of each one after clipping."""
     for ones in range(num_attributes + 1):
         yield ones, 1.0 if tau is None or ones <= tau else tau / ones
 
@@ -345,11 +345,11 @@ class Attributes:
 
     @property
     def decision(self) -> DecisionRule:
-        """The rule in force."""
+        """Decision rule: the given one, else :class:`LearnedThresholds`."""
         return LearnedThresholds() if self.rule is None else self.rule
 
     def swapped(self, noise: Mechanism, num_attributes: int, rate: float = 1.0) -> AdditiveNoise:
-        """The mechanism that noises sums in which one vote may replace another; see :func:`swapped_vote_norms`."""
+        """Mechanism for noisy sums in which one vote may replace another; see :func:`swapped_vote_norms`."""
         l1, l2 = swapped_vote_norms(self.tau, num_attributes)
         return sum_noise(noise, l1, l2, rate, "sums of clipped votes")
 
@@ -359,7 +359,7 @@ class Attributes:
 
 
 def attributes_of(task: str, attributes: Attributes | None) -> Attributes | None:
-    """Settings of attributes where the task has them, the default ones unless given; else None.
+    """Settings of attributes for a task that has them, by default :class:`Attributes` without arguments; else None.
 
     Raises:
         ValueError: for another task, or settings of attributes where the task is ``"multiclass"``.

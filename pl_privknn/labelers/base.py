@@ -98,7 +98,7 @@ class PayingRun:
     processes: ProcessGroup = ALONE
 
     def pay(self, mechanism: Mechanism, count: int, key: str) -> NoiseSource:
-        """Charge releases; their noise exists after the charge is on disk.
+        """Charge releases, and return the source of their noise once the charge is on disk.
 
         Args:
             mechanism: what is released, with the sensitivity that holds under :attr:`adjacencies`.
@@ -124,7 +124,7 @@ class PayingRun:
 
     @property
     def own_key(self) -> tuple[str | int, ...]:
-        """First parts of the keys of this process's streams: seeded coins of shards must differ."""
+        """Prefix of the keys of this process's random streams, so that seeded coins of shards differ."""
         return ("shard", self.processes.rank) if self.processes.rank else ()
 
     @property
@@ -197,7 +197,7 @@ class Labeler(HasInitArguments, abc.ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the labeler can do with these settings."""
+        """Capabilities of the labeler with its settings."""
         return Capabilities()
 
     @property
@@ -419,7 +419,7 @@ class SpendsBudget(Labeler):
         return self.adjacencies[0]
 
     def set_by_budget(self, value: _Value | None) -> _Value:
-        """Return a value that a budget sets.
+        """Return a value that is set from a budget.
 
         Raises:
             ValueError: where it is still None.

@@ -171,7 +171,7 @@ class SufficientStatistics(StatisticsTeacher):
             )
 
     def sensitivity(self, release: int) -> float:
-        """R, or max(2, √2·R), of attributes and of several records a person 2R; see the class."""
+        """R under add_remove, else max(2, √2·R), or 2R for attributes and several records a person; see the class."""
         longest = math.sqrt(1 + self.bias**2)
         if self.adjacency == "add_remove":
             return longest
@@ -180,20 +180,20 @@ class SufficientStatistics(StatisticsTeacher):
         return max(2.0, self.targets.farthest * longest)
 
     def step(self, release: int) -> float:
-        """2⁻²⁴ for a bias below 2; of attributes, whose t are no whole numbers, 2⁻³²."""
+        """Step of 2⁻²⁴ for a bias below 2; 2⁻³² for attributes, whose t are no whole numbers."""
         left, right = self._steps
         return left * right
 
     @property
     def _steps(self) -> tuple[float, float]:
-        """Steps of labels and of x."""
+        """Step of the label vectors, and step of x."""
         longest = max(1.0, self.bias)
         if not self.targets.midpoint:  # whole numbers already
             return 1.0, step_for(longest)
         return step_for(1.0, LEFT_BITS), step_for(longest, RIGHT_BITS)
 
     def _vectors(self, labels: Tensor, num_targets: int) -> Tensor:
-        """Y of classes, t of attributes, float64 ``(n, c)``, of length 1."""
+        """Label vectors of length 1, float64 ``(n, c)``: Y of classes, t of attributes."""
         vectors = self.targets.vectors(labels, num_targets) - self.targets.midpoint
         return vectors * self.targets.error_scale(num_targets)
 
@@ -214,7 +214,7 @@ class SufficientStatistics(StatisticsTeacher):
         return total
 
     def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
-        """The public fit."""
+        """Weights of the public fit to the released sum."""
         if self.fitted_by == "nearest_mean":
             return fit_nearest_mean(public, releases[0].noisy, self.bias, self.mechanism(0).sigma)
         num_targets = len(releases[0].noisy)
@@ -226,7 +226,7 @@ class SufficientStatistics(StatisticsTeacher):
         return fit_maximum_likelihood(public, moment, penalty, targets=self.targets)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Those of the model; the scores of least squares estimate probabilities themselves."""
+        """Probabilities of the model; scores of least squares are estimates of probabilities."""
         if self.fitted_by == "least_squares":
             return self.targets.probabilities_of(scores)
         return self.targets.expected(scores)
@@ -287,11 +287,11 @@ class PreconditionedGradients(StatisticsTeacher):
             )
 
     def sensitivity(self, release: int) -> float:
-        """C, or 2C."""
+        """Clipping norm C under add_remove, else 2C."""
         return self.clip_norms[release] * (1.0 if self.adjacency == "add_remove" else 2.0)
 
     def step(self, release: int) -> float:
-        """2⁻³² for a clipping norm of 1."""
+        """Step, 2⁻³² for a clipping norm of 1."""
         return step_for(self.clip_norms[release], LEFT_BITS) * step_for(1.0, RIGHT_BITS)
 
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ class PreconditionedGradients(StatisticsTeacher):
         return total
 
     def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
-        """Maximum likelihood at the mean of all moments."""
+        """Maximum-likelihood weights at the mean of all released moments."""
         total, precision = torch.zeros_like(releases[min(releases)].noisy), 0.0
         divisor = self.private_records * self.targets.error_scale(len(total))
         for number, taken in releases.items():

@@ -53,7 +53,7 @@ class Bloom:
 
     @property
     def hit(self) -> float:
-        """p, probability that a one is hit."""
+        """Probability p that a one is hit."""
         return self.gain / self.total
 
     @property
@@ -62,7 +62,7 @@ class Bloom:
         return _KEYS, self.length
 
     def choose(self, hashed: Tensor, noise: NoiseSource) -> Tensor:
-        """The value to send for each row of hashed ones: int64 ``(n, m)`` below l to int64 ``(n,)``."""
+        """Choose the value to send for each row of hashed ones: int64 ``(n, m)`` below l to int64 ``(n,)``."""
         rows = torch.arange(len(hashed))
         uniform = noise.uniform((len(hashed),))
         marked = torch.zeros(len(hashed), self.length, dtype=torch.bool)
@@ -88,7 +88,7 @@ class Bloom:
 
 
 def hash_cells(keys: Tensor, cells: Tensor, length: int) -> Tensor:
-    """A public hash of each cell under its row's key: int64 ``(n,)`` and ``(n, m)`` to ``(n, m)`` below ``length``.
+    """Public hash of each cell under its row's key: int64 ``(n,)`` and ``(n, m)`` to ``(n, m)`` below ``length``.
 
     Two rounds of the splitmix64 finaliser. Privacy holds for every hash function; that of the estimates' variance
     needs values that look independent.
@@ -188,7 +188,7 @@ class Protocol(abc.ABC):
 
 
 class LocalRandomizer(Protocol):
-    """One client's message and the server's estimate; see the module.
+    """Base class of local randomisers: one client's message, and the server's estimate; see the module.
 
     Args:
         epsilon: ε of the whole message.
@@ -259,7 +259,7 @@ class UnaryRandomizer(LocalRandomizer):
 
     @property
     def mechanism(self) -> RandomizedResponse:
-        """The bits that two answers can differ in are 2·k·r."""
+        """Randomised response on bits, of which two answers differ in at most 2·k·r."""
         return RandomizedResponse.for_epsilon(self.epsilon, 2, 2 * self.table.ones)
 
     def compared(self, nearest: Tensor, labels: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ class UnaryRandomizer(LocalRandomizer):
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """Bits."""
+        """Bound of each bit, 2."""
         return (2,) * self.table.cells
 
     def aggregate(self, messages: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ class UnaryRandomizer(LocalRandomizer):
 
     @property
     def rates(self) -> tuple[float, float]:
-        """The probability f of a flip, and 1 − 2f."""
+        """Probability q = f of a flip, and p − q = 1 − 2f."""
         flip = self.mechanism.flip_probability
         return flip, 1 - 2 * flip
 
@@ -320,7 +320,7 @@ class CollisionRandomizer(LocalRandomizer):
         return self._estimate(sum(parts, torch.zeros(self.table.cells)), len(messages))
 
     def _simulate(self, nearest: Tensor, labels: Tensor, noise: NoiseSource) -> Tensor:
-        """Ones by their own hashes; zeros are hit independently, so their hits are binomial."""
+        """Simulate hits of ones by their hashes, and hits of zeros as independent binomials."""
         true = true_counts(self.table, nearest, labels)
         hits = binomial(len(nearest) - true, 1 / self.bloom.length, noise)
         cells = self.table.cells_of(nearest, labels)
@@ -331,7 +331,7 @@ class CollisionRandomizer(LocalRandomizer):
 
     @property
     def rates(self) -> tuple[float, float]:
-        """1/l, and p − 1/l."""
+        """Probability q = 1/l, and p − q."""
         return 1 / self.bloom.length, self.bloom.hit - 1 / self.bloom.length
 
 
@@ -466,7 +466,7 @@ class MultiMessage(Shuffled):
 
     @property
     def mechanism(self) -> NegativeBinomial:
-        """The noise."""
+        """Mechanism of the noise in every cell."""
         return self._noise
 
     def compared(self, nearest: Tensor, labels: Tensor) -> Tensor:

@@ -172,7 +172,7 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
 
     @property
     def mechanism(self) -> Gaussian:
-        """Release of one step; draws its noise as well.
+        """Mechanism of one step, which also draws its noise.
 
         Raises:
             ValueError: before a budget has set its noise.
@@ -199,7 +199,7 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
 
     @property
     def capabilities(self) -> Capabilities:
-        """One training a round; persons, of whom a Poisson batch is one, and shards, whose gradients add up."""
+        """Capabilities: one training per round; persons, as units of Poisson batches; shards, whose sums add up."""
         return Capabilities(in_batches=False, persons=True, shards=("add_remove",))
 
     def learn(self, records: PrivateRecords) -> None:
@@ -208,7 +208,7 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         self._owners = records.owners
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """All steps of all rounds; see :meth:`Labeler.plan`."""
+        """Charges of all steps of all rounds; see :meth:`Labeler.plan`."""
         return [Charge(self.mechanism, self.steps * rounds)]
 
     def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
@@ -228,7 +228,7 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         return Release(released, scores.softmax(dim=1).float() if self.model.soft else None)
 
     def head_state(self) -> dict[str, Tensor] | None:
-        """Weights, float64 ``(c, d + 1)``, and what public features were learned; see the base."""
+        """Weights, float64 ``(c, d + 1)``, and the state of the public whitening; see the base."""
         return self._head
 
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
@@ -251,7 +251,7 @@ class NoisySGDTeacher(MakesModel, SpendsBudget):
         return PublicWhitening(queries.shape[1], kept, self.model.whitening).fit(queries)
 
     def _train(self, num_classes: int, run: PayingRun) -> Tensor:
-        """Released weights, float64 ``(num_classes, d + 1)``, the bias last."""
+        """Train with noisy steps; returns the released weights, float64 ``(num_classes, d + 1)``, the bias last."""
         assert self._table is not None
         most, owners, several = self.optimization.steps_per_charge, self._owners, self.records_per_person
         steps = PaidSteps(run.ledger, self.mechanism, self.steps, most, run.unit, run.processes)

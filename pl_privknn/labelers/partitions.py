@@ -55,7 +55,7 @@ class Partitioner(abc.ABC):
         noise: NoiseSource,
         groups: Tensor | None = None,
     ) -> Tensor:
-        """The part of each record.
+        """Assign each record to a part.
 
         Args:
             features: float, shape ``(n, d)``.

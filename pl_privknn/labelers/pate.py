@@ -134,7 +134,7 @@ class PATE(VotingLabeler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Persons where a part takes all of their records, and shards where each record's part is drawn by itself.
+        """Capabilities: persons, if a part takes all their records; shards, if parts are drawn record by record.
 
         A teacher is of one shard, so a record that moves into another one changes two teachers, and so may one that
         replaces another.
@@ -218,7 +218,7 @@ class PATE(VotingLabeler):
 
     @property
     def trained(self) -> TrainedTeachers:
-        """**Private.** The teachers.
+        """**Private.** Trained teachers.
 
         Raises:
             RuntimeError: before :meth:`fit`.
@@ -302,7 +302,7 @@ class PATE(VotingLabeler):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings alone, no teachers and no votes."""
+        """Pickled state: settings alone, without teachers and votes."""
         kept = dict(self.__dict__)
         for name in ("_records", "_trained", "_asked", "_answered"):
             kept.pop(name, None)

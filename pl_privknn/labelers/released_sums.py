@@ -59,7 +59,7 @@ class Targets(abc.ABC):
 
     @abc.abstractmethod
     def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
-        """Y of labels, float64 ``(n, c)``, entries 0 or 1."""
+        """Label vectors Y, float64 ``(n, c)``, with entries 0 or 1."""
 
     @abc.abstractmethod
     def expected(self, scores: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Targets(abc.ABC):
 
     @abc.abstractmethod
     def log_partition(self, scores: Tensor) -> Tensor:
-        """Log of what exp⟨scores, y⟩ is divided by, ``(n,)``."""
+        """Log-partition function: logarithm of the normaliser of exp⟨scores, y⟩, ``(n,)``."""
 
     @abc.abstractmethod
     def probabilities_of(self, estimates: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class ClassTargets(Targets):
     farthest = math.sqrt(2.0)
 
     def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
-        """Of class j, the j-th unit vector."""
+        """Unit vectors: the j-th for class j."""
         return functional.one_hot(labels, num_targets).double()
 
     def expected(self, scores: Tensor) -> Tensor:
@@ -105,17 +105,17 @@ class ClassTargets(Targets):
         return scores.logsumexp(dim=1)
 
     def probabilities_of(self, estimates: Tensor) -> Tensor:
-        """The positive parts over their sum."""
+        """Positive parts of the estimates, divided by their sum."""
         # The largest stays the largest where none is positive.
         positive = (estimates - estimates.amax(dim=1, keepdim=True).clamp(max=0)).clamp(min=0) + 1e-12
         return positive / positive.sum(dim=1, keepdim=True)
 
     def answers(self, probabilities: Tensor) -> Tensor:
-        """The likeliest class, ``(n,)``."""
+        """Most likely class, ``(n,)``."""
         return probabilities.argmax(dim=1)
 
     def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
-        """-1, ``(n,)``, and zeros."""
+        """Labels -1, ``(n,)``, and probabilities of zero."""
         return torch.full((count,), -1), torch.zeros(count, num_targets)
 
 
@@ -126,7 +126,7 @@ class AttributeTargets(Targets):
     midpoint, farthest = 0.5, 2.0
 
     def vectors(self, labels: Tensor, num_targets: int) -> Tensor:
-        """The attributes themselves."""
+        """Attributes as numbers."""
         return labels.double()
 
     def expected(self, scores: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class AttributeTargets(Targets):
         return functional.softplus(scores).sum(dim=1)
 
     def probabilities_of(self, estimates: Tensor) -> Tensor:
-        """Cut off at 0 and 1."""
+        """Estimates clipped to [0, 1]."""
         return estimates.clamp(0, 1)
 
     def answers(self, probabilities: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class AttributeTargets(Targets):
         return (probabilities > 0.5).long()
 
     def unknown(self, count: int, num_targets: int) -> tuple[Tensor, Tensor]:
-        """-1, ``(n, c)``, and ½."""
+        """Labels -1, ``(n, c)``, and probabilities of ½."""
         return torch.full((count, num_targets), -1), torch.full((count, num_targets), 0.5)
 
     def error_scale(self, num_targets: int) -> float:
@@ -167,7 +167,7 @@ _EXACT, _ROUNDING = 2**53, 2.0**-40
 
 
 def step_for(length: float, bits: int = BITS) -> float:
-    """The largest power of two that is at most ``length`` · 2**−bits."""
+    """Largest power of two that is at most ``length`` · 2**−bits."""
     return math.ldexp(0.5, math.frexp(length)[1] - bits)
 
 
@@ -243,7 +243,7 @@ class Centre(NamedTuple):
 
 
 def clipped_differences(unit: Tensor, mean: Tensor) -> Tensor:
-    """Differences of vectors ``(n, d)`` from the public mean ``(d,)``, clipped to length 1: a record's part."""
+    """Differences of vectors ``(n, d)`` from the public mean ``(d,)``, clipped to length 1, one per record."""
     rows = unit - mean
     return rows * clip_factors(rows.norm(dim=1), 1.0)[:, None]
 
@@ -418,7 +418,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     @abc.abstractmethod
     def private_sum(self, release: int, weights: Tensor) -> Tensor:
-        """The exact sum of the records of this process, **private**, int64 ``(c, p)``, in steps.
+        """**Private.** Exact sum over the records of this process, int64 ``(c, p)``, in steps.
 
         Args:
             release: its number.
@@ -427,7 +427,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     @abc.abstractmethod
     def step(self, release: int) -> float:
-        """The public power of two of which :meth:`private_sum` counts multiples."""
+        """Public step of :meth:`private_sum`, a power of two."""
 
     @abc.abstractmethod
     def sensitivity(self, release: int) -> float:
@@ -435,7 +435,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     @abc.abstractmethod
     def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
-        """The model's weights, float64 ``(c, p)``: post-processing.
+        """Weights of the model, float64 ``(c, p)``: post-processing.
 
         Args:
             public: x of the public examples, float64 ``(m, p)``.
@@ -451,7 +451,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         return features.double() if self._change is None else self._change(features).double()
 
     def learned(self) -> dict[str, Tensor]:
-        """What was learned of public features, and the released centre, as tensors."""
+        """State learned from public features, and the released centre, as tensors."""
         change, centre = self._change, self.centre
         found = {} if change is None else {"mean": change.mean, "directions": change.directions}
         if centre is not None:
@@ -506,7 +506,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     @property
     def _left(self) -> float:
-        """Share of μ that the centre leaves: Gaussian releases compose in quadrature."""
+        """Share of μ left after the centre's release: Gaussian releases compose in quadrature."""
         return math.sqrt(1 - (self.share or 0.0) ** 2)
 
     def _set_noise(self, noise_multiplier: float) -> None:
@@ -529,12 +529,12 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         return self.mechanism(CENTRE).sigma * math.sqrt(width) / self.private_records
 
     def penalty(self, num_targets: int) -> float:
-        """λ of a model of so many classes or attributes."""
+        """Ridge penalty λ of a model of this number of classes or attributes."""
         divisor = self.private_records * self.targets.error_scale(num_targets)
         return self.ridge * self.noise_multiplier / math.sqrt(self.releases) / divisor
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """All releases, once, however many rounds there are; see :meth:`Labeler.plan`."""
+        """Charges of all releases, which are made once for all rounds; see :meth:`Labeler.plan`."""
         return list(merged(Charge(self.mechanism(release)) for release in self.numbers).values())
 
     # ------------------------------------------------------------------ a run
@@ -570,7 +570,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Persons, whose part of a sum is clipped, and shards: sums of whole numbers are the same in any number."""
+        """Capabilities: persons, whose contribution is clipped; shards, since sums of whole numbers are exact."""
         return Capabilities(persons=True, shards=ADJACENCIES)
 
     def _learn_public(self, features: Tensor | None) -> None:
@@ -632,7 +632,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         return Release(released, soft)
 
     def head_state(self) -> dict[str, Tensor] | None:
-        """Weights, float64 ``(c, p)``, the centre, and what public features were learned."""
+        """Weights, float64 ``(c, p)``, the centre, and the state learned from public features."""
         return None if self._weights is None else {"weights": self._weights, **self.learned()}
 
     def head(self, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
@@ -719,7 +719,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         return total
 
     def _released(self, run: PayingRun) -> Tensor:
-        """Weights of the model, after the releases that are still due."""
+        """Charge and draw all outstanding releases; returns the model's weights."""
         first = run.processes.from_first
         weights, charged, learned, self._public_mean = first(lambda: self._so_far(run.ledger))
         if run.processes.rank:
@@ -783,5 +783,5 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
 
 def _centre_in(state: Mapping[str, Tensor]) -> Centre | None:
-    """Centre in the state of :meth:`StatisticsTeacher.learned`; None where none was released."""
+    """Released centre in the state of :meth:`StatisticsTeacher.learned`; None before its release."""
     return Centre(state["offset"], *state["chance"].tolist()) if "offset" in state else None

@@ -36,7 +36,7 @@ from pl_privknn.privacy.noise import NoiseSource
 
 @dataclasses.dataclass(frozen=True)
 class CountTable:
-    """Shape of an answer.
+    """Sizes of a table of counts, and of the votes of each record.
 
     Attributes:
         queries: s.
@@ -52,12 +52,12 @@ class CountTable:
 
     @property
     def cells(self) -> int:
-        """s·c."""
+        """Number of cells, s·c."""
         return self.queries * self.classes
 
     @property
     def ones(self) -> int:
-        """k·r."""
+        """Number of cells that a record votes for, k·r."""
         return self.k * self.labels
 
     def cells_of(self, nearest: Tensor, labels: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class RecordVotes(SpendsBudget):
 
     @property
     def capabilities(self) -> Capabilities:
-        """One release a round; persons, of each of whom one record, drawn by a private coin, votes."""
+        """Capabilities: one release per round; persons, each voting with one record drawn by a private coin."""
         return Capabilities(in_batches=False, persons=True)
 
     def learn(self, records: PrivateRecords) -> None:
@@ -266,7 +266,7 @@ class ReverseKNN(RecordVotes):
         self.mechanism(2)  # refuses what can't be added to counts at once
 
     def mechanism(self, num_classes: int) -> AdditiveNoise:
-        """The frozen mechanism that draws, and is charged for, one round.
+        """Mechanism that draws the noise of one round and is charged for it.
 
         Raises:
             ValueError: before the noise is set.
@@ -342,7 +342,7 @@ class ReverseKNN(RecordVotes):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Shards too, of records with classes: whole counts add up."""
+        """Capabilities of the base, and shards of records with classes, whose counts add up."""
         return dataclasses.replace(super().capabilities, shards=() if self.attributes else ADJACENCIES)
 
     def _own_sums(self, queries: Tensor, attributes: Attributes) -> Tensor:

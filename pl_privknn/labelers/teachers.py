@@ -155,7 +155,7 @@ class StackedTeachers(Teachers):
         return module
 
     def batch_generator(self, teacher: int) -> torch.Generator:
-        """Source of the uniform numbers u that choose teacher's records: row ⌊u·(size of its part)⌋."""
+        """Source of the uniform numbers u that choose a teacher's records: row ⌊u·(size of its part)⌋."""
         return torch.Generator().manual_seed(teacher_seed(self.seed, teacher, "batches"))
 
     def rate(self, step: int) -> float:
@@ -264,7 +264,7 @@ class StackedEnsemble(TrainedTeachers):
         self.blocks: list[dict[str, Tensor]] = []
 
     def find_failures(self) -> None:
-        """Note teachers with a weight that is not finite."""
+        """Mark teachers that have a weight that is not finite."""
         finite = torch.cat(
             [
                 torch.stack([value.flatten(1).isfinite().all(dim=1) for value in block.values()])
@@ -301,7 +301,7 @@ class StackedEnsemble(TrainedTeachers):
 
     @torch.no_grad()
     def scores(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Logits of all teachers for block after block of queries: where the block begins, ``(t, b, c)``."""
+        """Yield, for each block of queries, its first position and the logits of all teachers ``(t, b, c)``."""
         forward = torch.vmap(
             lambda own, batch: functional_call(self.template, own, (batch,)), in_dims=(0, None)
         )

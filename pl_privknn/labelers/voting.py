@@ -80,12 +80,12 @@ class Aggregation:
 
     @property
     def additive(self) -> AdditiveNoise:
-        """The noise, where counts are released."""
+        """Noise of released counts, as an additive mechanism."""
         assert isinstance(self.noise, AdditiveNoise)
         return self.noise
 
     def plan(self, num_queries: int, max_answers: int) -> list[Charge]:
-        """Worst-case charges of so many queries with so many answers."""
+        """Worst-case charges of this number of queries and answers."""
         planned = [(self.screening, num_queries), (self.noise, min(num_queries, max_answers))]
         return [Charge(self._billed(part), count) for part, count in planned if part is not None and count]
 
@@ -126,7 +126,7 @@ class Aggregation:
     def release(
         self, num_queries: int, votes: Votes, run: PayingRun, max_answers: int | None = None
     ) -> Release:
-        """Labels of :meth:`ask`, -1 where refused, with all noisy counts where those are released."""
+        """Labels of :meth:`ask`, -1 where refused, with the noisy counts where counts are released."""
         answered, released = self.ask(num_queries, votes, run, max_answers)
         labels = torch.full((num_queries,), -1, dtype=torch.int64)
         if released is None:
@@ -243,7 +243,7 @@ class VotingLabeler(Labeler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Persons; all queries of a round together where a rule learns from their answers."""
+        """Capabilities: persons; all queries of a round at once where the decision rule learns from the answers."""
         attributes = self.attributes
         return Capabilities(in_batches=attributes is None or not attributes.decision.learns, persons=True)
 
@@ -252,7 +252,7 @@ class VotingLabeler(Labeler):
         return self.aggregation(num_classes).plan(num_queries, max_answers)
 
     def aggregation(self, num_classes: int) -> Aggregation:
-        """Mechanism of answers about so many classes, or attributes."""
+        """Mechanism of answers for this number of classes, or attributes."""
         if self.attributes is not None:
             noise = self.attributes.swapped(self.noise, num_classes, self.sampling_rate)
             return AttributeSums(
@@ -386,7 +386,7 @@ class PrivateKNN(NeighborVoting):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Shards too, of records with classes: each process searches its own."""
+        """Capabilities of the base, and shards of records with classes: each process searches its own shard."""
         shards = self.adjacencies if self.attributes is None else ()
         return dataclasses.replace(super().capabilities, shards=shards)
 

@@ -238,7 +238,7 @@ class PoissonNeighbors(PoissonTotals):
         self._labels = compact_labels(labels, len(table), self.num_classes)
 
     def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
-        """One vote each; see :meth:`PoissonTotals.add`."""
+        """Add one vote for each record; see :meth:`PoissonTotals.add`."""
         totals[rows] += count_votes(places, self._labels[records], len(rows), self.num_classes)
 
 
@@ -267,16 +267,16 @@ class PoissonSums(PoissonTotals):
         self._values = values.to("cpu", torch.float64)
 
     def add(self, totals: Tensor, rows: Tensor, places: Tensor, records: Tensor) -> None:
-        """The records' rows; see :meth:`PoissonTotals.add`."""
+        """Add the records' rows; see :meth:`PoissonTotals.add`."""
         totals.index_add_(0, rows[places], self._values[records])
 
     def gathered(self, length: int) -> int:
-        """Gathered rows take the most memory."""
+        """Memory of the gathered rows; see :meth:`PoissonTotals.gathered`."""
         return max(length, self.k * self.width)
 
 
 def compact(owners: Tensor) -> NDArray[np.int32]:
-    """Persons numbered from 0, one a record, int32 ``(n,)``."""
+    """Number of each record's person, from 0, int32 ``(n,)``."""
     return owners.unique(return_inverse=True)[1].int().numpy()
 
 
@@ -292,7 +292,7 @@ def first_in_row(numbers: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def toss(coins: Coins | None, shape: tuple[int, ...], rate: float) -> Tensor:
-    """Return ``coins(shape, rate)``.
+    """Toss coins of a shape at a rate, and check the result.
 
     Raises:
         ValueError: if there is no source of coins, or it gives another shape or dtype.
@@ -430,7 +430,7 @@ class ShardedNeighbors:
 
 
 class _NearestAccepted(PoissonTotals):
-    """The k nearest records of a fresh Poisson sample themselves: their numbers plus one, 0 where there is none."""
+    """Numbers plus one of the k nearest records of a fresh Poisson sample; 0 where there is none."""
 
     dtype = torch.int64
 
@@ -453,6 +453,6 @@ class _NearestAccepted(PoissonTotals):
 def _squared(
     queries: Tensor, table: Tensor, rows: NDArray[np.int64], records: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Squared distances of pairs: the numbers by which single distances are compared in a search, too."""
+    """Squared distances of pairs, by the function that a search compares records with."""
     here, there = (part.detach().to("cpu", torch.float32).contiguous().numpy() for part in (queries, table))
     return pair_distances(here, there, rows, records)

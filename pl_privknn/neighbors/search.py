@@ -86,7 +86,7 @@ class Smallest:
         self._bounds = np.full(rows, np.inf, dtype=np.float32)
 
     def add(self, keys: Floats, first: int = 0) -> None:
-        """Look at further columns.
+        """Take further columns into account.
 
         Args:
             keys: shape ``(rows, n)``, finite; not changed.
@@ -181,7 +181,7 @@ def _order_rows(
     k: int,
     complete: NDArray[np.bool_],
 ) -> None:
-    """Put ``indices`` in order, and say of each row whether it is complete."""
+    """Sort each row of ``indices`` in place, and write to ``complete`` whether the row reaches past its near ties."""
     ends = np.zeros(keys.shape, dtype=np.int32)
 
     def find(start: int, stop: int) -> None:
@@ -220,7 +220,7 @@ def pair_distances(
 
 @compiled()
 def _let_through(keys, bounds, first, packed, filled):  # type: ignore[no-untyped-def]
-    """Append the entries below each row's bound: of equal ones, those with the lower columns came earlier."""
+    """Append the entries below each row's bound; among equal entries lower columns come first."""
     columns = keys.shape[1]
     bits = keys.view(np.int32)
     found = np.empty(columns + 1, dtype=np.int32)
@@ -239,7 +239,7 @@ def _let_through(keys, bounds, first, packed, filled):  # type: ignore[no-untype
 
 @compiled(fastmath={"reassoc", "contract"})
 def squared_distance(query, record):  # type: ignore[no-untyped-def]
-    """Of two rows of one length, float64; a function of the two rows alone."""
+    """Squared distance of two rows of one length, float64; a function of the two rows alone."""
     # "reassoc" lets the compiler sum in vector lanes; the order still depends on the length alone.
     total = 0.0
     for i in range(query.shape[0]):
@@ -316,7 +316,7 @@ def _pairs(queries, table, rows, columns, out):  # type: ignore[no-untyped-def]
 
 
 def in_threads(work: Callable[[int, int], None], total: int, step: int, threads: int | None = None) -> None:
-    """Run ``work(start, stop)`` over ``range(total)`` on so many threads, as many as torch uses by default.
+    """Run ``work(start, stop)`` over ``range(total)`` on some threads, by default as many as torch uses.
 
     Threads of our own: torch's parallel regions wait for every thread at their ends.
     """
@@ -415,7 +415,7 @@ class _Records(NamedTuple):
 
 
 def _near(table: Tensor, device: torch.device) -> Tensor:
-    """The table on a GPU that has room for it, so that it travels once and not for each thousand queries."""
+    """Copy of the table on a GPU that has room for it, so that it is sent once per search; else the table."""
     values = table.numel() * 4
     if (
         device.type != "cuda"
@@ -481,7 +481,7 @@ def _candidates(queries: Tensor, centre: Tensor, records: _Records, length: int)
 
 
 def _sorted_candidates(queries: Tensor, centre: Tensor, records: _Records, length: int) -> NDArray[np.int64]:
-    """Candidates by sorting on another device, where keys are dear to send and cheap to sort."""
+    """Candidates by sorting on another device, where sending keys is slow and sorting them is fast."""
     best = np.empty((len(queries), 0), dtype=np.int64)
     block_size = max(4 * length, _KEYS_AT_A_TIME // len(queries))
     for start, keys in _key_blocks(queries, centre, records, block_size):

@@ -133,7 +133,7 @@ class IndKNNParameters:
 
     @property
     def quantum(self) -> float:
-        """The power of two in whole multiples of which budgets are counted."""
+        """Unit of budgets, a power of two, of which they are whole multiples."""
         return math.ldexp(1.0, math.frexp(self.rho)[1] - _QUANTA_BITS)
 
     def costs(self, amounts: Floats | float) -> Floats:
@@ -141,7 +141,7 @@ class IndKNNParameters:
         return np.ceil(np.asarray(amounts) / self.quantum * _COST_MARGIN)
 
     def similarity(self, threshold: float) -> float:
-        """The cosine at which the kernel value is ``threshold``."""
+        """Cosine at which the kernel value is ``threshold``."""
         if self.kernel == "cosine":
             return threshold
         return 1 + self.bandwidth**2 * math.log(threshold) / 2
@@ -198,7 +198,7 @@ class PublicDensity:
             )
 
     def thresholds(self, parameters: IndKNNParameters, similarities: NDArray[np.float32]) -> Floats:
-        """τ of each query.
+        """Threshold τ of each query.
 
         Args:
             parameters: kernel and least threshold.
@@ -298,7 +298,7 @@ def collect(
     deviation: float,
     quantum: float,
 ) -> Floats:
-    """Votes of one query, ``(c,)``; each owner of neighbours, a record or a person, pays from ``left``.
+    """Sum the votes of one query, ``(c,)``, and subtract the cost from the budget ``left`` of each voting owner.
 
     An owner votes with the sum of the κ of their neighbours, by class, scaled to an L2 norm of 1 at most (that of
     one record at the query's own place), and pays for this norm. Compiled; no sum is reordered.
@@ -538,7 +538,7 @@ class IndKNNEngine:
         self._paying = (np.empty(0, np.intp), np.empty(0))
 
     def turn(self) -> int:
-        """**Private.** Number of neighbours of the next query that can pay."""
+        """**Private.** Go to the next query; returns the number of its neighbours' owners that can pay."""
         self._settle()
         self._near, self._kappa = next(self._coming)
         owners, _ = self._owners_of(self._near)

@@ -204,7 +204,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Persons, who have one budget each, and shards, since a query needs sums over records alone."""
+        """Capabilities: persons, with one budget each; shards, since a query needs only sums over records."""
         return Capabilities(persons=True, shards=("add_remove",))
 
     @property
@@ -321,7 +321,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
         processes.sum(torch.zeros(1))  # nothing is paid before all have joined
 
     def _join_first(self, place: Path, run: PayingRun) -> tuple[str, bool, str | None]:
-        """Open the budgets of the first shard; their stream, whether it has begun, and its last noted mark."""
+        """Open the budgets of the first shard; returns their stream, whether it began, and its last mark."""
         self._move_to(place)
         if not (place / FILE_NAME).exists():
             check_unpaid(place, self.parameters.total, run.ledger)

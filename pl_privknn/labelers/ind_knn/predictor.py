@@ -345,7 +345,7 @@ class IndKNNPredictor(contextlib.AbstractContextManager["IndKNNPredictor"]):
         numbers: Ids | None = None,
         owners: Ids | None = None,
     ) -> None:
-        """Write rows of a table of vectors; rows without a number come after those that are there."""
+        """Write rows of a table of vectors; rows without a number are appended."""
         columns = [
             itertools.repeat(None) if one is None else one.tolist() for one in (numbers, owners, labels)
         ]
