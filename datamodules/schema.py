@@ -511,7 +511,7 @@ def schema_of(
     return found
 
 
-def cells_of(table: Columns, name: str) -> tuple[Tensor, int]:
+def cell_numbers(table: Columns, name: str) -> tuple[Tensor, int]:
     """Number of each row's cell among :data:`CELLS`, int64 ``(n,)``, and how many there are; the last is empty."""
     if table.is_vectors(name):
         raise InputError(

@@ -26,7 +26,7 @@ from pl_privknn.datamodules.datasets import (
     TensorImages,
     rows_below,
 )
-from pl_privknn.datamodules.schema import Schema, cells_of, identifiers, kind_of_counts, schema_of
+from pl_privknn.datamodules.schema import Schema, cell_numbers, identifiers, kind_of_counts, schema_of
 from pl_privknn.features.base import forget_features
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.files import write_durably
@@ -130,7 +130,7 @@ class LabeledTables(OwnDataModule):
         """See :meth:`PrivatePublicDataModule.unnamed_records`."""
         assert self.names is not None
         classes, table = self._words("private", "label"), self._table("private")
-        cells = [cells_of(table, name) for name in self.names.columns]
+        cells = [cell_numbers(table, name) for name in self.names.columns]
         if unit != "person":
             return UnnamedRecords(classes, cells)
         persons = self._words("private", "person")

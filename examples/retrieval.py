@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from pl_privknn.features import PublicWhitening, WordLlamaFeatures
-from pl_privknn.privacy import Charge, Gaussian, default_noise, epsilon_for_delta
+from pl_privknn import Charge, Gaussian, WordLlamaFeatures
+from pl_privknn.features import PublicWhitening
+from pl_privknn.privacy import default_noise, epsilon_for_delta
 
 DELTA, QUESTIONS, CONTEXTS, NEAR, THRESHOLD = 1e-5, 1000, 75, 150, 0.05
 

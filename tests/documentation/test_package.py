@@ -145,6 +145,15 @@ def test_public_names_exist():
         _ = pl_privknn.nothing
 
 
+def test_guides_take_public_names_from_the_top():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "guides").rglob("*.py")]
+    imports = [line.strip() for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    found = [re.fullmatch(r"from pl_privknn\.([\w.]+) import ([\w, ]+)", line) for line in imports]
+    longer = {name for match in found if match for name in match[2].split(", ")} & {*pl_privknn.__all__}
+    assert not longer
+    assert {"ClusterSelection", "TrainingOptions", "check_labeler"} < {*pl_privknn.__all__}
+
+
 def test_a_name_means_one_thing_in_the_whole_package():
     """No class has the name of another one, and no public function that of another in the files of the package."""
     places = {}

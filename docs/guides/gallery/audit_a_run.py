@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from pl_privknn import HOG, Budget, DigitsDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import ClusterSelection, LabelingOptions
+from pl_privknn import (
+    HOG,
+    Budget,
+    ClusterSelection,
+    DigitsDataModule,
+    LabelingOptions,
+    PrivateLabeler,
+    ReverseKNN,
+    SupervisedStudent,
+    write_report,
+)
 from pl_privknn.cli import main
-from pl_privknn.report import write_report
 
 folder = Path("runs/audited")
 labeling = PrivateLabeler(

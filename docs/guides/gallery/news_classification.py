@@ -21,8 +21,7 @@ import pyarrow.parquet
 import pytorch_lightning as pl
 import torch
 
-from pl_privknn import Predictions, TextDataModule, recommend
-from pl_privknn.features import WordLlamaFeatures
+from pl_privknn import Predictions, TextDataModule, WordLlamaFeatures, recommend
 
 EPSILON, PRIVATE, PUBLIC, SEED = 1.0, 1400, 350, 0
 FOLDER = Path("data/bbc_news")

@@ -16,9 +16,16 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from pl_privknn import Budget, ImageFolderDataModule, PrivateLabeler, ReverseKNN, SupervisedStudent
-from pl_privknn.callbacks import ClusterSelection, LabelingOptions
-from pl_privknn.features import Pixels
+from pl_privknn import (
+    Budget,
+    ClusterSelection,
+    ImageFolderDataModule,
+    LabelingOptions,
+    Pixels,
+    PrivateLabeler,
+    ReverseKNN,
+    SupervisedStudent,
+)
 
 pl.seed_everything(0)
 folder, side = Path("photographs"), 48

@@ -11,10 +11,19 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from pl_privknn import HOG, Budget, DigitsDataModule, Gaussian, Labeler, Ledger, PrivateRecords, Release
-from pl_privknn.privacy import account
-from pl_privknn.privacy.mechanisms import Charge
-from pl_privknn.testing import check_labeler
+from pl_privknn import (
+    HOG,
+    Budget,
+    Charge,
+    DigitsDataModule,
+    Gaussian,
+    Labeler,
+    Ledger,
+    PrivateRecords,
+    Release,
+    account,
+    check_labeler,
+)
 
 
 # %%

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pl_privknn import ArraysDataModule, recommend
-from pl_privknn.export import export_run
+from pl_privknn import ArraysDataModule, export_run, recommend
 
 
 class Student(pl.LightningModule):

@@ -5,9 +5,8 @@ from pathlib import Path
 from flwr.app import Context
 
 from digits_app.data import CLASSES, private
-from pl_privknn.features import Pixels
+from pl_privknn import Pixels, SeededNoise
 from pl_privknn.federated import Client, client_app
-from pl_privknn.privacy import SeededNoise
 
 
 def node(context: Context) -> Client:

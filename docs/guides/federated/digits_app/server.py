@@ -6,11 +6,8 @@ import torch
 from flwr.app import Context
 
 from digits_app.data import CLASSES, clusters, public
-from pl_privknn import Budget
-from pl_privknn.features import Pixels
+from pl_privknn import Budget, LocalReverseKNN, Pixels, SeededNoise
 from pl_privknn.federated import FederatedRound, server_app
-from pl_privknn.labelers import LocalReverseKNN
-from pl_privknn.privacy import SeededNoise
 
 
 def asked(context: Context) -> FederatedRound:
