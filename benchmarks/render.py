@@ -179,8 +179,9 @@ def curator_table() -> str:
 
 # -- the papers' printed rows --------------------------------------------------------------------------------------
 
-#: The starts of papers' names, which are the names of their tables. Reverse kNN prints the ε of its parameters.
-PAPERS = ("Private-kNN", "Ind-KNN", "Guided PATE")
+#: The starts of papers' names, which are the names of their tables. The page states those
+#: of reverse kNN and Ind-KNN in a sentence each.
+PAPERS = ("Private-kNN", "Guided PATE")
 #: Variants of PATE, of which the paper on Private-kNN prints a data-dependent ε.
 _BASELINES = ("LNMax", "GNMax")
 

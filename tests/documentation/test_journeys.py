@@ -125,8 +125,6 @@ def draw_photographs(folder, parts):
 @pytest.mark.long
 def test_photographs_are_predicted_by_the_exported_file_without_this_package(tmp_path):
     draw_photographs(tmp_path / "photos", {"private": 150, "public": 40, "test": 10})
-    alone = (JOURNEYS / "predict_alone.py").read_text(encoding="utf-8")
-    assert alone in blocks("after_the_fit.md", "python")
     walk("photographs.sh", tmp_path, "photos", "300", first=[without_package(tmp_path)])
     texts = [(tmp_path / f"by_{name}.csv").read_text().splitlines()[1:] for name in ("file", "run")]
     rows, by_run = ([line.split(",") for line in lines] for lines in texts)
@@ -152,7 +150,6 @@ def test_without_public_data_photographs_are_predicted_by_the_exported_file(tmp_
 @pytest.mark.long
 def test_a_table_of_tickets_is_predicted_by_the_exported_file_without_this_package(tmp_path):
     pytest.importorskip("wordllama")
-    assert (JOURNEYS / "predict_texts_alone.py").read_text(encoding="utf-8") in blocks("text.md", "python")
     topics = {
         "bill": "invoice refund charge payment",
         "login": "password account locked reset",
