@@ -381,7 +381,7 @@ def _class(name: Any, own_code: bool) -> type | None:
 
 
 def _made(document: Mapping[str, Any], place: str, own_code: bool) -> Any:
-    """Object of a section, without parts that do not affect the plan."""
+    """Object built from a section, without the parts that do not affect the plan."""
     section = _pruned(get(document, place))
     if place == "labeling":
         return build({place: section}, own_code=own_code).callbacks[0]

@@ -169,7 +169,7 @@ class Optimization:
         check_choice("scheduler", self.scheduler, self.schedulers)
 
     def over(self, parameters: Iterable[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters, or groups of parameters."""
+        """Build the optimizer over parameters, or over groups of parameters."""
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         if self.optimizer == "sgd":
             nesterov = self.nesterov and self.momentum > 0

@@ -104,11 +104,11 @@ class RunBalance:
         return len(self.charge_rows)
 
     def guaranteed(self) -> Releases:
-        """For each mechanism the larger of planned and charged."""
+        """Larger of the planned and the charged count, by mechanism."""
         return larger(self.planned, self.charged)
 
     def after(self, charge: Charge) -> Charge | None:
-        """All charges of a mechanism with this one, where they exceed the guarantee so far; else None."""
+        """Sum of a mechanism's charges with this one, where it exceeds the guarantee so far; else None."""
         total = merged([*self.charged.values(), charge])[charge.mechanism]
         return total if total.count > count_of(self.guaranteed(), charge.mechanism) else None
 
@@ -192,7 +192,7 @@ class Balance:
         return self.runs.get(run_id, RunBalance())
 
     def guarantee(self, changes: Mapping[str, Releases] | None = None) -> list[Charge]:
-        """For each run and mechanism the larger of planned and charged, added over runs.
+        """Larger of the planned and the charged count of each run, added over runs, by mechanism.
 
         Args:
             changes: what some runs would guarantee instead, to try a plan or charge on.
@@ -201,7 +201,7 @@ class Balance:
         return in_total(parts.values())
 
     def spent(self) -> list[Charge]:
-        """Charges, added over runs."""
+        """Charges of all runs, added by mechanism."""
         return in_total(run.charged for run in self.runs.values())
 
     def _apply_plan(self, position: int, run_id: str, plan: Releases) -> None:
@@ -229,7 +229,7 @@ def count_of(releases: Releases, mechanism: Mechanism) -> int:
 
 
 def larger(first: Releases, second: Releases) -> Releases:
-    """For each mechanism the larger count of the two, with the caveats of both."""
+    """Larger count of each mechanism in two sets of releases, with the caveats of both."""
     found = dict(first)
     for mechanism, charge in second.items():
         if mechanism in found:
@@ -242,12 +242,12 @@ def larger(first: Releases, second: Releases) -> Releases:
 
 
 def beyond(wanted: Releases, granted: Releases) -> list[Charge]:
-    """Those of ``wanted`` whose count is above the one in ``granted``."""
+    """Releases of ``wanted`` whose count exceeds the count in ``granted``."""
     return [charge for mechanism, charge in wanted.items() if charge.count > count_of(granted, mechanism)]
 
 
 def in_total(parts: Iterable[Releases]) -> list[Charge]:
-    """The sum of some releases."""
+    """Charges of all parts, merged by mechanism."""
     return list(merged(charge for part in parts for charge in part.values()).values())
 
 
@@ -343,7 +343,7 @@ class LedgerReport:
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of what was charged."""
+        """ε of the charges so far."""
         return self.spent.epsilon
 
     def trade_off(self) -> TradeOff:
@@ -450,7 +450,7 @@ def make_report(
 
 
 def _total(balance: Balance, charges: Sequence[Charge], delta: float, exact: bool) -> PrivacyReport:
-    """The accountant's report."""
+    """Report of the accountant on charges at ``delta``, under the budget's adjacency and unit."""
     kept = balance.budget
     return account(charges, delta=delta, adjacency=kept.adjacency, exact=exact, unit=kept.unit)
 

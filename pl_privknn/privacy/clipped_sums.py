@@ -69,7 +69,7 @@ class ClippedSum:
         self._together = max(1, min(_TOGETHER, _BYTES // (4 * max(1, len(self.total)))))
 
     def add(self, gradients: Sequence[Tensor]) -> None:
-        """Clip and add.
+        """Clip a batch of gradients, and add them to the sum.
 
         Args:
             gradients: one tensor a parameter, shape ``(b, …)``.
@@ -90,7 +90,7 @@ class ClippedSum:
             self.finish()
 
     def finish(self) -> Tensor:
-        """The sum of all that were added."""
+        """Sum of all gradients that were added."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             factors = self.factors(torch.cat([self.norms(one) for one in waiting]))

@@ -50,7 +50,7 @@ def replaced_durably(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_durably(path: Path, data: bytes | str) -> None:
-    """Replace a file by such content; see :func:`replaced_durably`. Text is written as UTF-8."""
+    """Replace a file by bytes, or by text in UTF-8; see :func:`replaced_durably`."""
     with replaced_durably(path) as file:
         file.write(data.encode("utf-8") if isinstance(data, str) else data)
 
@@ -201,7 +201,7 @@ def resumed_folder(
 
 
 def new_number(folder: Path) -> Path:
-    """New folder in this one, named by the first free number."""
+    """Create a subfolder that is named by the first free number."""
     number = 0
     while True:
         new = folder / str(number)

@@ -88,7 +88,7 @@ class PrivateStore(SQLiteFile):
 
     @contextlib.contextmanager
     def copied_to(self, path: Path) -> Iterator[sqlite3.Connection]:
-        """Write a store in memory into a new file, with what the block adds; a crash leaves all of it or nothing."""
+        """Context that writes an in-memory store, with the rows that the block adds, to a new file atomically."""
         _make_private(path.parent)
         with _replacing(path) as fresh:
             self._db.backup(fresh)
@@ -134,7 +134,7 @@ class PrivateStore(SQLiteFile):
             )
 
     def failure(self, error: sqlite3.DatabaseError) -> Exception:
-        """SQLite's errors with what to do."""
+        """Error with a remedy, in place of SQLite's error."""
         place = self.path or "the private store in memory"
         if isinstance(error, sqlite3.ProgrammingError):
             return PrivateStoreError(f"{place} is closed; open it again")
@@ -181,7 +181,7 @@ _KEY_BYTES = 32
 
 
 def table_digest(blocks: Iterable[Tensor], key: bytes = b"") -> str:
-    """Digest of the values of a table in their order, however they are cut into blocks.
+    """Digest of the values of a table in their order, independent of the division into blocks.
 
     Args:
         blocks: tensors of any shape and dtype.
@@ -195,7 +195,7 @@ def table_digest(blocks: Iterable[Tensor], key: bytes = b"") -> str:
 
 
 def same_table(store: SQLiteFile, name: str, blocks: Iterable[Tensor], begun: bool) -> bool:
-    """Note a table until something was paid for it, and recognise it afterwards.
+    """Store a digest of the table before the first charge; afterwards compare the table with the digest.
 
     Args:
         store: private state of the run, which keeps a digest under a random key.

@@ -457,7 +457,7 @@ def _normal_scores(ranks: NDArray[Any], lowest: float = _LOWEST) -> NDArray[Any]
 
 
 def _on_simplex(values: NDArray[Any]) -> NDArray[Any]:
-    """The nearest non-negative vector of sum 1."""
+    """Project a vector onto the simplex: the nearest non-negative vector of sum 1."""
     falling = np.sort(values)[::-1]
     excess = (falling.cumsum() - 1) / np.arange(1, len(values) + 1)
     return np.clip(values - excess[np.nonzero(falling > excess)[0][-1]], 0, None)

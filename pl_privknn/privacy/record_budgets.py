@@ -68,7 +68,7 @@ def budget_for_epsilon(epsilon: float, delta: float, conversion: Conversion = "g
 
 
 def epsilon_of_budget(budget: float, delta: float, conversion: Conversion = "gdp") -> float:
-    """The ε of a budget B per record; the inverse of :func:`budget_for_epsilon`, rounded up.
+    """Convert a budget B per record to ε; inverse of :func:`budget_for_epsilon`, rounded up.
 
     Raises:
         ValueError: unless ``budget`` is above 0 and ``delta`` lies in (0, 1).
@@ -96,7 +96,7 @@ def _epsilon_rdp(budget: float, delta: float) -> float:
 
 
 def _largest(fits: Callable[[float], bool]) -> float:
-    """The largest float above 0 that fits, for a property that holds up to some number and not beyond."""
+    """Largest float above 0 with a property that holds up to some number only."""
     low, high = 1e-300, 1.0
     while fits(high):
         low, high = high, high * 2
@@ -374,7 +374,7 @@ class BudgetTable(PrivateStore):
         return ids
 
     def admit(self, ids: Ids, digests: Sequence[bytes] | None = None) -> None:
-        """Add budgets for numbers that have none, and update the digests that are given."""
+        """Add budgets for record numbers without one, and update the given digests."""
         allowed = [math.floor(self.fact("budget") / self.quantum)] * len(ids)
         known = [None] * len(ids) if digests is None else digests
         with self.writing() as db:
@@ -386,7 +386,7 @@ class BudgetTable(PrivateStore):
             self._load()
 
     def places(self, ids: Ids) -> NDArray[np.intp]:
-        """Places in :attr:`left` of numbers that have a budget.
+        """Positions in :attr:`left` of record numbers that have a budget.
 
         Raises:
             PrivateStoreError: if some have none.

@@ -75,7 +75,7 @@ def _arrow_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
 
 
 class _Buffer(NamedTuple):
-    """Memory that rows are read from."""
+    """Memory block that rows are read from."""
 
     address: int
 
@@ -120,7 +120,7 @@ def has_repeated_rows(dataset: Any) -> bool:
 
 
 def foreign_reader(dataset: Any) -> str | None:
-    """Name of the class that reads records and is neither a table of tensors nor of this package; None for none.
+    """Name of the class outside this package that reads records; None for own classes and tables of tensors.
 
     Args:
         dataset: map-style, or a store of images.
@@ -157,7 +157,7 @@ def has_one_structure(dataset: Any) -> bool:
 
 
 def foreign_loader(data: Any) -> str | None:
-    """Name of the method of others by which a data module loads private records; None where there is none.
+    """Name of the method outside this package that loads a data module's private records; None where there is none.
 
     Args:
         data: a data module, or None.

@@ -140,7 +140,7 @@ def _null() -> TextIO:
 
 @functools.cache
 def _c_flush() -> Callable[[Any], Any] | None:
-    """C's ``fflush``, where it can be had."""
+    """C's ``fflush``; None where the C library is not found."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         return ctypes.CDLL(None).fflush
     return None
@@ -178,7 +178,7 @@ def _flush() -> None:
 
 
 def _shown(error: BaseException) -> BaseException:
-    """Text that may be shown of an exception."""
+    """Public text about an exception."""
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
     frames = list(_frames(error.__traceback__))
@@ -202,7 +202,7 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_users(trace: TracebackType) -> bool:
-    """Whether a line is of the user's own code, where a fault is likeliest."""
+    """True for frames outside installed packages, the standard library and this package."""
     file = trace.tb_frame.f_code.co_filename
     library = "site-packages" in file or file.startswith((sysconfig.get_paths()["stdlib"], "<"))
     return not library and _room(str(trace.tb_frame.f_globals.get("__name__"))) != _PACKAGE

@@ -48,7 +48,7 @@ class StatedRun(Protocol):
 
 
 class StatesPrivacy:
-    """What a callback or a module that makes a run says of its privacy, before, during and after a fit."""
+    """Mixin of callbacks and modules that make a run: privacy figures before, during and after a fit."""
 
     budget: Budget
     asked_dir: Path | None
@@ -288,7 +288,7 @@ class Run:
 
 @contextlib.contextmanager
 def reading_run(path: Path) -> Any:
-    """A run's file, open for reading alone.
+    """Context with a run's file, opened read-only.
 
     Args:
         path: the file.

@@ -81,7 +81,7 @@ class SQLiteFile:
                 raise
 
     def facts(self) -> dict[str, Any]:
-        """All that was noted, by name."""
+        """All noted facts, by name."""
         return {name: json.loads(value) for name, value in self.read("SELECT name, value FROM facts")}
 
     def fact(self, name: str, otherwise: Any = None) -> Any:
@@ -101,7 +101,7 @@ class SQLiteFile:
             self._db.close()
 
     def failure(self, error: sqlite3.DatabaseError) -> Exception:
-        """Error of this file that replaces SQLite's."""
+        """Error with a remedy, in place of SQLite's error."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ inner work
@@ -150,7 +150,7 @@ def connected(path: Path | None, settings: tuple[str, ...], mode: str) -> sqlite
 
 @contextlib.contextmanager
 def replacing(path: Path, settings: tuple[str, ...], mode: int = 0o666) -> Iterator[sqlite3.Connection]:
-    """A new file under another name, which takes its own once all of it is on disk.
+    """Context with a new database that replaces ``path`` once all of it is on disk.
 
     Args:
         path: the file.
@@ -335,7 +335,7 @@ class RowStore(SQLiteFile):
         return int(position) + 1
 
     def reading(self) -> threading.RLock:
-        """Lock under which no other thread's transaction is open, to read and apply rows."""
+        """Context without open transactions of other threads, in which rows are read and applied."""
         self._check_process()
         return self._turn
 
@@ -387,7 +387,7 @@ class RowStore(SQLiteFile):
         return int(found[0][0]) if found else None
 
     def failure(self, error: sqlite3.DatabaseError) -> Exception:
-        """Error of a ledger that replaces SQLite's."""
+        """Error of a ledger with a remedy, in place of SQLite's error."""
         if isinstance(error, sqlite3.OperationalError):  # disk, permissions, locks
             hint = "What is not in it was not charged, and nothing was drawn for it."
             doing, hint = ("read", _KILLED_WRITER) if self.readonly else ("written", hint)

@@ -462,7 +462,7 @@ def _check_head(summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[
 def _of_run(
     summary: Mapping[str, Any], rows: list[dict[str, Any]], balance: Balance, run_file: Path
 ) -> dict[str, Any]:
-    """Facts of the run itself from the ledger and its file."""
+    """Facts of the run from its ledger and its file."""
     run = summary.get("run") or (next(iter(balance.runs)) if len(balance.runs) == 1 else None)
     if run is None:
         return {}
@@ -589,7 +589,7 @@ def ledger_of(folder: Path) -> Path | None:
 
 
 def named_values(settings: Any, name: str, depth: int = 0) -> Iterator[str]:
-    """Strings under a name, anywhere in settings."""
+    """Strings under this key, at any depth of settings."""
     if depth > 12:
         return
     if isinstance(settings, Mapping):
@@ -659,7 +659,7 @@ def audit_run(
 def _plan(
     facts: Mapping[str, Any], ledger: Path, run: Any, settings: Mapping[str, Any], report: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Checks of the configuration's budget, and of the run, plan and ledger to which the run's file belongs."""
+    """Check the configuration's budget, and the run, plan and ledger to which the run's file belongs."""
     teaches = get(settings, "labeling.labeler") is not None
     budget = (get(settings, "labeling.budget") or {}) if teaches else {}
     for name in ("epsilon", "delta", "adjacency", "unit"):
@@ -678,6 +678,6 @@ def _plan(
 
 
 def _bare(records: Iterable[Any]) -> list[dict[str, Any]]:
-    """Records of the same releases without the guarantee that they state."""
+    """Copies of records without the guarantee that they state."""
     found = merged(read_records(list(records))).values()
     return [Charge(charge.mechanism, charge.count).to_record() for charge in found]

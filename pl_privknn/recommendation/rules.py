@@ -136,18 +136,18 @@ class Sizes:
     columns: tuple[int, ...] | None = None
 
     def shifted(self) -> Sizes:
-        """Copy of these sizes with the rules for public examples of another kind."""
+        """Copy of these sizes with the rules for a domain shift."""
         examples = "shifted" if self.examples == "images" else self.examples
         return dataclasses.replace(self, examples=examples, public_kind="other")
 
     @property
     def labels(self) -> str:
-        """Name of the labels: classes or attributes."""
+        """Noun for the labels: classes or attributes."""
         return "attributes" if self.task == "multilabel" else "classes"
 
     @property
     def budget(self) -> dict[str, Any]:
-        """Budget of the run, without what it has by default."""
+        """Budget of the run in plain types, without default values."""
         unit = {} if self.unit == "record" else {"unit": self.unit}
         return {"epsilon": self.epsilon, "delta": self.delta, **unit}
 

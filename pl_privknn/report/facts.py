@@ -85,7 +85,7 @@ def _spent(audit: dict[str, Any]) -> dict[str, Any]:
 def growth(
     rows: Sequence[dict[str, Any]], delta: float, adjacency: Any, final: float
 ) -> list[tuple[int, float]]:
-    """(releases so far, ε spent) at some rows.
+    """Pairs (releases so far, ε spent) at some rows of the ledger.
 
     An earlier state is a part of a later one, so that the later bound holds for it too: each point takes the smaller.
 

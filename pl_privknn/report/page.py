@@ -90,7 +90,7 @@ def render_page(facts: dict[str, Any]) -> str:
 
 
 def attacker_chart(rates: Points, unit: str) -> str:
-    """True- against false-positive rate of the best attacker."""
+    """Chart of the best attacker's true- against false-positive rate."""
     figure = new_figure(*_SIZE)
     axes = plain_axes(figure)
     axes.plot(*zip(*rates, strict=True), color=COLOURS[1], linewidth=2.0)
@@ -104,7 +104,7 @@ def attacker_chart(rates: Points, unit: str) -> str:
 
 
 def growth_chart(spent: Points, promised: float) -> str:
-    """ε spent against the number of releases, with the stated ε."""
+    """Chart of the spent ε against the number of releases, with the stated ε."""
     figure = new_figure(*_SIZE)
     axes = plain_axes(figure)
     axes.plot(

@@ -212,7 +212,7 @@ class StrongAugmentation:
 
 
 def _matrices(levels: dict[str, Tensor], height: int, width: int) -> Tensor:
-    """One 3×3 matrix an example, of whose levels at most one isn't zero."""
+    """Affine matrix, 3×3, of each example's operation: at most one of its levels isn't zero."""
     angle = levels["rotate"] * math.radians(30)
     cos, sin = angle.cos(), angle.sin()
     one, zero = torch.ones_like(angle), torch.zeros_like(angle)

@@ -190,7 +190,7 @@ class Outputs:
     """Losses and probabilities of classes: outputs are the logits of a softmax, ``(n, c)``."""
 
     def rows(self, logits: Tensor) -> Tensor:
-        """Logits of problems whose classes exclude each other, one a row."""
+        """Logits of multi-class problems, one problem a row."""
         return logits
 
     def targets(self, y: Tensor, num_outputs: int) -> Tensor:
@@ -215,11 +215,11 @@ class Outputs:
         return kl_divergence(self.rows(target_logits), self.rows(logits)).view(len(logits), -1).mean(dim=1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Float32 ``(n, c)``."""
+        """Probabilities, float32 ``(n, c)``."""
         return logits.float().softmax(dim=1)
 
     def hits(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        """Whether each example is answered right, bool ``(n,)``."""
+        """Whether each example is predicted correctly, bool ``(n,)``."""
         return probabilities.argmax(dim=1) == labels
 
     def decisions(self, probabilities: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class AttributeOutputs(Outputs):
         return torch.stack([torch.zeros_like(present), present], dim=1)
 
     def targets(self, y: Tensor, num_outputs: int) -> Tensor:
-        """Attributes, 0 or 1 or probabilities, -1 where not known, as rows of two.
+        """Targets of two classes for each attribute, given as 0, 1 or a probability; zero where it is -1 (unknown).
 
         Raises:
             ValueError: if the shape of ``y`` is not ``(n, num_outputs)``.
@@ -256,7 +256,7 @@ class AttributeOutputs(Outputs):
         return logits.float().sigmoid()
 
     def hits(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        """Share of each example's attributes that are answered right, float64 ``(n,)``."""
+        """Share of each example's attributes that are predicted correctly, float64 ``(n,)``."""
         return ((probabilities > 0.5) == labels).double().mean(dim=1)
 
     def decisions(self, probabilities: Tensor) -> Tensor:

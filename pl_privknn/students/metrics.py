@@ -47,7 +47,7 @@ class AttributeAccuracy(Metric):
 
 
 def accuracy_metric(task: str, num_classes: int) -> MulticlassAccuracy | AttributeAccuracy:
-    """The metric that validation and test of ``task`` count with; -1 is left out."""
+    """Accuracy metric of ``task`` for validation and test; labels of -1 are ignored."""
     if task == "multilabel":
         return AttributeAccuracy(num_classes)
     return MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)

@@ -105,7 +105,7 @@ class ExampleTables:
         return 2 * self._normal(self.c, self.d)
 
     def _scattered(self, name: str, n: int, records: Sequence[int]) -> Table:
-        """Records of all classes in no order, without clusters."""
+        """Records of all classes in random order, without clusters."""
         classes = self._shuffled(n)
         features, queries = 2 * self._normal(n, self.d), 2 * self._normal(self.m, self.d)
         return Table(name, features, self._labels(classes), queries, tuple(records))
@@ -173,7 +173,7 @@ _REFUSALS = 4
 
 
 def check_source(new: New, labeler: Labeler) -> None:
-    """The noise source is the operating system's generator."""
+    """Check that the noise source is the operating system's generator."""
     if not labeler.noise_source.cryptographic:
         raise LabelerCheckError(
             f"noise_source={labeler.noise_source!r} is seeded, so its noise can be subtracted; make the labeler "
@@ -182,7 +182,7 @@ def check_source(new: New, labeler: Labeler) -> None:
 
 
 def check_plan(new: New, table: Table) -> None:
-    """The plan is a list of charges, depends on no table, and is defined under the stated adjacencies."""
+    """Check that the plan is a list of charges, depends on no table, and is defined under the stated adjacencies."""
     queries = len(table.queries)
     run = new()
     labeler, classes = run.labeler, run.num_classes
@@ -204,7 +204,7 @@ def check_plan(new: New, table: Table) -> None:
 
 
 def check_within_plan(run: ObservedRun, queries: int, answers: int, rounds: int = 1) -> None:
-    """No mechanism is charged more often than the plan for so many queries, answers and rounds says."""
+    """Check that no mechanism is charged more often than the plan for these queries, answers and rounds states."""
     classes = run.num_classes
     plan = merged(run.labeler.plan(queries, answers, classes, rounds=rounds))
     for mechanism, charge in merged(run.ledger.rows).items():
@@ -217,7 +217,7 @@ def check_within_plan(run: ObservedRun, queries: int, answers: int, rounds: int 
 
 
 def check_rounds(new: New, table: Table) -> None:
-    """Charges of one round, of its batches, of two rounds, and of rounds with few answers, within the plan."""
+    """Check that charges of one round, its batches, two rounds, and rounds with few answers stay within the plan."""
     asked, run = len(table.queries), new().fit(table)
     batches = table.queries.split(-(-asked // 2)) if run.labeler.capabilities.in_batches else (table.queries,)
     for batch in batches:
@@ -236,7 +236,7 @@ def check_rounds(new: New, table: Table) -> None:
 
 
 def check_refusals(new: New, table: Table) -> str:
-    """A refused charge ends the call, with nothing drawn after it; a later call pays before it draws."""
+    """Check that a refused charge ends the call without a draw, and that a later call pays before it draws."""
     for limit in range(_REFUSALS):
         run = new(limit=limit).fit(table)
         try:
@@ -254,7 +254,7 @@ def check_refusals(new: New, table: Table) -> str:
 
 
 def check_fresh_noise(new: New, table: Table) -> None:
-    """Neither a second call nor a resumed run, with the same seed and later rows, draws the same noise again."""
+    """Check that neither a second call nor a resumed run, with an equal seed and later rows, repeats noise."""
     first = new().fit(table).label(table.queries)
     if first.labeler.capabilities.in_batches:
         first.label(table.queries)
@@ -279,7 +279,7 @@ class Largest:
     refused: list[str] = dataclasses.field(default_factory=list)
 
     def take(self, found: Iterable[Move]) -> None:
-        """One pair's moves.
+        """Take the moves between one pair of tables into account.
 
         Raises:
             LabelerCheckError: for a move that is more than was charged, without a condition.
@@ -306,7 +306,7 @@ class Largest:
 
 
 def check_neighbors(new: New, tables: Sequence[Table], adjacency: Adjacency, largest: Largest) -> str:
-    """On neighbouring tables, what enters noise moves as far as is charged, and nothing else moves."""
+    """Check that between neighbouring tables only inputs of noise move, and by at most the charged amount."""
     for table in tables:
         with _named(f"tables '{table.name}' of {len(table)} records"):
             first = _accepted(new, table, largest)
@@ -327,7 +327,7 @@ def check_neighbors(new: New, tables: Sequence[Table], adjacency: Adjacency, lar
 
 
 def _accepted(new: New, table: Table, largest: Largest) -> ObservedRun | None:
-    """A run of a second round; None where the labeler refuses the table."""
+    """Observed run of a second round; None where the labeler refuses the table."""
     try:
         # Twice, as before a second round: the table of an earlier fit must not be in the answers.
         run = new().fit(table).fit(table)
@@ -357,7 +357,7 @@ def check_samples(new: New, table: Table) -> None:
 
 
 def check_releases(first: ObservedRun, second: ObservedRun) -> None:
-    """Raise unless two runs with equal answers of all mechanisms release the same."""
+    """Check that two runs whose mechanisms give equal answers have equal releases."""
     for one, other in zip(first.releases, second.releases, strict=True):
         for name in ("labels", "probabilities", "scores", "score_deviation"):
             a, b = getattr(one, name), getattr(other, name)

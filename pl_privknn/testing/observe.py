@@ -152,7 +152,7 @@ class Pool:
     _by_rows: int = 0
 
     def take(self, mechanism: Mechanism, values: Tensor) -> None:
-        """One more draw.
+        """Count a draw, and keep its input.
 
         Raises:
             LabelerCheckError: where more was drawn than had been charged.
@@ -175,7 +175,7 @@ class Pool:
 
 
 def _rows(mechanism: Mechanism, shape: tuple[int, ...]) -> int:
-    """Releases in what entered, if each row is one."""
+    """Number of releases in an input of a mechanism."""
     if isinstance(mechanism, RandomizedResponse | NegativeBinomial | PureDP | ShuffleAmplification):
         return 1  # messages of all clients
     if isinstance(mechanism, NoisyScreening | ExponentialArgmax):
@@ -395,7 +395,7 @@ class ObservedRun:
         return self
 
     def shared(self, shape: Shape, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """Result of a draw; of one for each record in ``fit``, a missing record's draw is left out."""
+        """Draw that both tables of a pair share, without that of a missing record where each has one in ``fit``."""
         dims, removed = _dims(shape), self._removed
         if self.labels or removed is None or dims != (self._records,):
             return draw(dims)
@@ -410,7 +410,7 @@ class ObservedRun:
             raise LabelerCheckError("continues to draw or charge after a charge was refused")
 
     def paid(self, mechanism: Mechanism, count: int) -> None:
-        """Note a charge."""
+        """Record a charge of the run."""
         pool = self.pools.setdefault(mechanism.bare, Pool(mechanism.bare))
         pool.charged += count
         pool.condition = mechanism.condition if isinstance(mechanism, Conditional) else pool.condition
@@ -427,7 +427,7 @@ class ObservedRun:
             raise LabelerCheckError(f"a later draw {REPEATS.format(path)}")
 
     def tossed(self, dims: tuple[int, ...], rate: float) -> Tensor:
-        """Coins of a sample of records, at a rate that was charged."""
+        """Toss the coins of a sample of records, at a rate that was charged."""
         self.check_not_refused()
         rates = sorted({sampling_rate(charge) for charge in self.ledger.rows})
         if rate not in rates:
@@ -441,7 +441,7 @@ class ObservedRun:
     def _observed(
         self, mechanism: Mechanism, values: Tensor, noise: NoiseSource, draw: Callable[[], Tensor]
     ) -> Tensor:
-        """One draw; see :data:`~pl_privknn.privacy.mechanisms.base.Observer`."""
+        """Observe one draw; see :data:`~pl_privknn.privacy.mechanisms.base.Observer`."""
         if self.through:  # one behind another
             return draw()
         self.check_not_refused()

@@ -247,7 +247,7 @@ def _curve(mechanism: Mechanism, adjacency: Adjacency) -> NDArray[np.float64]:
 
 
 def _carried(total: Callable[[], float]) -> float:
-    """A total, or infinity, which is always valid, where arithmetic or memory does not suffice."""
+    """Result of an accountant; infinity, a valid bound, where arithmetic or memory does not suffice."""
     try:
         with np.errstate(all="ignore"):
             value = total()

@@ -45,7 +45,7 @@ class Parameter:
     whole: bool = False
 
     def snap(self, value: float, digits: int = _DIGITS) -> float:
-        """Nearest value that can be tried, of so many significant digits."""
+        """Nearest value within the limits, rounded to this number of significant digits."""
         inside = min(max(value, self.low), self.high)
         return round(inside) if self.whole else min(max(float(f"{inside:.{digits}g}"), self.low), self.high)
 
@@ -149,7 +149,7 @@ class _Search:
     def _bracket(
         self, cost: Callable[[float], float], start: float, factor: float
     ) -> tuple[float, float | None]:
-        """A value that meets the target and a neighbour beyond it; None where even the limit meets it."""
+        """Bracket of the target: a value that meets it and one beyond it, or None where even the limit meets it."""
         parameter, value = self.parameter, start
         meets = self._epsilon(cost, value) <= self.target
         # Towards dearer values from one that meets the target, towards cheaper ones otherwise.

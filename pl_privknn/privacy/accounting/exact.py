@@ -119,7 +119,7 @@ _SAME = 2e-15
 
 
 def undominated(p: Floats, q: Floats) -> tuple[Floats, Floats]:
-    """The pairs that no other one of the family dominates, in the order of their likelihood ratios.
+    """Pairs that no other pair of the family dominates, ordered by likelihood ratio.
 
     Args:
         p: probabilities with the record, shape ``(pairs, outcomes)``.

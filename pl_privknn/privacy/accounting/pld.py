@@ -225,7 +225,7 @@ class Direction:
 
     @classmethod
     def from_grid(cls, first: int, masses: Floats, step: float, infinity: float) -> Direction:
-        """Keep what matters of masses at losses ``step·(first + i)``."""
+        """Make a total loss from masses at losses ``step·(first + i)``, without negligible ones."""
         masses = masses[max(0, -first) :]
         first = max(first, 0)
         if not len(masses):
@@ -447,7 +447,7 @@ def choose_discretization(variance: float, releases: int, span: float = 0.0) -> 
 def bisect(
     holds: Callable[[float], bool], good: float, bad: float, *, absolute: float = 0.0, relative: float = 0.0
 ) -> float:
-    """Number next to the place where a property begins or ends, at which it holds.
+    """Bisect for the border of a property, and return a number beside it at which the property holds.
 
     A root finder ends on either side of a root; here every answer was tried itself.
 

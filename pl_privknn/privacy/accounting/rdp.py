@@ -75,7 +75,7 @@ def log_moment(order: float | Floats, log_ratio: Floats, log_weight: Floats) -> 
 def _accurate(
     large: Floats, order: float | Floats, log_ratio: Floats, log_weight: Floats, axis: int
 ) -> Floats:
-    """:func:`log_moment`, given its log-sum-exp."""
+    """Accurate value of :func:`log_moment`, from its log-sum-exp."""
     if np.all(large >= 1.0):
         return large
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -211,7 +211,7 @@ def epsilon_improved(orders: Floats, curve: Floats, delta: float) -> float:
 
 
 def log_delta_improved(orders: Floats, curve: Floats, epsilon: float | Floats) -> Floats:
-    """Logarithm of δ(ε) by the same conversion; at most 0.
+    """Logarithm of δ(ε) by the conversion of :func:`epsilon_improved`; at most 0.
 
     Args:
         orders: shape ``(n,)``.

@@ -87,7 +87,7 @@ class Guarantee:
             )
 
     def __and__(self, other: Guarantee) -> Guarantee:
-        """Guarantee of two parts together."""
+        """Weaker guarantee of two parts, with the reasons of both."""
         level = LEVELS[max(LEVELS.index(self.level), LEVELS.index(other.level))]
         return Guarantee(level, tuple(dict.fromkeys([*self.reasons, *other.reasons])))
 
@@ -212,7 +212,7 @@ class Mechanism(abc.ABC):
 
     @property
     def label(self) -> str:
-        """Name of the release in reports."""
+        """Name of the mechanism in reports."""
         return self.kind
 
     @property
@@ -310,7 +310,7 @@ class Mechanism(abc.ABC):
         return None
 
     def pure_epsilon(self, adjacency: Adjacency) -> float:
-        """Bound on the loss of any outcome: the ε of pure DP; ``inf`` where there is none."""
+        """ε of pure DP, a bound on the loss of any outcome; ``inf`` where there is none."""
         return math.inf
 
     def to_record(self) -> dict[str, Any]:
@@ -604,7 +604,7 @@ class VoteNoise(Mechanism):
 
     @abc.abstractmethod
     def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
-        """Draw the noise and choose.
+        """Draw noise, and choose the class with the largest noisy count.
 
         Args:
             votes: votes of each class, shape ``(..., c)``.
@@ -674,5 +674,5 @@ class AdditiveNoise(VoteNoise):
         """:meth:`add_noise`, for subclasses to define."""
 
     def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
-        """Add noise and take the largest; see :meth:`VoteNoise.argmax`."""
+        """Add noise, and return the class with the largest noisy count; see :meth:`VoteNoise.argmax`."""
         return self.add_noise(votes, noise).argmax(dim=-1)

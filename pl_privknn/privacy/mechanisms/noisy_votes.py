@@ -289,7 +289,7 @@ class ExponentialArgmax(VoteNoise, OutcomeMechanism):
         return math.pi / math.sqrt(6.0) * self.scale
 
     def argmax(self, votes: Tensor, noise: NoiseSource) -> Tensor:
-        """Choose, exactly with the stated probabilities; see :meth:`VoteNoise.argmax`.
+        """Choose a class with exactly the stated probabilities; see :meth:`VoteNoise.argmax`.
 
         Raises:
             ValueError: where a vote is not finite (NaN would win and give its class away).

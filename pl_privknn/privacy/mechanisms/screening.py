@@ -77,7 +77,7 @@ class NoisyScreening(OutcomeMechanism):
         return 0 if self.sampling_rate < 1 else -(-self.k // self.num_classes)
 
     def passes(self, max_votes: Tensor, noise: NoiseSource) -> Tensor:
-        """Draw the noise and compare.
+        """Draw noise, and return whether each query passes the threshold.
 
         The decision is an exact coin of probability p(t), so no floating-point arithmetic touches the votes.
 
