@@ -321,7 +321,7 @@ class ImageFolderDataModule(OwnDataModule):
         folder, keys = self.places["private"], store.digests(torch.arange(len(store)))
         tops = [path.relative_to(folder).parts[:-1] for path in store.paths]
         found = {(_form(top[0]), key) for top, key in zip(tops, keys, strict=True) if top}
-        return UnnamedRecords([name for name, _ in found], [])
+        return UnnamedRecords([name for name, _ in found])
 
     def arguments_of(self, released: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
         """See :meth:`PrivatePublicDataModule.arguments_of`."""

@@ -64,6 +64,7 @@ _MARKS = {
 }
 _FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 _MOST_VALUES, _BUCKETS = 50, 16  # values of a public column; hash buckets of a column without stated values
+_LEAST_BUCKETS = 4  # beside released values, so that a column has as many coordinates whatever they are
 _STRETCH = 0.1  # of a range of public numbers, at both ends
 _LARGEST = 1e300  # public numbers, whose range must be a number
 _MOST_COORDINATES = 2000  # second moments have half of its square
@@ -237,6 +238,7 @@ class ColumnSchema:
         kind: one of :data:`KINDS`.
         bounds: lowest and highest number; None where they are not stated.
         values: categories that are told apart; others share one coordinate. None: categories by a public hash.
+        buckets: number of coordinates that other categories share by a public hash, instead of one.
         comma: whether numbers have a decimal comma; None where neither public rows nor kinds tell.
         month_first: whether months of dates come before days; None where cells that may be either are no dates.
         part: of texts the coordinate of their vectors; None of other columns.
@@ -249,13 +251,14 @@ class ColumnSchema:
     comma: bool | None = False
     month_first: bool | None = None
     part: int | None = None
+    buckets: int = 0
 
     @property
     def size(self) -> int:
         """Number of categories, the last one for missing cells and values that are not among them; 0 of numbers."""
         if self.kind != "category":
             return 0
-        return (_BUCKETS if self.values is None else len(self.values)) + 1
+        return (_BUCKETS if self.values is None else len(self.values) + self.buckets) + 1
 
     def read(self, table: Columns) -> NDArray[np.float64]:
         """Numbers, or numbers of categories, ``(n,)``; NaN where a cell is empty or no number."""
@@ -303,7 +306,8 @@ class ColumnSchema:
         """Cell of a number of :meth:`read`, for a file."""
         if self.kind == "category":
             place = int(number)
-            known = self.values or [f"bucket {bucket}" for bucket in range(_BUCKETS)]
+            buckets = _BUCKETS if self.values is None else self.buckets
+            known = [*(self.values or ()), *(f"bucket {bucket}" for bucket in range(buckets))]
             return known[place] if place < len(known) else ""
         if math.isnan(number):
             return ""
@@ -312,10 +316,13 @@ class ColumnSchema:
         return ("true" if number >= 0.5 else "false") if self.kind == "flag" else f"{number:.6g}"
 
     def _category(self, word: str) -> int:
-        if self.values is None:
-            digest = hashlib.blake2b(word.encode(), digest_size=8, key=self.name.encode()[:64]).digest()
-            return int.from_bytes(digest, "little") % _BUCKETS
-        return self.values.index(word) if word in self.values else self.size - 1
+        values = self.values or ()
+        if word in values:
+            return values.index(word)
+        if (buckets := _BUCKETS if self.values is None else self.buckets) == 0:
+            return self.size - 1
+        digest = hashlib.blake2b(word.encode(), digest_size=8, key=self.name.encode()[:64]).digest()
+        return len(values) + int.from_bytes(digest, "little") % buckets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,6 +468,7 @@ def schema_of(
     categorical: Mapping[str, Any],
     public: bool,
     text: Sequence[str] = (),
+    paid: Sequence[str] = (),
 ) -> Schema:
     """Schema from what is stated and from what cells of a table look like.
 
@@ -472,6 +480,7 @@ def schema_of(
         categorical: values of categories, None where they are not stated.
         public: whether the rows are public.
         text: names of columns of texts.
+        paid: names of columns whose stated values a run has released, so that others have buckets.
 
     Raises:
         ValueError: for columns that hold something else, or too many coordinates.
@@ -497,6 +506,9 @@ def schema_of(
                 kind = "number"
         values = None if values is None else tuple(map(word_of, values))
         column = ColumnSchema(name, kind, bounds, values, comma, month_first)
+        if name in paid and values is not None:
+            values = values[: _BUCKETS - _LEAST_BUCKETS]
+            column = dataclasses.replace(column, values=values, buckets=_BUCKETS - len(values))
         if kind == "flag" and bounds is None:
             column = dataclasses.replace(column, bounds=(0.0, 1.0))
         elif public and kind == "category" and values is None:
@@ -509,6 +521,12 @@ def schema_of(
         many = f"{width} coordinates, {_MOST_COORDINATES} at most" if columns else "no column is left"
         raise InputError(f"{table.named}: {many}; name the columns to use by columns= (--columns)")
     return found
+
+
+def words_of(table: Columns, name: str) -> list[str]:
+    """Cell of each row as text, empty where there is none."""
+    words, places = _different(table.read(name))
+    return [*map([*words, ""].__getitem__, places.tolist())]
 
 
 def cell_numbers(table: Columns, name: str) -> tuple[Tensor, int]:

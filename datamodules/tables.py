@@ -26,7 +26,14 @@ from pl_privknn.datamodules.datasets import (
     TensorImages,
     rows_below,
 )
-from pl_privknn.datamodules.schema import Schema, cell_numbers, identifiers, kind_of_counts, schema_of
+from pl_privknn.datamodules.schema import (
+    Schema,
+    cell_numbers,
+    identifiers,
+    kind_of_counts,
+    schema_of,
+    words_of,
+)
 from pl_privknn.features.base import forget_features
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.files import write_durably
@@ -131,13 +138,17 @@ class LabeledTables(OwnDataModule):
         assert self.names is not None
         classes, table = self._words("private", "label"), self._table("private")
         cells = [cell_numbers(table, name) for name in self.names.columns]
+        values = [words_of(table, name) for name in self.names.categories]
         if unit != "person":
-            return UnnamedRecords(classes, cells)
+            return UnnamedRecords(classes, cells, values)
         persons = self._words("private", "person")
         known = torch.tensor([bool(word) for word in persons], dtype=torch.bool)
         owners = torch.tensor([lasting_number(word) for word in persons if word], dtype=torch.int64)
-        kept = [name for name, person in zip(classes, persons, strict=True) if person]
-        return UnnamedRecords(kept, [(column[known], size) for column, size in cells], owners)
+        kept = [
+            [word for word, person in zip(words, persons, strict=True) if person]
+            for words in (classes, *values)
+        ]
+        return UnnamedRecords(kept[0], [(column[known], size) for column, size in cells], kept[1:], owners)
 
     def arguments_of(self, released: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
         """See :meth:`PrivatePublicDataModule.arguments_of`."""
@@ -289,11 +300,18 @@ class TableDataModule(LabeledTables):
         table, features = self._table(first), list(dict.fromkeys([*features, *texts]))
         unstated = [name for name in features if name not in stated] if first == "private" else []
         self.names = None if names is None else as_group("names", names, PaidNames())
-        if unstated and self.names is not None:
-            self.names, self.owes_names = dataclasses.replace(self.names, columns=tuple(unstated)), True
+        open_values = (
+            [name for name in features if categorical.get(name, ()) is None] if first == "private" else []
+        )
+        if (unstated or open_values) and self.names is not None:
+            self.names = dataclasses.replace(
+                self.names, columns=tuple(unstated), categories=(*unstated, *open_values)
+            )
+            self.owes_names = True
             numeric = {**numeric, **dict.fromkeys(unstated)}
+        paid_values = () if self.names is None or self.owes_names else self.names.categories
         self._known = _Known(
-            redacted(schema_of, table, features, numeric, categorical, first == "public", texts)
+            redacted(schema_of, table, features, numeric, categorical, first == "public", texts, paid_values)
         )
         self._stated = self.schema  # what a run pays for follows from it, also where an earlier one has paid
         if unstated and self.names is None:
@@ -329,15 +347,20 @@ class TableDataModule(LabeledTables):
     def arguments_of(self, released: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
         """See :meth:`PrivatePublicDataModule.arguments_of`."""
         found = super().arguments_of(released, budget)
-        if "kinds" not in released:
+        if "values" not in released:
             return found
         assert self.names is not None
-        margin = _MARGIN * self.names.mechanisms(budget)["kinds"].sigma
-        numeric, categorical = dict[str, Any](), dict[str, Any]()
-        for name, counts in released["kinds"].items():
-            kind, comma, month_first = kind_of_counts(counts[:-1], _DECIDED, margin)
+        margin = _MARGIN * self.names.mechanisms(budget)["kinds"].sigma if self.names.columns else 0.0
+        values = {
+            name: sorted(counts, key=lambda value: (-counts[value], value))
+            for name, counts in released["values"].items()
+        }
+        numeric = dict[str, Any]()
+        categorical = {name: values[name] for name in values.keys() & self.categorical.keys()}
+        for name, cells in released.get("kinds", {}).items():
+            kind, comma, month_first = kind_of_counts(cells[:-1], _DECIDED, margin)
             if kind in ("category", "list"):
-                categorical[name] = None
+                categorical[name] = values[name]
             elif kind == "date":
                 numeric[name] = "month first" if month_first else "day first"
             else:

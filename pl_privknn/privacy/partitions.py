@@ -1,4 +1,4 @@
-"""Partition selection: classes and kinds of columns that nobody states, paid for before a run."""
+"""Partition selection: classes, kinds of columns and categories that nobody states, paid for before a run."""
 
 from __future__ import annotations
 
@@ -30,28 +30,30 @@ _MOST_CLASSES = 4  # that a person counts in
 
 @dataclasses.dataclass(frozen=True)
 class PaidNames:
-    """Release of the classes, and of the kinds of columns, that nobody states.
+    """Release of the classes, and of the kinds of columns and their categories, that nobody states.
 
     **Classes** are partitions of the records: each record counts in one with weight 1, a person in the m classes,
     four at most, that most of their records have, with weights 1/√m. The counts of all classes that occur get
     Gaussian noise, and the names of those whose noisy count reaches a threshold are released; of the others nothing
     is, nor their number (Desfontaines, Voss, Gipson, Mandayam 2022; Google's and OpenDP's libraries). **Kinds**
     follow from one noisy histogram a column of what its cells look like, a person adding the mean of the parts of
-    their records.
+    their records. **Values** of d columns are partitions as classes are, of each column by itself.
 
-    **Sensitivity.** Under ``add_remove`` a record or person moves counts of classes by 1, and d histograms by √d in
-    L2 norm; under ``replace_one`` √2 times as much. A class that a single record or person has may be released with
-    one table and not with its neighbour. The threshold T is such that this has the probability δ₁ at most:
-    m·P[1/√m + noise ≥ T] ≤ δ₁, the mechanism :class:`~pl_privknn.privacy.mechanisms.Exposure`. Otherwise both tables
-    show the same classes by counts with Gaussian noise. So the release costs what Exposure and Gaussian cost
-    together.
+    **Sensitivity.** Under ``add_remove`` a record or person moves counts of classes by 1, and those of d columns, or
+    d histograms, by √d in L2 norm; under ``replace_one`` √2 times as much. A class that a single record or person has
+    may be released with one table and not with its neighbour. The threshold T is such that this has the probability
+    δ₁ at most: m·P[1/√m + noise ≥ T] ≤ δ₁ (of values δ₁/d), the mechanism
+    :class:`~pl_privknn.privacy.mechanisms.Exposure`. Otherwise both tables show the same classes by counts with
+    Gaussian noise. So the release costs what Exposure and Gaussian cost together.
 
     Attributes:
         classes: whether classes are paid for.
         columns: columns whose kinds are paid for.
+        categories: columns whose values are paid for, in case that they are categories.
         share: share r₁ of the run's μ for the classes.
-        kinds: share r₂ for the kinds; √(1 − r₁² − r₂²) of μ is left.
-        exposure: δ₁ over the run's δ.
+        kinds: share r₂ for the kinds.
+        values: share r₃ for the values; √(1 − r₁² − r₂² − r₃²) of μ is left.
+        exposure: δ₁ over the run's δ; twice that is spent where both classes and values are paid for.
 
     Raises:
         ValueError: for arguments out of range.
@@ -67,55 +69,70 @@ class PaidNames:
 
     classes: bool = False
     columns: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
     share: float = 0.2
     kinds: float = 0.15
+    values: float = 0.15
     exposure: float = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))
-        for name in ("share", "kinds", "exposure"):
+        for name in ("columns", "categories"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("share", "kinds", "values", "exposure"):
             check_open_unit(name, getattr(self, name))
-        if self.share**2 + self.kinds**2 >= 1:
+        if self.share**2 + self.kinds**2 + self.values**2 >= 1 or self.exposure >= 0.5:
             raise ValueError(
-                f"share={self.share}, kinds={self.kinds}: nothing of μ is left to the run; their squares must sum to "
-                "less than 1"
+                f"share={self.share}, kinds={self.kinds}, values={self.values}, exposure={self.exposure}: nothing is "
+                "left to the run; squares of the shares must sum to less than 1, and twice the exposure"
             )
 
     def plan(self, budget: Budget) -> list[Charge]:
         """Charges of the releases, in their order."""
-        exposure = [Charge(Exposure(self.exposure * budget.delta))] if self.classes else []
-        return [*exposure, *(Charge(mechanism) for mechanism in self.mechanisms(budget).values())]
+        exposure = Charge(Exposure(self.exposure * budget.delta))
+        return [exposure] * self._selections + [
+            *(Charge(mechanism) for mechanism in self.mechanisms(budget).values())
+        ]
+
+    @property
+    def _selections(self) -> int:
+        """Number of partition selections: of classes, of values."""
+        return self.classes + bool(self.categories)
 
     def mechanisms(self, budget: Budget) -> dict[str, Gaussian]:
-        """Noise of the counts of ``"classes"`` and of the histograms of ``"kinds"``, where they are paid for."""
+        """Noise of the counts of ``"classes"`` and ``"values"`` and of the histograms of ``"kinds"``."""
         moved = 1.0 if budget.adjacency == "add_remove" else math.sqrt(2.0)
         found = {"classes": (self.share, moved)} if self.classes else {}
         if self.columns:
             found["kinds"] = (self.kinds, moved * math.sqrt(len(self.columns)))
+        if self.categories:
+            found["values"] = (self.values, moved * math.sqrt(len(self.categories)))
         mu = self._mu(budget)
         return {name: Gaussian(size / (share * mu), size, 1.0) for name, (share, size) in found.items()}
 
-    def threshold(self, budget: Budget) -> float:
-        """Least noisy count with which a class is released; see the class."""
+    def threshold(self, budget: Budget, name: str = "classes") -> float:
+        """Least noisy count with which a class is released, or a value (``name="values"``); see the class."""
         most = 1 if budget.unit == "record" else _MOST_CLASSES
-        m, sigma = torch.arange(1, most + 1).double(), self.mechanisms(budget)["classes"].sigma
-        tails = torch.special.ndtri(self.exposure * budget.delta / m)
+        m, sigma = torch.arange(1, most + 1).double(), self.mechanisms(budget)[name].sigma
+        columns = 1 if name == "classes" else len(self.categories)
+        tails = torch.special.ndtri(self.exposure * budget.delta / (m * columns))
         return float((1 / m.sqrt() - sigma * tails).max()) + 1 / PART  # noise is rounded
 
     def left(self, budget: Budget) -> Budget:
         """Budget that the releases leave to a run whose releases are Gaussian."""
-        if not (self.classes or self.columns):
+        if not (self.classes or self.columns or self.categories):
             return budget
-        spent = self.classes * self.share**2 + bool(self.columns) * self.kinds**2
+        shares = (self.share, self.kinds, self.values)
+        paid = (self.classes, self.columns, self.categories)
+        spent = sum(share**2 for share, of in zip(shares, paid, strict=True) if of)
         mu = self._mu(budget) * math.sqrt(1 - spent)
         return dataclasses.replace(
             budget, epsilon=epsilon_for_delta([Charge(Gaussian(1 / mu))], budget.delta)
         )
 
     def _mu(self, budget: Budget) -> float:
-        """Largest μ within a budget, beside the exposure."""
+        """Largest μ within a budget, beside the exposures."""
         assert budget.epsilon is not None
-        exposure = self.exposure * budget.delta * self.classes
+        exposure = self.exposure * budget.delta * self._selections
         return 1 / noise_for_steps(budget.epsilon, (budget.delta - exposure) / (1 - exposure), 1.0, 1)
 
 
@@ -127,11 +144,13 @@ class UnnamedRecords:
         classes: name of the class of each record; empty of records without one, which count in none.
         cells: of each column whose kind is paid for the number of each record's cell, int64 ``(n,)``, and the number
             of cells.
+        values: of each column whose values are paid for the cell of each record, empty where there is none.
         owners: person of each record, int64 ``(n,)``, where the unit of privacy is a person.
     """
 
     classes: Sequence[str]
-    cells: Sequence[tuple[Tensor, int]]
+    cells: Sequence[tuple[Tensor, int]] = ()
+    values: Sequence[Sequence[str]] = ()
     owners: Tensor | None = None
 
 
@@ -178,7 +197,8 @@ def release_names(
         records: gives the private records.
 
     Returns:
-        ``classes``, with their noisy counts, and ``kinds``, the noisy histogram of each column.
+        ``classes``, with their noisy counts, ``kinds``, the noisy histogram of each column, and ``values``, those of
+        each column with their noisy counts.
 
     Raises:
         PublicRowsLost: where they were paid for and lost.
@@ -197,14 +217,19 @@ def release_names(
     for charge in plan:
         row = run.charge(charge.mechanism, 1, noise=noise, adjacencies=(budget.adjacency,), unit=budget.unit)
     found, mechanisms = dict[str, Any](), settings.mechanisms(budget)
+
+    def selected(kind: str, key: str, words: Sequence[str]) -> dict[str, float]:
+        names, counts = class_counts(words, private.owners)
+        stream = noise.stream("names", kind, key, row)
+        noisy = mechanisms[kind].add_noise_to_multiples(counts, 1 / PART, stream).tolist()
+        threshold = settings.threshold(budget, kind)
+        return {name: round(count, 1) for name, count in zip(names, noisy, strict=True) if count >= threshold}
+
     if "classes" in mechanisms:
-        names, counts = class_counts(private.classes, private.owners)
-        stream = noise.stream("names", "classes", row)
-        noisy = mechanisms["classes"].add_noise_to_multiples(counts, 1 / PART, stream).tolist()
-        threshold = settings.threshold(budget)
-        found["classes"] = {
-            name: round(count, 1) for name, count in zip(names, noisy, strict=True) if count >= threshold
-        }
+        found["classes"] = selected("classes", "", private.classes)
+    if "values" in mechanisms:
+        columns = zip(settings.categories, private.values, strict=True)
+        found["values"] = {name: selected("values", name, words) for name, words in columns}
     if "kinds" in mechanisms:
         parts = person_parts(private.owners, len(private.classes))
         sums, stream = cell_counts(private.cells, parts), noise.stream("names", "kinds", row)

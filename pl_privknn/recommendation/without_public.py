@@ -100,11 +100,13 @@ def without_public(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[s
 
 def _named(data: PrivatePublicDataModule) -> list[str]:
     """Line about classes and kinds of columns that the run pays for."""
-    if (names := data.names) is None or not (names.classes or names.columns):
+    if (names := data.names) is None or not data.names_plan(Budget(1.0)):
         return []
     paid = [f"classes with many records ({names.share:g} of μ)"] * names.classes
     paid += [f"kinds of {counted(len(names.columns), 'column')} ({names.kinds:g} of μ)"] * bool(names.columns)
-    return [f"Not stated, and paid for: {' and '.join(paid)}."]
+    count = counted(len(names.categories), "column")
+    paid += [f"categories of {count} with many records ({names.values:g} of μ)"] * bool(names.categories)
+    return [f"Not stated, and paid for: {', '.join(paid)}."]
 
 
 def _held_out(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[dict[str, Any], int, str]:

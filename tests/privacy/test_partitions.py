@@ -45,7 +45,7 @@ def neighbours(threshold, adjacency, unit):
     ("adjacency", "unit"), [("add_remove", "record"), ("replace_one", "record"), ("add_remove", "person")]
 )
 def test_no_neighbours_differ_by_more_than_the_stated_cost(adjacency, unit):
-    names, budget = PaidNames(classes=True, share=0.9, exposure=0.5), Budget(8.0, 1e-2, adjacency, unit)
+    names, budget = PaidNames(classes=True, share=0.9, exposure=0.4), Budget(8.0, 1e-2, adjacency, unit)
     sigma, threshold = names.mechanisms(budget)["classes"].sigma, names.threshold(budget)
     found = dict[float, float]()
     for epsilon in (0.0, 1.0, 8.0):
@@ -60,11 +60,16 @@ def test_no_neighbours_differ_by_more_than_the_stated_cost(adjacency, unit):
 
 
 @pytest.mark.parametrize("unit", ["record", "person"])
-def test_a_class_of_one_is_released_with_the_stated_probability_at_most(unit):
+@pytest.mark.parametrize(("kind", "columns"), [("classes", 1), ("values", 3)])
+def test_a_class_of_one_is_released_with_the_stated_probability_at_most(unit, kind, columns):
     for epsilon, share in itertools.product((0.1, 1.0, 5.0), (0.1, 0.5)):
-        names, budget = PaidNames(classes=True, share=share), Budget(epsilon, 1e-5, unit=unit)
-        sigma, threshold = names.mechanisms(budget)["classes"].sigma, names.threshold(budget)
-        exposed = [m * norm.sf((threshold - m**-0.5) / sigma) for m in range(1, 2 if unit == "record" else 5)]
+        names = PaidNames(classes=True, categories=("a", "b", "c"), share=share)
+        budget = Budget(epsilon, 1e-5, unit=unit)
+        sigma, threshold = names.mechanisms(budget)[kind].sigma, names.threshold(budget, kind)
+        exposed = [
+            columns * m * norm.sf((threshold - m**-0.5) / sigma)
+            for m in range(1, 2 if unit == "record" else 5)
+        ]
         assert 0.99e-6 < max(exposed) <= 1e-6
 
 
@@ -87,9 +92,13 @@ def test_a_person_counts_with_length_1_whatever_their_records_are():
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-@pytest.mark.parametrize(("classes", "columns"), [(True, ()), (False, ("a", "b")), (True, ("a",))])
-def test_names_and_what_they_leave_cost_the_budget(adjacency, classes, columns):
-    names, budget = PaidNames(classes=classes, columns=columns), Budget(1.0, 1e-5, adjacency)
+@pytest.mark.parametrize(
+    ("classes", "columns", "categories"),
+    [(True, (), ()), (False, ("a", "b"), ("a", "b")), (True, ("a",), ("a", "b", "c")), (False, (), ("a",))],
+)
+def test_names_and_what_they_leave_cost_the_budget(adjacency, classes, columns, categories):
+    names = PaidNames(classes=classes, columns=columns, categories=categories)
+    budget = Budget(1.0, 1e-5, adjacency)
     mu = 1 / _sigma(names.left(budget))
     total = [*names.plan(budget), Charge(Gaussian(1 / mu))]
     assert 0.99 < epsilon_for_delta(total, 1e-5, adjacency) <= 1.0
@@ -102,16 +111,17 @@ def _sigma(budget):
 
 
 def test_names_are_released_once_and_lost_ones_are_refused(tmp_path, monkeypatch):
-    names, budget = PaidNames(classes=True, columns=("x",)), Budget(2.0, 1e-5)
+    names, budget = PaidNames(classes=True, columns=("x",), categories=("x",)), Budget(2.0, 1e-5)
     classes = ["often"] * 900 + ["also"] * 600 + ["Mallory"] + [""]
     cells = torch.tensor([0] * 1000 + [1] * 502)
-    records = UnnamedRecords(classes, [(cells, 3)])
+    records = UnnamedRecords(classes, [(cells, 3)], [["north"] * 900 + ["Mallory"] * 2 + [""] * 600])
     run = Ledger(tmp_path / "ledger.sqlite", budget).run("run", names.plan(budget))
     found = release_names(names, tmp_path, run, budget, SystemNoise(), lambda: records)
     assert found["classes"].keys() == {"often", "also"}
     assert found["kinds"]["x"] == pytest.approx([1000, 502, 0], abs=200)
     assert release_names(names, tmp_path, run, budget, SystemNoise(), lambda: None) == found
-    assert run.num_charges == 3
+    assert found["values"] == {"x": {"north": pytest.approx(900, abs=200)}}
+    assert run.num_charges == len(names.plan(budget)) == 5
     (tmp_path / NAMES).unlink()
     with pytest.raises(PublicRowsLost, match="paid for its names"):
         release_names(names, tmp_path, run, budget, SystemNoise(), lambda: records)
