@@ -1,4 +1,4 @@
-"""Labelling in a run's folder: the queries of its rounds, what was charged for them, and the released answers."""
+"""Labelling run: queries of its rounds, their charges, and released answers, in a run's folder."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class StoredQueries:
         return None if stored is None else json.loads(stored)
 
     def open_positions(self, round_index: int) -> list[int]:
-        """Positions of a round that may still be asked."""
+        """Positions of a round's queries that may still be asked."""
         statement = "SELECT position FROM queries WHERE round = ? AND asked_at IS NULL ORDER BY position"
         return [row[0] for row in self._file.read(statement, (round_index,))]
 
@@ -153,7 +153,7 @@ class StoredQueries:
         return query_counts(self._file)
 
     def asked_examples(self) -> set[int]:
-        """Public examples that some round has selected already."""
+        """Public examples that an earlier round selected."""
         return {row[0] for row in self._file.read("SELECT DISTINCT example FROM queries")}
 
     def queries(self) -> list[Query]:
@@ -169,7 +169,7 @@ class StoredQueries:
 
 
 def _margin(score: str | None, deviation: float | None) -> float | None:
-    """Difference of the two largest counts in standard deviations of its noise."""
+    """Difference of the two largest counts, in standard deviations of the difference's noise."""
     if score is None or not deviation:
         return None
     second, first = sorted(json.loads(score))[-2:]
@@ -200,7 +200,7 @@ _Result = TypeVar("_Result")
 def collective(
     method: Callable[Concatenate[LabelRun, _Given], _Result],
 ) -> Callable[Concatenate[LabelRun, _Given], _Result]:
-    """Run a method on global rank 0; each process of a round calls it and gets that result, or that exception."""
+    """Run a method on global rank 0; every process calls it, and gets the result or the exception of rank 0."""
 
     @functools.wraps(method)
     def called(run: LabelRun, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -266,18 +266,18 @@ class LabelRun(Run):
 
     @classmethod
     def followed(cls, folder: Path, run_id: str) -> LabelRun:
-        """The run in a process without its file, which may call the collective methods alone."""
+        """Run for a process without the run's file, where only collective methods may be called."""
         run = cls.__new__(cls)
         run.folder, run.private, run.run_id, run.leads = folder, private_folder(folder), run_id, False
         run.ledger = None  # type: ignore[assignment]
         return run
 
     def hear(self, reports: tuple[PrivacyReport, PrivacyReport]) -> None:
-        """Take the guarantee and the spent budget that global rank 0 has sent."""
+        """Store the guarantee and the spent budget that global rank 0 has sent."""
         self._heard = reports
 
     def reports(self, exact: bool | None = None) -> tuple[PrivacyReport, PrivacyReport]:
-        """Guarantee and spent budget; in a process without the file those that were sent last."""
+        """Guarantee and spent budget; in a process without the file, as last received from rank 0."""
         return super().reports(exact) if self.leads else self._heard
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
@@ -286,7 +286,7 @@ class LabelRun(Run):
 
     @collective
     def open_round(self, index: int, choose: Callable[[], Selection]) -> tuple[list[int], list[int]]:
-        """Write down the queries of a round, unless it has some.
+        """Write the queries of a round, unless they are written already.
 
         Args:
             index: the round.
@@ -310,7 +310,7 @@ class LabelRun(Run):
 
     @collective
     def mark_asked(self, index: int, positions: Sequence[int]) -> None:
-        """Write down that a batch is about to be asked, and at how many charges of the run."""
+        """Mark a batch as asked, with the run's number of charges, before it is charged."""
         charges = self.num_charges
         with self.file.writing() as db:
             db.executemany(

@@ -1,4 +1,4 @@
-"""Arguments of a labelling: their defaults, their checks and the objects that they name."""
+"""Arguments of a labelling run: defaults, checks, and the objects that they name."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def queries_of_rounds(queries: int | Sequence[int], rounds: int) -> list[int]:
 
 
 def features_of_rounds(features: Sequence[RoundFeatures] | Extractor | str | None) -> list[RoundFeatures]:
-    """Features of each round, the last ones for all later rounds; ``DefaultFeatures`` and the student by default.
+    """Features of each round; the last ones serve all later rounds. By default ``DefaultFeatures``, then the student.
 
     Raises:
         ValueError: for an empty list, or an item that is neither an extractor nor the word ``"student"``.
@@ -203,7 +203,7 @@ def check_prior(class_prior: Sequence[float]) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is neither ``"auto"`` nor the name of one that is here.
+    """Raise ``ValueError`` for a device that is neither ``"auto"`` nor available.
 
     Raises:
         ValueError: for such a device.
@@ -226,12 +226,12 @@ def device_of(device: str, trainers: torch.device) -> torch.device:
 
 
 def probabilities_of(student: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """The student's class probabilities of images, float32 ``(n, c)`` on the CPU, its mode left as it was."""
+    """Class probabilities of the student, float32 ``(n, c)`` on the CPU; the student's mode is restored."""
     return BackboneFeatures(_Probabilities(student))(images)
 
 
 class _Probabilities(nn.Module):
-    """Student whose features are its class probabilities."""
+    """Extractor whose features are a student's class probabilities."""
 
     def __init__(self, student: nn.Module) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ def check_student(trainer: pl.Trainer, module: pl.LightningModule, data: Private
 
 
 def _takes(module: pl.LightningModule, batch: Any) -> bool:
-    """Whether the training step of a copy of a module runs on a batch."""
+    """Whether the training step of a module accepts a batch, tried on a copy."""
     hidden = io.StringIO()
     with (
         torch.random.fork_rng(devices=[module.device] if module.device.type == "cuda" else []),
@@ -320,12 +320,12 @@ def _takes(module: pl.LightningModule, batch: Any) -> bool:
 
 
 def _validates_otherwise(data: PrivatePublicDataModule) -> bool:
-    """Whether a data module has validation loaders of its own."""
+    """Whether a data module defines its own validation loaders."""
     return type(data).val_dataloader is not PrivatePublicDataModule.val_dataloader
 
 
 def take_columns(trainer: pl.Trainer, run_dir: Path | None) -> None:
-    """Let the data module read rows as the run did whose checkpoint is evaluated.
+    """Let the data module read rows by the columns of the run whose checkpoint is evaluated.
 
     Args:
         trainer: of the evaluation.

@@ -57,7 +57,7 @@ class ScratchFullError(OSError):
 
 @dataclasses.dataclass(frozen=True)
 class FeatureStore:
-    """Limit of the table of private features in memory; a larger one is mapped from a file.
+    """Storage of the table of private features: in memory up to a limit, else mapped from a file.
 
     The file can be opened by its owner alone (mode 0600) and has no name: when the process ends, in whatever way, the
     system takes its space back. What was written may stay on the disk's free blocks, as with every deleted file;
@@ -129,7 +129,7 @@ class FeatureStore:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Missing parents of a folder, and the folder, the innermost first."""
+    """Folders that don't exist: a folder and its parents, the innermost first."""
     return [place for place in (folder, *folder.parents) if not place.exists()]
 
 
@@ -240,7 +240,7 @@ class LabelingRound:
     def _keep(
         self, index: int, run: LabelRun, positions: list[int], release: Release, is_first: bool
     ) -> None:
-        """Write the answers of a batch, and with a round's first one the model that the releases give."""
+        """Write the answers of a batch and, with a round's first batch, the model of the releases."""
         if is_first:
             soft = release.probabilities
             shift = None if soft is None else prior_shift(soft[: len(positions)], self.class_prior)
@@ -255,7 +255,7 @@ class LabelingRound:
     def _query_features(
         self, data: PrivatePublicDataModule, examples: list[int], known: Tensor | None
     ) -> Tensor:
-        """Features of queries: those that are known, or those of the public examples."""
+        """Features of queries: the selection's own, or those of the public examples."""
         if known is not None:
             return known
         if self._public is not None:
@@ -306,7 +306,7 @@ class LabelingRound:
         return selection
 
     def _ready(self, data: PrivatePublicDataModule) -> Callable[[Tensor], Tensor]:
-        """Extractor, fitted to all public images."""
+        """Extractor of the round, fitted to all public images."""
         if self._extract is None:
             place = self.device or torch.device("cpu")
             alone, conditions = public_extractor(self.extractor, data, place)
@@ -330,7 +330,7 @@ class LabelingRound:
         return self._public
 
     def _records(self, data: PrivatePublicDataModule, folder: Path) -> PrivateRecords:
-        """Private records of this process, as this round's extractor shows them."""
+        """Private records of this process with the features of the round's extractor."""
         shard, rows = self.shard, None
         if shard is None and not len(data.private):
             raise InputError("the data module's private set is empty; a teacher needs private records")
@@ -373,7 +373,7 @@ def public_extractor(
 
 
 def check_stated(conditions: Iterable[str], stated: Container[str]) -> None:
-    """Raise ``ValueError`` for a condition that is not in what a run has stated."""
+    """Raise ``ValueError`` for a condition that the run's plan does not state."""
     if new := [condition for condition in conditions if condition not in stated]:
         raise ValueError(
             f"features: the run was stated without the condition that {new[0]}; use the features that it began with, "
@@ -382,7 +382,7 @@ def check_stated(conditions: Iterable[str], stated: Container[str]) -> None:
 
 
 def prior_shift(soft: Tensor, class_prior: Sequence[float] | None) -> Tensor | None:
-    """Factors of class probabilities for the class shares in use; None without them.
+    """Factors on class probabilities by the assumed class shares; None where no shares are given.
 
     A teacher's answers assume the shares of the private table: their own mean over the public examples is what was
     released of these. By Bayes' rule p(class | x) moves by the ratio of both shares.
@@ -408,7 +408,7 @@ def shifted(soft: Tensor, shift: Tensor | None) -> Tensor:
 def labels_in_use(
     labeler: Labeler, labels: Tensor, soft: Tensor | None, class_prior: Sequence[float] | None, is_first: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Labels and probabilities under the class shares in use; log the shares that are assumed without them.
+    """Labels and probabilities under the given class shares; where none are given, log which shares are assumed.
 
     Args:
         labeler: released them.
@@ -556,7 +556,7 @@ def outcomes_alone(
 def save_head(
     folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tensor], shift: Tensor | None = None
 ) -> None:
-    """Write the head to a run's folder, where the releases give one for fixed features; all of it is public."""
+    """Write the head to a run's folder, where the releases give a model of fixed features; it is public."""
     head = labeler.head_state() if isinstance(labeler, MakesModel) else None
     if head is None or _of_student(extractor):
         return
@@ -568,7 +568,7 @@ def save_head(
 
 
 def load_head(folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tensor]) -> ReleasedHead | None:
-    """The head in a run's folder; None where there is none."""
+    """Load the head in a run's folder; None where there is none."""
     path = folder / HEAD
     if not path.is_file():
         return None
@@ -576,7 +576,7 @@ def load_head(folder: Path, labeler: Labeler, extractor: Callable[[Tensor], Tens
 
 
 def remark_of(folder: Path, labeler: Labeler | None) -> str:
-    """Sentence on what the releases of a run found; empty without a head or a finding."""
+    """Sentence on findings in a run's releases, such as a shift of features; empty without any."""
     path = folder / HEAD
     if not isinstance(labeler, MakesModel) or not path.is_file():
         return ""
@@ -584,7 +584,7 @@ def remark_of(folder: Path, labeler: Labeler | None) -> str:
 
 
 def _of_student(extractor: Callable[[Tensor], Tensor]) -> bool:
-    """Whether a student's backbone is part of the features, which then change in training."""
+    """Whether the features contain a student's backbone, and so change during training."""
     if type(extractor) is BackboneFeatures:
         return True
     return any(_of_student(part) for part in getattr(extractor, "extractors", ()))
@@ -670,7 +670,7 @@ def check_whole_persons(owners: torch.Tensor, group: ProcessGroup) -> None:
 
 
 def same_buffers(module: torch.nn.Module, group: ProcessGroup) -> None:
-    """Broadcast a network's buffers from global rank 0, so that all shards' features are of one network.
+    """Broadcast a network's buffers from global rank 0, so that all shards extract equal features.
 
     Its parameters are the same already: the training takes the same steps in every process. Batch-norm statistics are
     of each process's own last batch.

@@ -98,7 +98,7 @@ def pictures_of(
     confusion: Tensor | None = None,
     tested: Tensor | None = None,
 ) -> PublicPictures:
-    """The pictures of a run.
+    """Collect the public pictures of a run.
 
     Args:
         data: the run's data; only its public and test parts are read.
@@ -129,7 +129,7 @@ def pictures_of(
 def _shown(
     data: PrivatePublicDataModule, part: str, examples: Tensor
 ) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
-    """Small pictures, or beginnings of texts, of public or test examples; neither of vectors."""
+    """Small pictures, or beginnings of texts, of public or test examples; both empty for vectors."""
     texts = data.shown_texts(part, examples)
     if texts is None and len(examples) and len(data.image_shape) == 3:
         return _small(getattr(data, part).images(examples)), ()
@@ -251,7 +251,7 @@ def log_results(trainer: pl.Trainer, settings: dict[str, Any], part: str, result
 
 
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Values of nested settings by paths, as TensorBoard takes them."""
+    """Nested settings as a flat dictionary of values that TensorBoard accepts."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -380,7 +380,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
     # ------------------------------------------------------------------ work
 
     def _hand_budget(self, data: PrivatePublicDataModule | None = None) -> None:
-        """Let the teacher set its noise; again where a run starts, since another callback may share the teacher.
+        """Let the teacher set its noise from the budget, at each start of a run: callbacks may share a teacher.
 
         Args:
             data: whose public examples may take a share of the budget.
@@ -402,7 +402,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
     def _open(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule
     ) -> tuple[Path, str, Any]:
-        """State the plan, or continue its run; returns the run's folder, its id and its reports."""
+        """State the plan, or continue the run; returns the run's folder, its id and its reports."""
         assert self.labeler is not None
         queries = self._queries(len(data.public))
         self._conditions = self._conditions_of(trainer, pl_module, data, queries)
@@ -525,7 +525,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
     def _label(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
     ) -> None:
-        """Round ``index`` on global rank 0, its answers on every rank."""
+        """Run round ``index``: global rank 0 asks, and every rank gets the answers."""
         take_part = functools.partial(self._take_part, trainer, pl_module, data, index)
         examples, labels, soft, self._metrics, reports = self._group.shared(take_part)
         if self._led is None and self._run is not None:
@@ -537,7 +537,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
     def _take_part(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: PrivatePublicDataModule, index: int
     ) -> Any:
-        """This process's part of a round: global rank 0 asks and charges, the others search their shards, if any."""
+        """Run this process's part of a round: global rank 0 asks and charges, others search their shards, if any."""
         assert self.labeler is not None
         queries, options = self._queries(len(data.public)), self.options
         shard = shard_of(
@@ -580,7 +580,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
 
     @property
     def _led(self) -> LabelRun | None:
-        """The run, in the process that has its file, once the fit has started."""
+        """Run of the process that has the run's file; None elsewhere and before the fit."""
         return self._run if self._run is not None and self._run.leads else None
 
     @property
@@ -629,4 +629,4 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
 
 
 def _no_records() -> None:
-    """Stand for a weak reference before the fit."""
+    """Placeholder for a weak reference before the fit; returns None."""

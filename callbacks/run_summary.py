@@ -53,7 +53,7 @@ _LEFT_OUT = "# Only Python knows these: "
 
 
 def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Write the configuration of a run that Python started, unless the folder has that of a command.
+    """Write the configuration of a run started from Python, unless a command has written one.
 
     A comment names the parts that can't be written, without which the file is not complete.
     """
@@ -87,18 +87,18 @@ def write_config(folder: Path, trainer: pl.Trainer, module: pl.LightningModule) 
 
 
 def left_out_of(text: str) -> str | None:
-    """Parts that a written configuration leaves out, as its comment names them; None where it is whole."""
+    """Names of the parts that a written configuration leaves out; None where it is complete."""
     lines = [line for line in text.splitlines()[:2] if line.startswith(_LEFT_OUT)]
     return lines[0].removeprefix(_LEFT_OUT) if lines else None
 
 
 def previous(checkpoint: Path) -> Path:
-    """Path of the checkpoint before the last one."""
+    """Path of the checkpoint that precedes the last one."""
     return checkpoint.with_name(f"{checkpoint.stem}.previous{checkpoint.suffix}")
 
 
 def usable_checkpoint(checkpoint: Path) -> Path | None:
-    """The checkpoint to resume from: the last one, the one before where that is damaged, or None.
+    """Checkpoint to resume from: the last one, the preceding one where the last is damaged, or None.
 
     Falling back repeats some training and asks nothing again: labels and charges are not kept in checkpoints.
     """
@@ -156,7 +156,7 @@ class TestedModels:
 
     @torch.no_grad()
     def add(self, images: Tensor, labels: Tensor) -> None:
-        """A batch that went through the module, with int64 labels ``(b,)`` or ``(b, a)``, -1 where unknown."""
+        """Count a batch that the module has processed, with int64 labels ``(b,)`` or ``(b, a)``, -1 where unknown."""
         logits, self._logits = self._logits, None
         if logits is None or logits.ndim != 2 or len(labels) != len(logits):
             return
@@ -245,7 +245,7 @@ class RunReport(pl.Callback):
         return None if self.run_dir is None else self.run_dir / "summary.json"
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Suppress warnings that no user can act on, and start the clock."""
+        """Ignore warnings that users can't act on, and start the clock."""
         quiet_lightning()
         if stage == "fit":
             self.summary, self.run_dir, self._advice, self._shown = {}, None, "", []
@@ -281,7 +281,7 @@ class RunReport(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Say what a run stopped by Ctrl-C spent and kept, and how it continues."""
+        """Print what a run stopped by Ctrl-C has spent and kept, and how to resume it."""
         spender = spender_of(trainer, pl_module)
         if (
             not (self.show and isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero)
@@ -323,7 +323,7 @@ class RunReport(pl.Callback):
         )
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Load a head to test with the student; not in several processes, none of which sees all test images."""
+        """Load a head to test with the student, in a single process, which sees all test images."""
         self._tested = None
         if not self.summary or trainer.world_size > 1:
             return
@@ -400,7 +400,7 @@ class RunReport(pl.Callback):
         return trainer.is_global_zero
 
     def _log_results(self, trainer: pl.Trainer, part: str) -> None:
-        """Give TensorBoard's table a row, and a test its point against ε."""
+        """Log a row of TensorBoard's table and, after a test, the point (ε, accuracy)."""
         summary, accuracy = self.summary, self.summary.get(f"{part}_accuracy")
         if summary.get("epsilon") is None or accuracy is None:
             return
@@ -493,7 +493,7 @@ class RunReport(pl.Callback):
 
 
 def add_run_report(trainer: Any) -> None:
-    """Give the trainer a :class:`RunReport`, unless it has one."""
+    """Add a :class:`RunReport` to a trainer that has none."""
     quiet_lightning()
     if not any(isinstance(callback, RunReport) for callback in trainer.callbacks):
         trainer.callbacks.append(RunReport())
@@ -541,7 +541,7 @@ def figures_by_class(confusion: Tensor, names: Any) -> dict[str, Any]:
 
 
 def advice_for(trainer: pl.Trainer, labeling: Any, summary: dict[str, Any]) -> str:
-    """The likely cause of a poor result and the next thing to try; nothing where it is not poor.
+    """Likely cause of a poor result and next thing to try, as text; empty for a good result.
 
     A result is poor below 0.3 of the way from the share of the largest class to 1; the paid accuracy counts where
     there is no test accuracy, unless its error hides that.
@@ -574,7 +574,7 @@ def advice_for(trainer: pl.Trainer, labeling: Any, summary: dict[str, Any]) -> s
 
 
 def interruption(spender: Any, folder: Path, saved: bool, again: str) -> str:
-    """Message about a run stopped by Ctrl-C: what it spent and kept, and how it continues.
+    """Message about a run stopped by Ctrl-C: what it has spent and kept, and how to resume it.
 
     Args:
         spender: callback of the run that has its ledger.

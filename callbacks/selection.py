@@ -66,7 +66,7 @@ def class_posterior(scores: Tensor, deviation: Tensor | float) -> Tensor:
 
 
 def _totals(values: Tensor, spread: Tensor) -> Tensor:
-    """Records of each query: its noisy total, drawn to the mean total by as much as the noise deserves.
+    """Estimated number of records of each query: its noisy total, shrunk towards the mean total.
 
     The linear empirical-Bayes estimate: ``mean + (total - mean) · between / (between + noise)`` for the variances
     between queries and of the noise.
@@ -81,7 +81,7 @@ def _totals(values: Tensor, spread: Tensor) -> Tensor:
 
 
 def _log_likelihood(values: Tensor, totals: Tensor, spread: Tensor) -> Tensor:
-    """Of each share on the grid, up to a constant a score: float64, shape ``(m, c, shares)``."""
+    """Log-likelihood of each share on the grid, up to a constant per score: float64 ``(m, c, shares)``."""
     z = (values[:, :, None] - totals[:, None, None] * _SHARES) / spread[:, None, None]
     return -0.5 * z * z
 
@@ -98,7 +98,7 @@ def _learn_prior(log_likelihood: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Weights of the queries that each public example listens to; a function of public features alone.
+    """Weights of queries in each public example's label; a function of public features alone.
 
     An example's counts are the weighted sum of its queries' noisy counts. The queries' noise averages out, and a
     query that few private records are near to borrows from its neighbours. As post-processing of a release it costs
@@ -133,7 +133,7 @@ class Spread:
 
     @classmethod
     def joined(cls, parts: Sequence[Spread], queries: Sequence[int]) -> Spread:
-        """Spreads over the queries of several rounds as one over all of them, one round's after the other's.
+        """Concatenate the spreads of several rounds into one over the queries of all rounds.
 
         Args:
             parts: a spread for each round, of the same public examples.
@@ -316,14 +316,14 @@ class Selector(HasInitArguments, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
-        """Choose at most ``count`` queries; ``generator`` is seeded by a public constant."""
+        """Choose at most ``count`` queries, with a generator that is seeded by a public constant."""
 
 
 class RandomSelection(Selector):
     """Selector of examples never asked about, at random; fewer than ``count`` where fewer are left."""
 
     def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
-        """Draw among them."""
+        """Draw queries from the examples never asked about."""
         candidates = torch.nonzero(~pool.asked).flatten()
         order = torch.randperm(len(candidates), generator=generator)
         return Selection(candidates[order[:count]])
@@ -333,7 +333,7 @@ class FullSelection(Selector):
     """Selector of every example without an answer, those refused in an earlier round included, in random order."""
 
     def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
-        """Shuffle them."""
+        """Shuffle the examples without an answer."""
         candidates = torch.nonzero(pool.labels < 0).flatten()
         order = torch.randperm(len(candidates), generator=generator)
         return Selection(candidates[order[:count]])
@@ -346,7 +346,7 @@ class UncertainSelection(Selector):
     """
 
     def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
-        """Sort them by entropy."""
+        """Choose the examples with the largest entropy of the student's prediction."""
         if pool.probabilities is None:
             return RandomSelection()(pool, count, generator)
         unsure = torch.special.entr(pool.probabilities().double()).sum(dim=1)

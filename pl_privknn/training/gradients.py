@@ -128,7 +128,7 @@ class RecordGradients:
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
-        """Context of secret random numbers and full float32, in which no record sets the rounding of others."""
+        """Context of secret random numbers and full float32 precision for code that sees private records."""
         with full_precision(self.device, autocast=True), self.randomness():
             yield
 
@@ -138,7 +138,7 @@ class RecordGradients:
         return frozenset() if self.traced is None else self.traced.logged
 
     def in_words(self) -> str:
-        """Description of how records go through the step, for the log."""
+        """Description of how gradients are computed, for the log."""
         if self.condition is not None:
             return f"the guarantee is conditional: {self.condition}"
         if self.traced is None:
@@ -154,7 +154,7 @@ class RecordGradients:
         return f"training_step sees no private value: log in validation_step, on public data{holds}{often}{alone}"
 
     def replayable(self, places: Sequence[int]) -> Tensor:
-        """:meth:`sum`, in which a record's random numbers follow from its place alone; for tests of modules."""
+        """Like :meth:`sum`, with random numbers that follow from a record's index alone; for tests of modules."""
         self.randomness.drew = False
         total = self.sum(places)
         if self.randomness.drew:
@@ -167,7 +167,7 @@ class RecordGradients:
         return total
 
     def try_predictions(self) -> None:
-        """Choose how outputs for single held-out records are computed; adds a condition where that can't be traced.
+        """Choose how held-out records are predicted; adds a condition where the prediction can't be traced.
 
         Raises:
             ValueError: for a module or data whose predictions can't be judged.
@@ -204,12 +204,12 @@ class RecordGradients:
 
     @property
     def _predicts_apart(self) -> bool:
-        """Whether the module's own outputs keep records apart: then it sees the private ones."""
+        """Whether the module is known to keep records apart, so that its own forward pass may see private records."""
         return keeps_apart(self.module)
 
     @torch.no_grad()
     def _predicted(self, batch: Any, graphs: dict[Any, TracedStep]) -> tuple[Tensor, Tensor]:
-        """Outputs for a batch of one, and its class."""
+        """Outputs for a batch of one record, and its class."""
         if self._predicts_apart:
             return self.module.eval()(batch[0].to(self.device)), batch[1]
         if self._predicts_by_copies:
@@ -240,7 +240,7 @@ class RecordGradients:
         return every[:, 0], every[:, 1:]
 
     def made_up_sum(self, count: int) -> Tensor:
-        """Sum of gradients of the same number of made-up records, for a trial without private ones.
+        """Sum of the clipped gradients of ``count`` made-up records, for a trial without private records.
 
         Args:
             count: of records.
@@ -296,7 +296,7 @@ class RecordGradients:
         self._step.epoch = None
 
     def refresh(self) -> None:
-        """Trace again with the parameters that are trained now.
+        """Trace the step again, for the parameters that require gradients now.
 
         Raises:
             ValueError: where the step can't be traced any more.
@@ -357,7 +357,7 @@ class RecordGradients:
             )
 
     def _try_chunk(self, tensors: list[Tensor], timed: bool) -> bool:
-        """Choose between a chunk of equal records at once and one after another; False if memory ends before."""
+        """Choose between ``vmap`` and a loop, on equal records; False where memory does not suffice."""
         assert self.traced is not None
         self._graphs.chunk, traced = self._chunk, self.traced
         self.randomness.begin()
@@ -446,7 +446,7 @@ class RecordGradients:
             )
 
     def _is_faster(self, traced: TracedStep, stack: list[Tensor]) -> bool:
-        """Whether a chunk takes less processor time than its records one by one, by the least of several runs."""
+        """Whether ``vmap`` on a chunk takes less time than its records one by one, by the minimum of several runs."""
         total = ClippedSum(self._sizes, self.max_grad_norm, self.device)
         many = self._clocked(lambda: total.add(traced.rows(stack)))
         one = self._clocked(lambda: total.add_one(traced.gradient([part[0] for part in stack])))
@@ -480,7 +480,7 @@ class RecordGradients:
         return (self._copies if self.way is self._copies else self._graphs).gradient(batch)
 
     def _chunks(self, places: Sequence[int]) -> Iterator[tuple[Any, list[Tensor]]]:
-        """Batch of one, and the tensors of a chunk of such batches ``(b, 1, …)``."""
+        """Yield chunks: a batch of one record, and the stacked tensors ``(b, 1, …)`` of such batches."""
         if self.data.has_rows:
             for part in torch.tensor(places, dtype=torch.int64).split(self._chunk) if places else ():
                 if (rows := self._rows(part)) is None:
@@ -504,7 +504,7 @@ class RecordGradients:
             yield _stacked(some)
 
     def _rows(self, places: Tensor) -> Any:
-        """Tensors of a chunk of records, without those that can't be read; None where none can be."""
+        """Tensors of a chunk of records, without unreadable records; None where no record can be read."""
         with silently():
             return self.data.rows(places)
         found = []
@@ -514,7 +514,7 @@ class RecordGradients:
         return [torch.cat(parts) for parts in zip(*found, strict=True)] or None
 
     def _mean_gradient(self, places: Sequence[int]) -> list[Tensor]:
-        """Mean gradient of some records, which fails with any of them."""
+        """Mean gradient of some records; raises where the gradient of one of them does."""
         found = [self._gradient(self._read(place)) for place in places]
         if len(found) == 1:
             return found[0]

@@ -87,7 +87,7 @@ class FeatureHead:
 
 @dataclasses.dataclass(frozen=True)
 class NoisyOptimization(Optimization):
-    """Optimizer and learning-rate schedule of a private training; they work on noisy gradients.
+    """Optimizer and learning-rate schedule of a private training, for noisy gradients.
 
     Args:
         optimizer: ``"sgd"`` (with momentum) or ``"adam"``.
@@ -115,7 +115,7 @@ class NoisyOptimization(Optimization):
             check_positive("noise_limit", self.noise_limit)
 
     def rate(self, left: float, noise_multiplier: float, steps: int, batch_size: float) -> float:
-        """Learning rate where this share of the plan is left.
+        """Learning rate when the share ``left`` of the planned steps is left.
 
         By what is left of the plan, and not by the steps that this process made: after a crash the schedule still
         ends where the training does.

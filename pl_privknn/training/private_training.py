@@ -352,12 +352,12 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         self._replace_step(trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Trace the step of a resumed epoch."""
+        """Trace the step for the epoch at which a checkpoint resumes."""
         if self._gradients is not None and trainer.current_epoch:
             self._trace_anew(pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Trace the step of the present module again."""
+        """Trace the step again, for the module and its epoch as they are now."""
         if self._gradients is not None and self._asked:  # not in the first epoch
             self._trace_anew(pl_module)
 
@@ -373,7 +373,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log ε on the axis of steps."""
+        """Log ε at each step."""
         run = self.run
         if run is not None and run.steps.row != self._logged[0]:  # what was spent grows by rows
             assert self._processes is not None
@@ -416,7 +416,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         self._check_evaluation("test_dataloader", trainer.test_dataloaders)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse to validate on the records of a training, by itself; within a fit that was checked before."""
+        """Refuse ``trainer.validate`` on the records of a training; ``setup`` checks validation within a fit."""
         if trainer.state.fn == "validate":
             self._check_evaluation("val_dataloader", trainer.val_dataloaders)
 
@@ -429,7 +429,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
     # ------------------------------------------------------------------ work
 
     def __getstate__(self) -> dict[str, Any]:
-        """State of a copy, outside of a fit."""
+        """State for copies and pickles, as outside a fit."""
         return {**self.__dict__, **_outside_fits()}
 
     def _take(self, source: Any, trainer: Any) -> PrivateData:
@@ -488,7 +488,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         return None
 
     def _before_gradients(self, trainer: Any, module: Any, data: PrivateData) -> tuple[str, ...]:
-        """Prepare the private records before the first step; returns the conditions of that."""
+        """Prepare the private records before the first step; returns conditions that this adds to the guarantee."""
         return ()
 
     def _leave(self) -> None:

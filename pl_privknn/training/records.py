@@ -46,7 +46,7 @@ NUMBERS = (bool, int, float)
 
 
 def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "batch") -> Any:
-    """Apply a function to all leaves of a batch.
+    """Apply a function to all leaves of a nested batch.
 
     Args:
         value: mappings, lists, tuples and dataclasses, nested; everything else is a leaf.
@@ -233,7 +233,7 @@ class PrivateData:
             check_same_in_processes(agree, [torch.tensor([self._all])])
 
     def share_by_person(self, owners: Tensor | None, share: tuple[int, int]) -> Tensor:
-        """Hold all records of this process's share of persons.
+        """Restrict the records to this process's share of persons.
 
         Args:
             owners: person of each private record, int64 ``(n,)``; None is refused.
@@ -355,7 +355,7 @@ def _table_of(dataset: Any) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
 
 
 class Steps(Dataset[Any]):
-    """Empty batches over which a trainer iterates instead of private records.
+    """Data set of empty batches over which a trainer iterates instead of private records.
 
     Args:
         count: steps of an epoch.
@@ -373,7 +373,7 @@ class Steps(Dataset[Any]):
         return []
 
     def loader(self) -> DataLoader[Any]:
-        """Loader into which a trainer puts no sampler."""
+        """Loader in which a trainer replaces no sampler."""
         whole: DistributedSampler[Any] = DistributedSampler(self, num_replicas=1, rank=0, shuffle=False)
         return DataLoader(self, batch_size=None, sampler=whole, collate_fn=_as_it_is)
 

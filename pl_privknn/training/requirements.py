@@ -96,7 +96,7 @@ def check_first_run(module: Any, ledger_path: str | Path | None, resumed: Mappin
 
 
 def mark_first_run(module: Any, run: Any) -> None:
-    """Note in a module the run that trains it; see :func:`check_first_run`."""
+    """Store in a module the run that trains it; see :func:`check_first_run`."""
     ledger = None if run.ledger is None else str(run.ledger.path.resolve())
     setattr(module, _MARK, (getattr(run, "run_id", ""), ledger))
 

@@ -27,7 +27,7 @@ TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 
 
 class _Step(nn.Module):
-    """Hooks and step as one function of a batch."""
+    """Batch hooks and training step as one function of a batch."""
 
     def __init__(self, module: Any, hooks: dict[str, Any], trainer: Any, augment: Any, views: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class StepCopies:
             yield
 
     def _share_frozen(self, memo: dict[int, Any]) -> None:
-        """Let ``deepcopy`` copy the memory of frozen parameters and buffers only where a step writes to it."""
+        """Register in ``memo`` frozen parameters and buffers as copy-on-write."""
         storages: dict[int, Any] = {}
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             if type(tensor) not in (Tensor, nn.Parameter) or tensor.requires_grad:
@@ -133,7 +133,7 @@ class StepCopies:
             return work(self._copy({id(p): leaf for p, leaf in zip(trained, leaves, strict=True)}), leaves)
 
     def for_trace(self, note: Callable[[str], Any], logged: set[str]) -> Any:
-        """Copy that shares all tensors, those that are plain attributes as buffers.
+        """Copy for a trace, which shares all tensors; plain tensor attributes become buffers.
 
         Args:
             note: called with the name of a fact of the trainer that changes.
@@ -209,7 +209,7 @@ class StepCopies:
 
 
 def _replace_held(memo: dict[int, Any], name: str, value: Any, traced: bool) -> None:
-    """Register the replacements of metrics and records in copies; a trace shares tensors."""
+    """Register in ``memo`` the stand-ins for metrics and records; a trace shares tensors."""
     from torchmetrics import Metric, MetricCollection
 
     leaves: list[Any] = []
@@ -230,7 +230,7 @@ def _replace_held(memo: dict[int, Any], name: str, value: Any, traced: bool) -> 
 
 
 def is_flag(tensor: Tensor) -> bool:
-    """Whether a tensor is one whole number or bool, of which Python may branch."""
+    """Whether a tensor is one whole number or bool, on which Python may branch."""
     return tensor.numel() == 1 and not tensor.is_floating_point() and not tensor.is_complex()
 
 
@@ -339,7 +339,7 @@ def with_tensors(batch: Any, tensors: Iterator[Any]) -> Any:
 
 
 def views_of(batch: Any, augment: Callable[[Tensor], Tensor], views: int) -> Any:
-    """The batch of ``views`` rows that an augmentation makes of a batch of one.
+    """Augmented batch of ``views`` rows, made of a batch of one.
 
     Args:
         batch: images, labels and whatever else, in a tuple or list.
@@ -365,7 +365,7 @@ def views_of(batch: Any, augment: Callable[[Tensor], Tensor], views: int) -> Any
 
 
 class _NoFactError(UntraceableError, AttributeError):
-    """Error that ``hasattr``, and ``getattr`` with a default, handle."""
+    """Raised for an attribute that a step may not read; ``hasattr`` and ``getattr`` with a default handle it."""
 
 
 class Absent:
@@ -483,7 +483,7 @@ class PublicTrainer:
 
     @property
     def optimizers(self) -> list[Any]:
-        """Rates and other plain settings of the optimizers."""
+        """Learning rates and other plain settings of the optimizers."""
         self._note("rates of the optimizer")
         return [
             types.SimpleNamespace(

@@ -92,7 +92,7 @@ def gradient_of(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 class RecordStep(StepCopies):
-    """The batch hooks and ``training_step`` of a module for batches of one record; arguments as of the base."""
+    """Batch hooks and ``training_step`` of a module for batches of one record; arguments as in the base class."""
 
     def trace(self, batch: Any, batch_idx: int = 0, predicts: bool = False) -> TracedStep:
         """Trace the step for batches of the given shapes; values of the batch are not used.
@@ -198,7 +198,7 @@ def check_apart(tensors: Mapping[str, Tensor], dataset: Any) -> None:
 
 
 class _Recorded(TorchFunctionMode):
-    """Recorder of blocks without gradients during a trace; values of tensors can't be read."""
+    """Mode of a trace that detaches tensors in ``no_grad`` blocks and raises where values of tensors are read."""
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")

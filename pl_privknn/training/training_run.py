@@ -204,7 +204,7 @@ class TrainingRun(Run):
         self.lost = before - (checkpoint["done"] if checkpoint is not None else 0)
 
     def plan(self) -> tuple[Sequence[Charge], dict[str, Any]]:
-        """Plan of all steps, fixed when the run begins: as many as fit the budget, with their noise."""
+        """Plan of all steps, fixed when the run begins: noise, and as many steps as fit the budget."""
         decided = None if self.is_new else self.file.fact("decided")
         self.noise_multiplier: float = self._noise() if decided is None else decided["noise_multiplier"]
         self.mechanism = mechanism_of(

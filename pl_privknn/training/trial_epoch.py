@@ -72,7 +72,7 @@ def try_epoch(trainer: Any, made_up: Callable[[Any], Callable[[], None]]) -> Non
 
 
 def _copy_of(trainer: Any, folder: str) -> Any:
-    """Copy of a trainer and all that belongs to it, for few steps, without what holds data."""
+    """Copy of a trainer with module, callbacks and optimizers, for few steps; data sets and loaders are shared."""
     module, twin = trainer.lightning_module, object.__new__(type(trainer))
     memo: dict[int, Any] = {id(trainer): twin}
     sources = [
@@ -126,7 +126,7 @@ def _is_left_out(callback: Any) -> bool:
 
 
 def _quiet(trainer: Any, folder: str) -> Any:
-    """Logger of Lightning that takes everything and keeps nothing."""
+    """Lightning logger that discards everything."""
     loggers = importlib.import_module(type(trainer).__module__.split(".trainer")[0] + ".loggers.logger")
     return type("Quiet", (loggers.DummyLogger,), {"save_dir": folder, "log_dir": folder})()
 
@@ -145,7 +145,7 @@ def _silence() -> Iterator[None]:
 
 
 def _said(module: nn.Module, error: Exception) -> str:
-    """One line: where the trial epoch failed, the error of the hook itself, and the remedy."""
+    """One-line message: where the trial epoch failed, the error of the hook itself, and the remedy."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     # Frames of Lightning that call a hook of the module, or of a callback.
     calls = [frame.f_locals for frame in frames if "hook_name" in frame.f_locals]

@@ -1,4 +1,4 @@
-"""Ways of records through a training step, each of which adds their clipped gradients to a sum."""
+"""Computation of clipped gradients of records: by layers, by the traced step, or by copies of the module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pl_privknn.training.traced_step import RecordStep, TracedStep
 
 
 class LayerWay:
-    """Way of records that share a forward pass, through a network whose layers keep them apart.
+    """Gradients from one forward pass of many records, through a network whose layers keep records apart.
 
     Args:
         network: a :func:`~pl_privknn.networks.layer_gradients.separable` one.
@@ -51,7 +51,7 @@ class LayerWay:
 
 
 class GraphWay:
-    """Way of records through the graph of the step for their shapes: by ``vmap``, or one after another.
+    """Gradients by the traced step, a graph for each structure of batches: by ``vmap``, or one record after another.
 
     Args:
         step: is traced for each new key of a batch.
@@ -78,7 +78,7 @@ class GraphWay:
         self._graphs.clear()
 
     def trace(self, batch: Any) -> TracedStep:
-        """Trace the step for batches of this key."""
+        """Trace the step for batches of this structure (shapes and dtypes)."""
         graph = self._graphs[tensors_of(batch, self._device)[1]] = self._step.trace(batch, self.number)
         return graph
 
@@ -87,7 +87,7 @@ class GraphWay:
         return self._graph(batch).gradient(tensors_of(batch, self._device)[0])
 
     def add(self, total: ClippedSum, batch: Any, stack: list[Tensor]) -> None:
-        """Clip and add the gradients of records of one key, given as tensors ``(b, 1, …)``."""
+        """Clip and add the gradients of records of one structure, given as tensors ``(b, 1, …)``."""
         graph = rows = None
         with silently():
             graph = self._graph(batch)
@@ -109,7 +109,7 @@ class GraphWay:
             add_one(total, functools.partial(graph.gradient, [part[place] for part in stack]))
 
     def _graph(self, batch: Any) -> TracedStep:
-        """The graph for batches of a key; a shape that can't be traced fails, and its records count as zero."""
+        """Graph for the batch's structure; raises where the step can't be traced, and the records count as zero."""
         key = tensors_of(batch, self._device)[1]
         if key not in self._graphs:
             self._graphs[key] = None
@@ -122,7 +122,7 @@ class GraphWay:
 
 
 class CopyWay:
-    """Way of records one by one through a fresh copy of the module each, where the step can't be traced.
+    """Gradients by the module's own code, on a fresh copy for each record, where the step can't be traced.
 
     Args:
         step: of the module.
@@ -140,7 +140,7 @@ class CopyWay:
 
 
 def add_one(total: ClippedSum, gradient: Callable[[], list[Tensor]]) -> None:
-    """Clip and add a gradient, zero where it fails; errors of the addition, which others share, are raised."""
+    """Clip and add a gradient, zero where computing it fails; errors of the shared addition are raised."""
     found = None
     with silently():
         found = gradient()
@@ -149,7 +149,7 @@ def add_one(total: ClippedSum, gradient: Callable[[], list[Tensor]]) -> None:
 
 
 def _filled(part: Tensor, count: int) -> Tensor:
-    """Rows of a chunk, filled up to so many by its first one."""
+    """Rows of a chunk, padded to ``count`` rows by copies of the first row."""
     return (
         torch.cat([part, part[:1].expand(count - len(part), *part.shape[1:])]) if len(part) < count else part
     )
@@ -157,7 +157,7 @@ def _filled(part: Tensor, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def silently() -> Iterator[None]:
-    """Let a record that fails count as zero: an error would reveal that it was drawn."""
+    """Context that suppresses a record's error, which would reveal that it was drawn; the record counts as zero."""
     try:
         yield
     except (Exception, SystemExit):

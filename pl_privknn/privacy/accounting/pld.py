@@ -225,7 +225,7 @@ class Direction:
 
     @classmethod
     def from_grid(cls, first: int, masses: Floats, step: float, infinity: float) -> Direction:
-        """Make a total loss from masses at losses ``step·(first + i)``, without negligible ones."""
+        """Make a total loss from masses at losses ``step·(first + i)``; losses below 0 are dropped."""
         masses = masses[max(0, -first) :]
         first = max(first, 0)
         if not len(masses):
