@@ -252,12 +252,16 @@ def run_of(
 ) -> tuple[PrivateLabeler, dict[str, Any]]:
     """Train and test a recommendation; returns its callback and summary, and keeps no files."""
     pl.seed_everything(seed, verbose=False)
-    student, labeling = found.build()
-    labeling.options = dataclasses.replace(labeling.options, progress=False)
     quiet = dict.fromkeys(
         ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
     )
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        if found.data.owes_names:
+            found = found.with_names(folder)
+            data = found.data
+        student, labeling = found.build()
+        labeling.run_dir = folder
+        labeling.options = dataclasses.replace(labeling.options, progress=False)
         settings = {"max_epochs": found.max_epochs, "accelerator": "cpu", "default_root_dir": folder}
         trainer = pl.Trainer(**settings, **quiet, callbacks=[labeling])  # type: ignore[arg-type]
         trainer.fit(student, data)

@@ -37,7 +37,7 @@ from pl_privknn.datamodules import TableDataModule
 from pl_privknn.datamodules.at import read_bounds
 from pl_privknn.features.base import in_parts
 from pl_privknn.features.table import TableFeatures
-from pl_privknn.recommendation.rules import WIDTHS_OF_TABLES, Sizes, teacher_extractor
+from pl_privknn.recommendation.rules import Sizes, teacher_extractor
 
 EPSILONS = (0.2, 0.5, 1.0, 2.0)
 DELTA = 1e-5
@@ -212,6 +212,7 @@ class Made:
             unit="person" if self.table.person else "record",
             public=str(self.folder / "public.csv") if method == "public rows" else None,
             test=str(self.folder / "test.csv"),
+            pays=True,
         )
         labeling, summary = run_of(found, found.data, self.seed)
         assert labeling.epsilon is not None
@@ -224,7 +225,7 @@ class Made:
 
     def _data(self) -> TableDataModule:
         """All parts, with the stated bounds, and one private row of each person."""
-        numeric, categorical = read_bounds(self.folder / "bounds.yaml")
+        numeric, categorical, _ = read_bounds(self.folder / "bounds.yaml")
         parts = {key: str(self.folder / f"{key}.csv") for key in ("private", "public", "test")}
         data = TableDataModule(**parts, numeric=numeric, categorical=categorical, person=self.table.person)
         data.setup("fit")
@@ -269,7 +270,7 @@ class Made:
             DELTA,
             data.num_classes,
             len(data.public),
-            WIDTHS_OF_TABLES,
+            "table",
             columns=tuple(sizes),
         )
         extractor = teacher_extractor(of.rule("PreconditionedGradients"), False, sizes)
