@@ -26,8 +26,8 @@ from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
 from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
-from pl_privknn.privacy.public_rows import COLUMNS
 from pl_privknn.privacy.records import is_ours
+from pl_privknn.privacy.verify import COLUMNS
 
 _TRIED = 4  # public examples in a made-up batch
 #: Represents the student's backbone in a list of features.

@@ -64,7 +64,7 @@ from pl_privknn.privacy.holdout import PaidEvaluation, held_out, kept_figures, r
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, Guarantee, noise_guarantee
 from pl_privknn.privacy.partitions import release_names
 from pl_privknn.privacy.private_state import table_digest
-from pl_privknn.privacy.public_rows import RELEASES, DrawnRows, KeptReleases
+from pl_privknn.privacy.public_rows import DrawnRows, KeptReleases
 from pl_privknn.privacy.records import (
     check_evaluated,
     check_hyperparameters,
@@ -74,6 +74,7 @@ from pl_privknn.privacy.records import (
 )
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.run import StatesPrivacy, run_id_in
+from pl_privknn.privacy.verify import RELEASES
 from pl_privknn.students.losses import TASKS
 
 _MOST_ROUNDS = 10**6  # each has its number of queries and its features

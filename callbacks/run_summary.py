@@ -43,9 +43,8 @@ from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.card import accuracy_text, holdout_text, recall_text
 from pl_privknn.privacy.earlier_runs import together, together_in_words
 from pl_privknn.privacy.files import write_durably, write_json
-from pl_privknn.privacy.public_rows import COLUMNS
 from pl_privknn.privacy.redaction import private_seconds
-from pl_privknn.privacy.verify import CONFIG
+from pl_privknn.privacy.verify import COLUMNS, CONFIG
 from pl_privknn.students.losses import TASKS
 
 _ORIGIN = "# Written by a run that Python started."

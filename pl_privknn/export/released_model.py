@@ -21,8 +21,7 @@ from pl_privknn.datamodules.base import PrivatePublicDataModule
 from pl_privknn.features.text import WordLlamaFeatures
 from pl_privknn.networks.base import network_arguments
 from pl_privknn.privacy.card import audited, has_teacher, privacy_card, write_card
-from pl_privknn.privacy.public_rows import COLUMNS
-from pl_privknn.privacy.verify import CHECKPOINT, EXPORT, HEAD, mapping_of, reading
+from pl_privknn.privacy.verify import CHECKPOINT, COLUMNS, EXPORT, HEAD, mapping_of, reading
 from pl_privknn.students.base import Student
 from pl_privknn.students.losses import TASKS
 

@@ -24,10 +24,6 @@ from pl_privknn.privacy.mechanisms.steps import noise_for_steps
 from pl_privknn.privacy.noise import NoiseSource
 from pl_privknn.privacy.records import persons_of
 
-#: File of a run's folder: the releases that public rows are drawn from.
-RELEASES = "public_rows.pt"
-#: File of a run's folder: the columns of its rows, with bounds.
-COLUMNS = "columns.json"
 #: Lowest and highest number of a column.
 Bounds = tuple[float, float]
 #: Adds a mechanism's noise to private whole numbers, computed when they are wanted, of a step (a power of two); the

@@ -510,6 +510,8 @@ def compared(name: str, stated: Any, found: Any) -> dict[str, Any]:
     return {"name": name, "stated": stated, "found": found, "agrees": agrees}
 
 
+#: Files of a run's folder: the releases that public rows are drawn from, and the columns of these rows.
+RELEASES, COLUMNS = "public_rows.pt", "columns.json"
 #: The configuration in a run's folder.
 CONFIG = "config.yaml"
 #: Where ``privknn export`` puts its files, in a run's folder.

@@ -18,8 +18,7 @@ from pl_privknn.privacy.accounting.accountant import account
 from pl_privknn.privacy.card import card_facts, described, interval_of
 from pl_privknn.privacy.files import MOST_ERROR
 from pl_privknn.privacy.mechanisms.base import Charge, merged
-from pl_privknn.privacy.public_rows import COLUMNS, RELEASES
-from pl_privknn.privacy.verify import CONFIG, mapping_of
+from pl_privknn.privacy.verify import COLUMNS, CONFIG, RELEASES, mapping_of
 
 if TYPE_CHECKING:
     from pl_privknn.callbacks.loggers import PublicPictures
