@@ -1,10 +1,10 @@
 """Attacks on a labeler or a training: measured lower bounds on ε, compared with the stated ε."""
 
 from pl_privknn.auditing.attack import Target, attack_labeler, small_target
-from pl_privknn.auditing.bounds import Audit
+from pl_privknn.auditing.bounds import AttackResult
 
 __all__ = [
-    "Audit",
+    "AttackResult",
     "Target",
     "attack_labeler",
     "small_target",

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import check_int, check_open_unit
-from pl_privknn.auditing.bounds import CONFIDENCE, Audit, Scores, audit_scores
+from pl_privknn.auditing.bounds import CONFIDENCE, AttackResult, Scores, audit_scores
 from pl_privknn.auditing.canaries import Canaries, canaries_of, true_votes
 from pl_privknn.config import ConfigurationError, build, get
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -143,7 +143,7 @@ def attack_labeler(
     canaries: int = CANARIES,
     confidence: float = CONFIDENCE,
     noise: NoiseSource | None = None,
-) -> Audit:
+) -> AttackResult:
     """Attack a labeler with canaries; see :func:`~pl_privknn.auditing.canaries.canaries_of`.
 
     Args:
@@ -399,7 +399,7 @@ def attack_training(
     canaries: int = CANARIES,
     confidence: float = CONFIDENCE,
     noise: NoiseSource | None = None,
-) -> Audit:
+) -> AttackResult:
     """Attack a training by noisy SGD from its noisy sums; see this module's docstring.
 
     Args:

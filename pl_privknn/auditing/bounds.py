@@ -49,7 +49,7 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True)
-class Audit:
+class AttackResult:
     """Result of an attack.
 
     Attributes:
@@ -97,8 +97,8 @@ def audit_scores(
     adjacency: Adjacency = "add_remove",
     confidence: float = CONFIDENCE,
     runs: int = 1,
-) -> Audit:
-    """Audit result of an attacker's scores against the stated releases.
+) -> AttackResult:
+    """Result of an attacker's scores against the stated releases.
 
     A true claim is called violated with probability at most 1 − :data:`VERDICT`.
 
@@ -109,12 +109,12 @@ def audit_scores(
         delta: δ.
         adjacency: neighbouring relation of the claim.
         confidence: of the lower bound.
-        runs: see :class:`Audit`.
+        runs: see :class:`AttackResult`.
     """
     options: dict[str, Any] = {"delta": delta, "adjacency": adjacency, "exact": False}
     epsilon, inverse = account(charges, **options).epsilon, _inverse(trade_off(charges, **options))
     guesses = Guesses.of(seen.scores, seen.present)
-    return Audit(
+    return AttackResult(
         subject=subject,
         released=seen.released,
         epsilon=epsilon,
