@@ -524,7 +524,7 @@ def model_for(
 def outcomes_alone(
     model: str, head: ReleasedHead | None, student: pl.LightningModule, held: LabeledImages, outputs: Outputs
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """**Private.** What a released model predicts for each held-out record, each by itself.
+    """**Private.** Predictions of a released model for each held-out record alone.
 
     Args:
         model: one of :data:`MODELS`.

@@ -41,7 +41,7 @@ _VALUES_AT_A_TIME = 1 << 22
 
 
 class Array:
-    """An array, or a file of one, under the name of its argument.
+    """Array in memory or in a file, with the name of its argument for messages.
 
     Of an ``.npz`` file the member with the argument's name is taken, or its only one, or the one named as in
     ``data.npz:x``; of a ``.parquet`` file the column with that name, or the one named as in ``data.parquet:x``.
@@ -78,7 +78,7 @@ class Array:
                 self._columns.check(self._member, "as in data.parquet:embedding")
 
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array; of a file no more is read than that takes.
+        """Shape of the array; of a file only the header is read where possible.
 
         Raises:
             ValueError: if the file is damaged or lacks the member.
@@ -122,7 +122,7 @@ class Array:
             return array
 
     def numbers(self) -> Tensor:
-        """The numbers.
+        """Values as a tensor of numbers.
 
         Raises:
             ValueError: as :meth:`values`, or for anything but numbers.
@@ -143,7 +143,7 @@ class Array:
         return table
 
     def rows(self) -> tuple[ImageStore, Tensor]:
-        """Rows of floats, and bool ``(n,)``: whether all are finite.
+        """Rows of floats, and bool ``(n,)``: whether all values of a row are finite.
 
         Raises:
             ValueError: as :meth:`vectors`.
@@ -211,7 +211,7 @@ class ParquetRows(JoinedImages):
 
 
 def blocks(store: ImageStore) -> Iterator[Tensor]:
-    """All images of a store in their order, some at a time, float32 ``(b, d)``."""
+    """Yield all images of a store in their order, in blocks of float32 ``(b, d)``."""
     for rows in torch.arange(len(store)).split(max(1, _VALUES_AT_A_TIME // math.prod(store.shape))):
         yield store.read(rows).flatten(1)
 
@@ -224,7 +224,7 @@ def split_member(source: str | Path) -> tuple[str, str]:
 
 
 def tables_of(name: str, source: Any) -> list[Array]:
-    """The files of a folder, by their names, or one table.
+    """Tables of the files in a folder, ordered by name, or a single table.
 
     Args:
         name: of the argument.
@@ -316,12 +316,12 @@ def _joined(name: str, source: Any, parts: list[Tensor]) -> Tensor:
 
 
 def in_shards(source: Any) -> bool:
-    """Whether ``source`` names a file for each process, as ``shards/features-{rank:05d}.npy``."""
+    """Whether ``source`` names one file per process, such as ``shards/features-{rank:05d}.npy``."""
     return isinstance(source, str | Path) and "{rank" in str(source)
 
 
 def shard_file(name: str, source: str | Path, rank: int = 0) -> str:
-    """The file of the process ``rank``; ``ValueError`` for a name that holds other things in braces."""
+    """File of the process ``rank``; ``ValueError`` for a name with other text in braces."""
     try:
         return str(source).format(rank=rank)
     except (LookupError, ValueError):
@@ -332,7 +332,7 @@ def shard_file(name: str, source: str | Path, rank: int = 0) -> str:
 
 
 def own_shard(name: str, source: str | Path, rank: int, size: int, unlike: bool = True) -> str:
-    """This process's file, after a check of the visible files of all processes.
+    """File of this process, after checks of the files that all processes see.
 
     Args:
         name: of the argument, for messages.

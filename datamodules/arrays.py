@@ -84,11 +84,11 @@ class _TablesDataModule(OwnDataModule):
         return torch.tensor([numbers.get(word, self.num_classes) for word in labels], dtype=torch.int64)
 
     def _store(self, name: str) -> tuple[ImageStore, Tensor]:
-        """The records of a part, and bool ``(n,)``: whether their values are finite."""
+        """Records of a part, and bool ``(n,)``: whether their values are finite."""
         raise NotImplementedError
 
     def _classes(self, count: int | None, width: int | None) -> tuple[int, list[str] | None]:
-        """Number of classes as given, and names of text labels; from the private labels where no others are known."""
+        """Number of classes, and names of text labels; from private labels only where no others are known."""
         known = [name for name in ("test_labels", "val_labels", "public_truth") if name in self._sources]
         if not known and count is None and not in_shards(self._sources["private_labels"]):
             self.conditions = (CLASSES_ARE_PUBLIC,)

@@ -169,7 +169,7 @@ def _task(files: Mapping[str, str], num_classes: int | None) -> str:
 
 
 def _arrays(path: Path) -> dict[str, str]:
-    """Arguments of the data modules of arrays that a folder of .npy files, or an .npz file, has."""
+    """Arguments of a data module of arrays, from the names in a folder of .npy files or in an .npz file."""
     if path.suffix.lower() == ".npz" and path.is_file():
         try:
             with np.load(path) as archive:

@@ -196,23 +196,23 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
     # ------------------------------------------------------------------ what a subclass says
 
     def load_private(self) -> LabeledImages:
-        """The private images and labels; called once, for ``fit`` only."""
+        """Load the private images and labels; called once, for ``fit`` only."""
         raise NotImplementedError(f"{type(self).__name__} must define load_private() -> LabeledImages")
 
     def load_public(self) -> PublicDataset:
-        """The public images, with their truth where it is known; called once."""
+        """Load the public images, with their true labels where these are known; called once."""
         raise NotImplementedError(f"{type(self).__name__} must define load_public() -> PublicDataset")
 
     def load_test(self) -> LabeledImages:
-        """The test images and labels, possibly none; called once."""
+        """Load the test images and labels, possibly none; called once."""
         raise NotImplementedError(f"{type(self).__name__} must define load_test() -> LabeledImages")
 
     def load_validation(self) -> LabeledImages | None:
-        """A validation set; None (the default) validates on public images with known truth."""
+        """Load a validation set; None (the default) validates on public images with known labels."""
         return None
 
     def load_predict(self) -> ImageStore | None:
-        """Images to predict; None (the default) predicts the test images."""
+        """Load images to predict; None (the default) predicts the test images."""
         return None
 
     # ------------------------------------------------------------------ public examples that a run pays for
@@ -224,7 +224,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
     @property
     def public_is_blank(self) -> bool:
-        """Whether public examples were to be paid for, and no run has drawn them."""
+        """Whether public examples must be paid for, and no run has drawn them yet."""
         return False
 
     def public_plan(self, budget: Budget) -> list[Charge]:
@@ -232,7 +232,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return self.names_plan(budget)
 
     def budget_left(self, budget: Budget) -> Budget:
-        """Budget that these charges leave to a teacher."""
+        """Budget left to a teacher after the charges of :meth:`public_plan`."""
         return budget if self.names is None or budget.epsilon is None else self.names.left(budget)
 
     def names_plan(self, budget: Budget) -> list[Charge]:
@@ -248,7 +248,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} pays for no names")
 
     def draw_public(self, budget: Budget, release: Release) -> DrawnRows:
-        """Release what public examples are drawn from, and draw them.
+        """Pay for the releases from which public examples are drawn, and draw them.
 
         Args:
             budget: of the run.
@@ -365,7 +365,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return made
 
     def _without_private(self, name: str) -> Any:
-        """Call a loading method and refuse a result with private records, whose figures would have to be charged."""
+        """Call a loading method; refuse a part with private records, whose figures would be uncharged."""
 
         def refuse(*args: Any) -> Any:
             raise ValueError(
@@ -389,7 +389,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return PublicDataset(blank, self.num_classes, task=self.task)
 
     def _checked(self, name: str, part: Any, *, may_be_empty: bool = False) -> Any:
-        """A part, if it fits this data module."""
+        """Return a part after checking its shape, classes and task."""
         if len(part) == 0 and not may_be_empty:
             raise InputError(f"{type(self).__name__}: the {name} set is empty; it needs at least one example")
         part = as_part(part, name, name == "public", self.image_shape, self.num_classes, self.task)
@@ -474,7 +474,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return _present("test", "test", self._test)
 
     def private_batches(self, batch_size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
-        """All private images and labels, in order and in batches; for labelers and baselines alone.
+        """Yield all private images and labels, in order and in batches; for labelers and baselines only.
 
         Yields:
             Images, float32 ``(b, channels, height, width)``, or vectors ``(b, d)``, and labels, int64 ``(b,)`` or
@@ -486,7 +486,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
             yield self.private.images(rows), self.private.labels[rows]
 
     def private_as_read(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All private records and labels, whatever bounds a run finds: by them a resumed run knows its records."""
+        """Yield all private records and labels, independent of released bounds; a resumed run compares them."""
         return self.private_batches()
 
     # ------------------------------------------------------------------ the loaders
@@ -568,11 +568,11 @@ class OwnDataModule(PrivatePublicDataModule):
     copies_are_one: ClassVar[bool] = False
 
     def _has(self, part: str) -> bool:
-        """Whether there is a part: ``"private"``, ``"public"``, ``"test"``, ``"val"`` or ``"predict"``."""
+        """Whether the data have a part: ``"private"``, ``"public"``, ``"test"``, ``"val"`` or ``"predict"``."""
         raise NotImplementedError
 
     def _records(self, part: str) -> tuple[ImageStore, Tensor | None, dict[str, Tensor]]:
-        """Records of a part, their labels (-1: not known), and what is wrong with which, see :meth:`_usable`."""
+        """Records of a part, their labels (-1: not known), and faults by position; see :meth:`_usable`."""
         raise NotImplementedError
 
     def _numbers(self, faults: dict[str, Tensor]) -> dict[str, Tensor]:

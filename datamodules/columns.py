@@ -36,7 +36,7 @@ _SYSTEM = {"__macosx", "@eadir", "desktop.ini", "thumbs.db", "$recycle.bin", "sy
 
 
 def is_shown(name: str) -> bool:
-    """Whether an entry of a folder is a user's own, by its name, and no hidden or system file."""
+    """Whether an entry of a folder is a user's file, and not a hidden or system one, by its name."""
     return not name.startswith((".", "~$")) and name.lower() not in _SYSTEM
 
 
@@ -50,7 +50,7 @@ class MissingFileError(FileNotFoundError, InputError):
 
 
 class FaultError(ValueError):
-    """Raised for a fault of a file that is named without content of the file."""
+    """Raised for a faulty file; the message holds no content of the file."""
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def check_file(named: str, path: Path, endings: Sequence[str]) -> None:
 
 
 class Columns:
-    """The columns of a file, or of an object in memory, under the name of its argument.
+    """Columns of a file, or of an object in memory, with the name of its argument for messages.
 
     Args:
         name: of the argument; where it begins with ``private``, messages name no row and no other column.
@@ -126,7 +126,7 @@ class Columns:
             self.names: list[str] = list(self._table.schema.names)  # which may be no text
 
     def _opened(self, source: Any, encoding: str | None) -> Any:
-        """The table; of a Parquet file its schema alone."""
+        """Table of a file; of a Parquet file the schema alone."""
         if not isinstance(source, str | Path):
             return _table_of(source, self._wanted, self._every)
         path = Path(source)
@@ -150,7 +150,7 @@ class Columns:
         return pyarrow.parquet.ParquetFile(self._parquet, memory_map=True)
 
     def check(self, name: str, how: str) -> None:
-        """Refuse a column that is not there exactly once; ``how`` says how to name another."""
+        """Raise ``ValueError`` unless the column occurs exactly once; ``how`` tells the user how to name another."""
         if self.names.count(name) != 1:
             held = "more than one" if name in self.names else "no"
             # Without a header the first record is in its place.
@@ -185,7 +185,7 @@ class Columns:
             return list(map(word_of, column.to_pylist()))
 
     def texts(self, name: str) -> Iterator[list[str]]:
-        """Texts, some at a time; empty where there is none."""
+        """Yield texts in blocks; a missing text is empty."""
         if not any(kind in self.kind(name) for kind in ("string", "binary")):
             raise self.misfit(name, "texts")
         column = self.read(name)
@@ -232,7 +232,7 @@ class Columns:
         return InputError(f"{self.named}: the column {name!r}{held}; expected {wanted}")
 
     def _csv(self, text: str) -> Any:
-        """Cells as text; the separator is the one of most wanted columns in the header, or else of most columns."""
+        """Table of a CSV file with cells as text, by the separator that finds most wanted columns, else most."""
         import pyarrow.compute
         import pyarrow.csv
 
@@ -277,7 +277,7 @@ class Columns:
         return pyarrow.table(cells, names)
 
     def _json(self, text: str) -> Any:
-        """An object in each line, or one list of them."""
+        """Table of a JSON file: one object per line, or a list of objects."""
         rows = json.loads(text) if text.lstrip()[:1] == "[" else []
         for number, line in enumerate(text.split("\n") if not rows else [], 1):
             try:
@@ -296,7 +296,7 @@ class Columns:
 
 
 def _table_of(source: Any, wanted: Sequence[str], every: bool) -> Any:
-    """A table of Arrow from an object in memory."""
+    """Arrow table of an object in memory."""
     if hasattr(source, "with_format"):  # datasets.Dataset
         return source.with_format("arrow")[:]
     if hasattr(source, "__arrow_c_stream__"):  # tables of pyarrow, and data frames
@@ -333,7 +333,7 @@ def _as_table(columns: Mapping[str, Sequence[Any]]) -> Any:
 
 
 def _arrow(path: Path) -> Any:
-    """A file, or a stream, as ``datasets`` writes it."""
+    """Arrow table of a file or stream in the format of ``datasets``."""
     import pyarrow
 
     try:

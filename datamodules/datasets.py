@@ -129,7 +129,7 @@ class ItemImages(ImageStore):
         return images
 
     def pair(self, item: Any) -> tuple[Tensor, Any]:
-        """The image of an item, float32, and its label, None where there is none.
+        """Image of an item, float32, and its label; None for an item without a label.
 
         Raises:
             ValueError: for an ``x`` of another shape or type, for images with values outside [0, 1], and for vectors
@@ -209,7 +209,7 @@ def _as_seen(image: Any) -> Any:
 
 
 class ChosenImages(ImageStore):
-    """Some images of another store, in any order and possibly repeated.
+    """Store of selected images of another store, in any order and possibly repeated.
 
     Args:
         store: where the images are.
@@ -236,7 +236,7 @@ class ChosenImages(ImageStore):
 
 
 class JoinedImages(ImageStore):
-    """The images of several stores, one store after another.
+    """Store of the images of several stores, one after another.
 
     Args:
         stores: at least one; their images have one shape.
@@ -277,7 +277,7 @@ class JoinedImages(ImageStore):
 
 
 def as_indices(indices: Tensor | Sequence[int] | slice | None, count: int) -> Tensor:
-    """Positions, int64 ``(n,)``, of images that a tensor of them, a mask, a list or a slice names; None names all.
+    """Positions of images, int64 ``(n,)``, from a tensor of positions, a mask, a list or a slice; None selects all.
 
     Raises:
         IndexError: for what names no image; the message does not reveal the number of images.
@@ -318,7 +318,7 @@ def _places(store: Any, rows: Tensor | None = None) -> Iterator[tuple[int, Tenso
 
 
 def common_images(first: ImageStore, second: ImageStore) -> list[tuple[int, int]]:
-    """Positions of images of the first store that are in the second too, each with a position there."""
+    """Positions of the images of the first store that the second contains too, and their positions there."""
     of_first, of_second = (store.digests(torch.arange(len(store))) for store in (first, second))
     places = {digest: position for position, digest in enumerate(of_second)}
     return [(position, places[digest]) for position, digest in enumerate(of_first) if digest in places]
@@ -349,7 +349,7 @@ def fixed_shuffle(count: int, seed: int) -> Tensor:
 
 
 def digest_of(data: bytes) -> bytes:
-    """A digest of 16 bytes."""
+    """Digest of 16 bytes."""
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -484,7 +484,7 @@ class LabeledImages(_ImageSet):
         return cls(TensorImages(torch.empty(0, *image_shape)), labels, num_classes, task=task)
 
     def chosen(self, rows: Tensor) -> LabeledImages:
-        """The set of these images alone, int64 ``(k,)``."""
+        """Subset of the images at these positions, int64 ``(k,)``."""
         if torch.equal(rows, torch.arange(len(self))):
             return self
         return LabeledImages(
@@ -606,7 +606,7 @@ class PublicDataset(_ImageSet):
         self.table = LabelTable(len(store), num_classes, task)
 
     def chosen(self, rows: Tensor) -> PublicDataset:
-        """The set of these images alone, int64 ``(k,)``, with the hard labels that they have."""
+        """Subset of the images at these positions, int64 ``(k,)``, with their hard labels."""
         if torch.equal(rows, torch.arange(len(self))):
             return self
         truth = None if self._truth is None else self._truth[rows]

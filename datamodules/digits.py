@@ -71,12 +71,12 @@ class DigitsDataModule(PrivatePublicDataModule):
         return self._labeled(0, self.private_records)
 
     def load_public(self) -> PublicDataset:
-        """The next ``public_examples``."""
+        """The next ``public_examples`` of the shuffled images."""
         part = self._labeled(self.private_records, self.private_records + self.public_examples)
         return PublicDataset(part.store, self.num_classes, part.labels)
 
     def load_test(self) -> LabeledImages:
-        """The rest."""
+        """The remaining shuffled images."""
         return self._labeled(self.private_records + self.public_examples, _TOTAL)
 
     def _labeled(self, start: int, stop: int) -> LabeledImages:

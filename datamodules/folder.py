@@ -90,7 +90,7 @@ def files_under(folder: Path) -> list[Path]:
 
 
 def images_under(folder: Path) -> list[Path]:
-    """The :func:`files_under` a folder that Pillow decodes."""
+    """Image files under a folder that Pillow can decode; see :func:`files_under`."""
     return [path for path in files_under(folder) if path.suffix.lower() in suffixes()]
 
 
@@ -140,7 +140,7 @@ class FileImages(ImageStore):
         return [self._digests[index] for index in indices.tolist()]
 
     def _content(self, index: int) -> bytes:
-        """Content of a file, whose digest is kept."""
+        """Read a file, and keep the digest of its content."""
         content = self.paths[index].read_bytes()
         self._digests[index] = digest_of(content)
         return content
@@ -160,7 +160,7 @@ class FileImages(ImageStore):
         return False
 
     def _decode(self, index: int) -> Tensor:
-        """An image, uint8, which stays in memory where images do."""
+        """Decode an image to uint8, and keep it where images are cached."""
         from PIL import Image
 
         if self._cache is not None and self._cached[index]:
@@ -188,7 +188,7 @@ class FileImages(ImageStore):
 
 
 def _by_threads(work: Callable[[int], Any], indices: Tensor) -> Iterator[Any]:
-    """Results in order: Pillow decodes and resizes without holding the interpreter."""
+    """Yield results in order, computed by threads: Pillow releases the GIL while it decodes and resizes."""
     from PIL import Image
 
     suffixes()  # Pillow's plugins are loaded by one thread
@@ -382,5 +382,5 @@ class ImageFolderDataModule(OwnDataModule):
 
 
 def _form(name: str) -> str:
-    """Normalised form of a name: systems write letters with accents in several ways."""
+    """Unicode-normalised name: systems encode accented letters differently."""
     return unicodedata.normalize("NFC", str(name))

@@ -20,7 +20,7 @@ class NoLabeledExamplesError(RuntimeError):
 
 
 class Batches(Dataset[Any]):
-    """Whole batches of images, ``x``, or of images and targets, ``(x, y)``.
+    """Data set read in whole batches: images ``x``, or images and targets ``(x, y)``.
 
     Args:
         store: the images, or a tensor in their place, of one row for each.

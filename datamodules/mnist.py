@@ -90,7 +90,7 @@ class IDXDataModule(PublishedDataModule):
             return torch.from_numpy(values.copy())  # torch wants memory that may be written to
 
     def _folder(self) -> Path | None:
-        """The first folder with any of the files, used for all, so that images and labels have one source."""
+        """First folder with any of the files; all are read there, so that images and labels have one source."""
         found = (folder for folder in self._folders() if any(folder.glob("*-idx?-ubyte*")))
         return next(found, None)
 

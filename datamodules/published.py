@@ -102,16 +102,16 @@ class PublishedDataModule(PrivatePublicDataModule):
         """
 
     def load_private(self) -> LabeledImages:
-        """The private part, see the class."""
+        """Load the private part; see the class."""
         return self._labeled("private")
 
     def load_public(self) -> PublicDataset:
-        """The public part, see the class."""
+        """Load the public part; see the class."""
         store, labels, rows = self.part("public")
         return PublicDataset(ChosenImages(store, rows), self.num_classes, labels[rows], self.task)
 
     def load_test(self) -> LabeledImages:
-        """The test part, see the class."""
+        """Load the test part; see the class."""
         return self._labeled("test")
 
     def _labeled(self, name: str) -> LabeledImages:
@@ -125,7 +125,7 @@ class PublishedDataModule(PrivatePublicDataModule):
         return rows[fixed_shuffle(len(rows), self.split_seed if seed is None else seed)]
 
     def cut(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The first rows, as many as an argument says (all where it is None), and the others.
+        """Split rows into the first ones, as many as an argument says (all for None), and the others.
 
         Raises:
             ValueError: if there are fewer.
@@ -144,14 +144,14 @@ class PublishedDataModule(PrivatePublicDataModule):
         return self.cut("private_records", self.shuffled(rows))[0].sort().values
 
     def rows_of(self, name: str, count: int) -> Tensor:
-        """Rows of a part in its file of ``count`` records: one that is all private, or one for both other parts."""
+        """Rows of a part in its file of ``count`` records: a file of the private part, or of both others."""
         if name == "private":
             return self.chosen_private(count)
         public, rest = self.cut("public_examples", self.shuffled(count))
         return public if name == "public" else self.cut("test_examples", rest)[0]
 
     def torchvision_files(self, root: Path, **options: Any) -> Any:
-        """Torchvision's data set of these files, which compares their checksums; kept for other parts.
+        """Torchvision data set of these files, with checked checksums; cached for other parts.
 
         Raises:
             FileNotFoundError: where they are missing or not the published ones.

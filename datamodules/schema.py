@@ -92,7 +92,7 @@ _POINT, _COMMA = _pattern(",", r"\."), _pattern(r".", ",")
 
 
 def number_of(word: str, comma: bool | None = False) -> float:
-    """Number that a text writes, NaN for others.
+    """Number that a text represents; NaN for other texts.
 
     Args:
         word: perhaps with groups of digits, a currency or per cent sign, or in brackets where it is negative.
@@ -143,7 +143,7 @@ def days_of(word: str, month_first: bool | None = None) -> float:
 
 
 def _moment(day: re.Match[str], rest: str, month_first: bool | None) -> datetime.datetime | None:
-    """Date and time; None where the order of day and month is not known, or the rest is no time."""
+    """Date and time of a text; None where the order of day and month is unknown, or the rest is no time."""
     if (time := _TIME.fullmatch(rest.strip() and rest)) is None:
         return None
     if day[4] is None:
@@ -172,7 +172,7 @@ def _order_of(day: re.Match[str]) -> bool | None:
 
 
 def cell_of(word: str) -> int:
-    """Place in :data:`CELLS` of what a cell that is not empty is, from the cell alone."""
+    """Index in :data:`CELLS` of the type of a non-empty cell, from the cell alone."""
     if word.strip().lower() in _MARKS:
         return CELLS.index("mark")
     if word.strip().lower() in _FLAGS:
@@ -193,7 +193,7 @@ def cell_of(word: str) -> int:
 
 
 def _is_list(text: str) -> bool:
-    """Whether a text writes a list of numbers, as ``[1.0, 2.0]``, ``[1. 2.]`` or ``(1.0, 2.0)``."""
+    """Whether a text represents a list of numbers, such as ``[1.0, 2.0]``, ``[1. 2.]`` or ``(1.0, 2.0)``."""
     if (text[:1], text[-1:]) not in (("[", "]"), ("(", ")")):
         return False
     parts = re.split(r"[,;\s]+", text[1:-1].strip())
@@ -255,7 +255,7 @@ class ColumnSchema:
 
     @property
     def size(self) -> int:
-        """Number of categories, the last one for missing cells and values that are not among them; 0 of numbers."""
+        """Number of categories, the last one for missing and unknown values; 0 for a column of numbers."""
         if self.kind != "category":
             return 0
         return (_BUCKETS if self.values is None else len(self.values) + self.buckets) + 1
@@ -303,7 +303,7 @@ class ColumnSchema:
         return f"[{', '.join(ends)}{', ' + word if word not in KINDS else ''}]", ""
 
     def shown(self, number: float) -> str:
-        """Cell of a number of :meth:`read`, for a file."""
+        """Cell text of a value of :meth:`read`, for a file."""
         if self.kind == "category":
             place = int(number)
             buckets = _BUCKETS if self.values is None else self.buckets
@@ -337,22 +337,22 @@ class Schema:
 
     @property
     def sizes(self) -> list[int]:
-        """Of each column the number of its categories, or 0 for numbers."""
+        """Number of categories of each column; 0 for a column of numbers."""
         return [column.size for column in self.columns]
 
     @property
     def coordinates(self) -> list[int]:
-        """:attr:`sizes`, −1 for a coordinate of a text; as :class:`~pl_privknn.features.TableFeatures` takes them."""
+        """:attr:`sizes`, with −1 for coordinates of texts, for :class:`~pl_privknn.features.TableFeatures`."""
         return [-1 if column.part is not None else column.size for column in self.columns]
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns of a table, each once."""
+        """Names of the table's columns, each once."""
         return list(dict.fromkeys(column.name for column in self.columns))
 
     @property
     def titles(self) -> list[str]:
-        """Names of the columns of rows, of which a text has several."""
+        """Names of the coordinates of rows; a text has several."""
         return [
             column.name if column.part is None else f"{column.name} {column.part}" for column in self.columns
         ]
@@ -406,7 +406,7 @@ class Schema:
         return torch.stack(found, dim=1).clamp(-3e38, 3e38).float()
 
     def words(self, rows: Tensor) -> list[list[str]]:
-        """Cells of :meth:`scaled` rows, for a file."""
+        """Cell texts of :meth:`scaled` rows, for a file."""
         found = []
         for column, values in zip(self.columns, rows.double().unbind(1), strict=True):
             if not column.size and column.bounds is not None:
@@ -433,12 +433,12 @@ class Schema:
         return "\n".join(lines) + "\n"
 
     def to_list(self) -> list[dict[str, Any]]:
-        """The columns in plain types."""
+        """Columns in plain types."""
         return [dataclasses.asdict(column) for column in self.columns]
 
     @classmethod
     def of(cls, columns: Sequence[Mapping[str, Any]]) -> Schema:
-        """Schema of :meth:`to_list`."""
+        """Schema from the result of :meth:`to_list`."""
 
         def tupled(value: Any) -> Any:
             return tuple(value) if isinstance(value, list) else value
@@ -470,7 +470,7 @@ def schema_of(
     text: Sequence[str] = (),
     paid: Sequence[str] = (),
 ) -> Schema:
-    """Schema from what is stated and from what cells of a table look like.
+    """Schema from stated columns and, for the others, from the cells of a table.
 
     Args:
         table: public rows, or else the private ones, of which no more than the kinds of columns are used.
@@ -599,7 +599,7 @@ def _kind_of(table: Columns, name: str) -> tuple[str, bool, bool | None]:
 
 
 def _decided(table: Columns, name: str) -> tuple[str, bool, bool | None]:
-    """:func:`kind_of_counts` by the type of a column, or by its cells."""
+    """Result of :func:`kind_of_counts`, from the type of a column or from its cells."""
     kind = table.kind(name)
     if table.is_vectors(name) or kind.startswith(("struct", "map")):
         return "list", False, None
@@ -646,7 +646,7 @@ def _typed_numbers(column: Any) -> NDArray[np.float64] | None:
 
 
 def _different(column: Any) -> tuple[list[str], NDArray[np.int64]]:
-    """Different non-empty cells as text, and of each row the place of its cell, −1 where it is empty."""
+    """Distinct non-empty cells as text, and the index of each row's cell among them; −1 for an empty cell."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):

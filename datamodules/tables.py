@@ -70,7 +70,7 @@ class LabeledTables(OwnDataModule):
         columns: Mapping[str, str | None],
         encoding: str | None,
     ) -> None:
-        """Find the parts, in the order of :data:`PARTS`, and refuse places that two of them share."""
+        """Find the parts, in the order of :data:`PARTS`, and refuse a file or table that two parts share."""
         alone = root is not None and Path(root).is_file()
         found: dict[str, Any] = {"private": root} if alone else {} if root is None else files_in(root)
         given = dict(zip(PARTS, parts, strict=True))
@@ -113,7 +113,7 @@ class LabeledTables(OwnDataModule):
         return part in self._sources
 
     def _known_labels(self, part: str) -> Tensor | None:
-        """Labels of a part, or None where it may do without."""
+        """Labels of a part; None where a part needs no labels and has none."""
         unlabeled = part == "predict" or (part == "public" and not self._has_label(part))
         return None if unlabeled else self._labels(part)
 
@@ -158,7 +158,7 @@ class LabeledTables(OwnDataModule):
         return found
 
     def _table(self, part: str, column: str = "") -> Columns:
-        """The table of a part, which is refused unless it has the column that an argument names."""
+        """Columns of a part; raises unless they include the column that an argument names."""
         if part not in self._tables:
             wanted = [name for name in self._columns.values() if name]
             self._tables[part] = Columns(part, self._sources[part], wanted, self._encoding, self.keeps_others)
@@ -171,11 +171,11 @@ class LabeledTables(OwnDataModule):
         return self._has(part) and self._columns["label"] in self._table(part).names
 
     def _words(self, part: str, column: str) -> list[str]:
-        """A column of text or numbers as text; missing values are empty."""
+        """Column of text or numbers as text; missing values are empty."""
         return self._table(part, column).words(str(self._columns[column]))
 
     def _classes(self, known: list[str]) -> list[str]:
-        """Labels of test and public parts; those of the private one where these have none."""
+        """Labels of test and public parts; where these have none, labels of the private part."""
         tables = (redacted(self._words, part, "label") for part in known or ["private"])
         found = {word for words in tables for word in words} - {""}
         if not 2 <= len(found) <= (len(found) if known else _MOST_FOUND):
@@ -187,7 +187,7 @@ class LabeledTables(OwnDataModule):
         return check_unlike(in_order(found), "classes", bool(known))
 
     def _labels(self, part: str) -> Tensor:
-        """Numbers of the classes, -1 where a label is not known."""
+        """Class indices of labels; -1 where a label is not known."""
         numbers = {"": -1} | {name: number for number, name in enumerate(self.class_names)}
         words = self._words(part, "label")
         if part == "private" and self.names is not None and self.names.classes:
@@ -329,7 +329,7 @@ class TableDataModule(LabeledTables):
 
     @property
     def schema(self) -> Schema:
-        """The columns that are features; bounds that a run pays for are known once it has."""
+        """Schema of the feature columns; bounds that a run pays for are known after their release."""
         return self._known.schema
 
     @property
