@@ -257,12 +257,13 @@ def check_recommended(parsed: argparse.Namespace) -> None:
         )
 
 
-def recommended(parsed: argparse.Namespace, pays: bool = False) -> Recommendation:
+def recommended(parsed: argparse.Namespace, pays: bool = False, checks: bool = False) -> Recommendation:
     """Recommendation for the data of a command; prints its reasons.
 
     Args:
         parsed: options of :func:`add_recommended`.
         pays: pay for names that nobody states, where the teacher's own model is released.
+        checks: print the reasons also where names are to be paid for.
     """
     check_recommended(parsed)
     from pl_privknn.recommendation.recommend import recommend
@@ -283,7 +284,7 @@ def recommended(parsed: argparse.Namespace, pays: bool = False) -> Recommendatio
             pays=pays and parsed.num_classes is None,
             **places_of(parsed),
         )
-    if found.data.owes_names:
+    if found.data.owes_names and not checks:
         say("Classes, or kinds of columns, are not stated; the run pays for them first.")
     else:
         say(*found.reasons, found.size_line())
@@ -383,15 +384,12 @@ def _check_data(parsed: argparse.Namespace) -> int:
     """
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        found = recommended(parsed)
+        found = recommended(parsed, pays=True, checks=True)
     from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC
-    from pl_privknn.datamodules.tables import KINDS_ARE_PUBLIC
 
     data, sizes = found.data, found.sizes
     unit = found.config["labeling"]["budget"].get("unit", "record")
-    of_private = {CLASSES_ARE_PUBLIC: "names of its classes", KINDS_ARE_PUBLIC: "kinds of its columns"}
-    known = [what for condition, what in of_private.items() if condition in data.conditions]
-    but = f", except the {' and the '.join(known)}" if known else ""
+    but = ", except the names of its classes" if CLASSES_ARE_PUBLIC in data.conditions else ""
     say(f"Private part: not loaded{but}; {counted(sizes.private_records, unit)} (your estimate).")
     truth = data.public.truth if data.has_public else None
     if data.pays_for_public:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pl_privknn._checks import counted
 from pl_privknn.callbacks.selection import FullSelection
-from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.base import UNKNOWN, PrivatePublicDataModule
 from pl_privknn.datamodules.tables import TableDataModule
 from pl_privknn.features.base import Extractor, Pixels
 from pl_privknn.features.hog import HOG
@@ -50,11 +50,11 @@ def from_drawn_rows(data: TableDataModule, sizes: Sizes, setting: Setting) -> tu
     unbounded = ""
     if schema.unbounded:
         unbounded = (
-            f" Bounds of {counted(schema.unbounded, 'column')} of numbers are not stated (--bounds), and are paid "
+            f" Bounds of {counted(data.unbounded, 'column')} of numbers are not stated (--bounds), and are paid "
             f"for too ({settings.bounds:g} of μ, twice)."
         )
     return (
-        f"{counted(len(schema.names), 'column')}, {sizes.num_classes} classes; {private_in_words(sizes)}.",
+        f"{counted(len(schema.names), 'column')}, {_labels(data, sizes)}; {private_in_words(sizes)}.",
         f"Public rows: there are none, so the run pays for histograms of the columns ({settings.histograms:g} of μ) "
         f"and for their second moments ({settings.moments:g} of μ), and draws {settings.rows} rows that have both; "
         f"ε {left:.3g} is left to the teacher.{unbounded}",
@@ -85,7 +85,7 @@ def without_public(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[s
         arguments["task"] = sizes.task
     labeling = {"labeler": SufficientStatistics(**arguments), **labeling, "budget": sizes.budget}
     reasons = (
-        f"No public examples, {sizes.num_classes} {sizes.labels}; {private_in_words(sizes)}.",
+        f"No public examples, {_labels(data, sizes)}; {private_in_words(sizes)}.",
         f"Teacher: noisy sums of features by {sizes.labels} give a linear model, which is the result.",
         f"Features: {named}; nothing is learned from public examples.",
         "Unlabelled public examples of the same kind (--public PATH, or public/ in the folder) would allow features "
@@ -96,6 +96,13 @@ def without_public(data: PrivatePublicDataModule, sizes: Sizes) -> tuple[tuple[s
     )
     student = {"network": "linear_probe", "extractor": features}
     return reasons, Parts(student, labeling, {"max_epochs": 1})
+
+
+def _labels(data: PrivatePublicDataModule, sizes: Sizes) -> str:
+    """Number of classes or attributes, in words."""
+    if data.owes_names and data.class_names == UNKNOWN:
+        return "classes that the run pays for"
+    return f"{sizes.num_classes} {sizes.labels}"
 
 
 def _named(data: PrivatePublicDataModule) -> list[str]:
