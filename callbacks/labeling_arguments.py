@@ -96,7 +96,7 @@ class LabelingOptions:
             check_switch(name, getattr(self, name))
 
     def prior_of(self, num_classes: int) -> list[float] | None:
-        """Shares of the classes in use; None for those of the private table."""
+        """Class shares in use; None for the shares of the private table."""
         return [1 / num_classes] * num_classes if self.balanced else self.class_prior
 
 

@@ -470,7 +470,7 @@ class ReleasedHead(nn.Module):
         self._predict, self._shift = labeler.head(state["head"]), state.get("shift", {}).get("prior")
 
     def has_features_of(self, module: nn.Module) -> bool:
-        """Whether a student's extractor gives the same features."""
+        """Whether a student's extractor gives the features of this head."""
         return alike(self.extractor, getattr(module, "extractor", None))
 
     @torch.no_grad()

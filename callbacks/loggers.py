@@ -151,7 +151,7 @@ Pictured = tuple[dict[str, Any], NDArray[np.uint8] | None]
 
 
 def pictured_queries(folder: Path) -> list[Pictured]:
-    """The queries in a run's folder, in the order in which they were asked; those without a picture are left out.
+    """Queries in a run's folder that have a picture, in the order in which they were asked.
 
     Returns:
         Of each query a dictionary and a picture, uint8 ``(height, width)`` or ``(height, width, 3)``, which is None
@@ -269,7 +269,7 @@ def log_trade_off(trainer: pl.Trainer, values: dict[str, float]) -> None:
 
 
 def log_queries(trainer: pl.Trainer, folder: Path) -> None:
-    """Log the queries with their public pictures and what was answered; no text is logged."""
+    """Log the queries with their public pictures and answers; no text is logged."""
     wanted = active_loggers(trainer)
     rows = (
         [(plain, image) for plain, image in pictured_queries(folder) if image is not None] if wanted else []
@@ -320,7 +320,7 @@ def _tensorboard_table(writer: Any, rows: list[tuple[dict[str, Any], NDArray[np.
 
 
 def finish_wandb(trainer: pl.Trainer, summary: Mapping[str, Any], files: Mapping[str, Path]) -> None:
-    """Write figures to the summary of W&B runs and finish these, so that their files are complete.
+    """Write figures to the summary of W&B runs and finish the runs, so that their files are complete.
 
     Args:
         trainer: whose runs are closed.

@@ -312,7 +312,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
             self._held = out, None if owners is None else owners[held]
 
     def _draw_public(self, data: PrivatePublicDataModule) -> None:
-        """Pay for public examples and draw them, or take those that the run has drawn."""
+        """Pay for public examples and draw them, or load the ones that the run has drawn."""
 
         def drawn() -> DrawnRows:
             assert self.labeler is not None

@@ -330,7 +330,7 @@ class RandomSelection(Selector):
 
 
 class FullSelection(Selector):
-    """Selector of every example without an answer, those refused in an earlier round included, in random order."""
+    """Selector of every example without an answer, refused ones included, in random order."""
 
     def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
         """Shuffle the examples without an answer."""

@@ -99,7 +99,7 @@ class Array:
                 return tuple(header(file)[0])
 
     def values(self) -> Any:
-        """An array or tensor as it is stored: numbers, texts (labels may be), or anything else.
+        """Array or tensor as it is stored: numbers, texts (for labels), or anything else.
 
         ``.npy`` files stay on disk and are paged in when they are looked at.
 

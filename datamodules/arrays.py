@@ -311,7 +311,7 @@ class EmbeddingsDataModule(_TablesDataModule):
 
 
 class DatasetsDataModule(PrivatePublicDataModule):
-    """Private, public and test parts from map-style data sets, as those of torchvision, torchgeo or ``datasets``.
+    """Private, public and test parts from map-style data sets, such as torchvision's, torchgeo's or ``datasets``'.
 
     Items are ``(x, y)``, or mappings with fields of x and y; of the public part also x alone. ``x`` is a Pillow
     image, or a tensor or array: uint8 (0 … 255) or float (0 … 1) of shape ``(channels, height, width)`` or

@@ -557,7 +557,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
 
 
 class OwnDataModule(PrivatePublicDataModule):
-    """Base class of data modules of a user's own records, of which those that can't be used are left out.
+    """Base class of data modules of a user's own records, without the records that can't be used.
 
     A subclass says which parts it has and reads them; ``unusable`` says what is done with records that have a fault.
     """
@@ -627,7 +627,7 @@ class OwnDataModule(PrivatePublicDataModule):
 
 
 def check_unlike(names: Iterable[str], argument: str, public: bool = True) -> list[str]:
-    """Return names of classes that were found in data, unless some differ in case or spaces alone.
+    """Return class names found in data; raise ``ValueError`` where two differ in case or spaces alone.
 
     Args:
         names: of the classes.

@@ -319,7 +319,7 @@ def _of_rows(rows: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> Any:
 
 
 def _as_table(columns: Mapping[str, Sequence[Any]]) -> Any:
-    """Columns of vectors, or of what is taken as text."""
+    """Arrow table of columns of vectors, or of values that are read as text."""
     import pyarrow
 
     made = []
@@ -351,7 +351,7 @@ def _decoded(path: Path, encoding: str | None) -> str:
 
 
 def word_of(value: Any) -> str:
-    """A label or name as text, the same for the types that files give it; empty where it is not known."""
+    """Label or name as text, independent of its type in a file; empty where it is not known."""
     if value is None or value is np.ma.masked or value != value:
         return ""
     word = value.decode() if isinstance(value, bytes) else str(value)

@@ -340,7 +340,7 @@ def first_of_each(keys: Iterable[Any]) -> Tensor:
 
 
 def fixed_shuffle(count: int, seed: int) -> Tensor:
-    """A permutation of ``0 … count - 1`` that is the same on every machine and with every library version.
+    """Permutation of ``0 … count - 1``, reproducible on every machine and with every library version.
 
     Splits are public constants of a benchmark, so they hang on SHA-256 and not on a random generator.
     """

@@ -53,7 +53,7 @@ def take_batch(batch: Any) -> Any:
 
 
 class _EpochSampler(DistributedSampler[int]):
-    """Base class of samplers with a new order in each epoch, the same on all ranks, of which each rank takes a part.
+    """Base class of samplers with a new order in each epoch, which all ranks share and take parts of.
 
     It is a ``DistributedSampler`` so that a trainer over several processes leaves it in place and informs it of
     the epoch. Without a trainer every pass counts as the next epoch.

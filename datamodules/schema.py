@@ -664,7 +664,7 @@ def _different(column: Any) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _stated(name: str, stated: Any) -> tuple[str, bool, Bounds | None]:
-    """Word of :data:`STATED` or "", whether bounds are dates, and bounds, of what ``numeric`` states of a column."""
+    """Parse what ``numeric`` states of a column: word of :data:`STATED` or "", whether bounds are dates, bounds."""
     parts = [stated] if isinstance(stated, str) else list(stated or [])
     word = parts.pop() if parts and parts[-1] in STATED else ""
     if not parts:
@@ -683,7 +683,7 @@ def _stated(name: str, stated: Any) -> tuple[str, bool, Bounds | None]:
 
 
 def _common_values(table: Columns, name: str) -> tuple[str, ...]:
-    """The most frequent values of a public column; those that occur once share the last category."""
+    """Most frequent values of a public column; values that occur once share the last category."""
     words, places = _different(table.read(name))
     counts = Counter(places[places >= 0].tolist())
     kept = [words[place] for place, count in counts.most_common(_MOST_VALUES) if count > 1]

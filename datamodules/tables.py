@@ -93,7 +93,7 @@ class LabeledTables(OwnDataModule):
                 self._table(first, column)  # a name that is not there is found now
 
     def _name_classes(self, classes: Sequence[str] | None) -> list[str]:
-        """Names of the classes: as given, or those of the test and public parts, or of the private one."""
+        """Names of the classes: as given, or from the test and public parts, or from the private part."""
         known = [part for part in ("test", "public") if self._has_label(part)]
         if classes is None and not known and self.names is not None and not self._has("public"):
             self.names, self.owes_names = dataclasses.replace(self.names, classes=True), True

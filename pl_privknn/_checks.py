@@ -66,7 +66,7 @@ def _stated(bound: float, digits: int, rounding: str) -> str:
 
 
 def check_installed(what: str, extra: str, *packages: str) -> None:
-    """Raise ``ImportError`` unless the packages that ``what`` needs, and that ``extra`` brings, are installed."""
+    """Raise ``ImportError`` unless the packages that ``what`` needs, those of the extra ``extra``, are installed."""
     if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise ImportError(f"{what} needs {' and '.join(lacking)}; pip install 'pl-privknn[{extra}]'")
 

@@ -65,7 +65,7 @@ class Shard:
 
 
 class ProcessGroup:
-    """The processes of a trainer: each runs the same code on its own records; global rank 0 charges and draws.
+    """Processes of a trainer, each with its own records; global rank 0 charges and draws noise.
 
     They communicate in process groups separate from the trainer's, on the CPU. Outside of :meth:`shared` a process
     waits ten minutes for the others, as in a step of a training. A labelling round may take any time, so within

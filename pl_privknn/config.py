@@ -360,7 +360,7 @@ def _own_arguments(kinds: tuple[type, ...]) -> frozenset[str]:
 def _noted(
     cls: type[HasInitArguments], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Plain values of a constructor's arguments, and the names of those that have none."""
+    """Plain values of a constructor's arguments, and the names of arguments without a plain value."""
     parameters = inspect.signature(cls.__init__).parameters
     names = [name for name, each in parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
     arguments: dict[str, Any] = {}
@@ -407,7 +407,7 @@ def _plain(value: Any, path: str, left_out: list[str], lists: bool) -> Any:
 
 
 def _plain_fields(value: Any, path: str, left_out: list[str], lists: bool) -> dict[str, Any]:
-    """Plain values of a dataclass's fields that differ from the defaults; a group leaves out what is not plain."""
+    """Plain values of a dataclass's fields that differ from the defaults; a group omits values that are not plain."""
     found = {}
     for field in dataclasses.fields(value):
         inner, needed = getattr(value, field.name), field.default is dataclasses.MISSING
@@ -524,7 +524,7 @@ def build(document: Mapping[str, Any], *, own_code: bool = True, data: Any = Non
 
 
 def _linked(section: Any, data: Any) -> Any:
-    """Section of a module with what the data say about its arguments."""
+    """Section of a module, completed by arguments that follow from the data."""
     name = section.get("class_path") if isinstance(section, Mapping) else section
     made = class_named(str(name))
     if made is None or data is None:

@@ -1,4 +1,4 @@
-"""Canaries for attacks on labelers, and what an attacker knows of the votes of all other records.
+"""Canaries for attacks on labelers, and votes of all other records as an attacker knows them.
 
 :func:`canaries_of` and :func:`true_votes` dispatch on the labeler's class; ``register`` adds a class to them.
 """

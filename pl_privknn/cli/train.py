@@ -409,7 +409,7 @@ class PrivKNNCLI(LightningCLI):
 
 
 class _SaveRunConfig(SaveConfigCallback):
-    """Callback that writes ``config.yaml`` to the run's folder; evaluations keep that of the training.
+    """Callback that writes ``config.yaml`` to the run's folder; evaluations leave the training's file unchanged.
 
     Args:
         *args: see ``SaveConfigCallback``.

@@ -252,7 +252,7 @@ class Cell:
         return _overridden(self.document["data"], {"init_args.train_on_truth": None})
 
     def folder(self, output: Path) -> Path:
-        """Folder of the run within that of the comparison."""
+        """Folder of the run, within the comparison's folder."""
         return output / self.method / f"eps_{self.epsilon:g}" / f"seed_{self.seed}"
 
     def calibrated(self) -> Mapping[str, float]:

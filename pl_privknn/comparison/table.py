@@ -80,7 +80,7 @@ def footnotes(named: Iterable[tuple[str, Guarantee]]) -> list[str]:
 
 
 def _footnote(level: Level, rows: Mapping[str, Guarantee]) -> str:
-    """Footnote of a mark: reasons shared by all rows, then those of single rows."""
+    """Footnote of a mark: reasons shared by all rows, then reasons of single rows."""
     shared = [
         reason
         for reason in weakest(rows.values()).reasons

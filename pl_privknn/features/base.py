@@ -115,7 +115,7 @@ class PublicTables:
         self.images = public.images
 
     def features(self, extractor: Extractor, keep: bool = True) -> Tensor:
-        """Features, float32 ``(m, d)`` on the CPU; the extractor has learned what it learns.
+        """Features, float32 ``(m, d)`` on the CPU, of the extractor after its fit to the public images.
 
         Args:
             extractor: learns from the public images, or takes what an equal one has learned from them.

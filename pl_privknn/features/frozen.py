@@ -104,7 +104,7 @@ class OnFrozenFeatures(pl.LightningModule):
         return self._public_rows[:, None]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what the extractor learned."""
+        """Save the extractor's learned state."""
         if isinstance(self.extractor, Extractor) and self.extractor.learns:
             checkpoint["extractor"] = self.extractor.state_dict()
 

@@ -169,7 +169,7 @@ _KINDS = {"str": str, "int": int, "float": float, "bool": bool, "bytes": bytes}
 
 
 def extractor_digest(extractor: Extractor | str) -> str:
-    """Digest of a public extractor: its arguments and whatever it learned, or a name agreed upon.
+    """Digest of a public extractor: its arguments and learned state, or a name agreed upon.
 
     Raises:
         ValueError: for an extractor whose arguments can't be distinguished.
@@ -257,7 +257,7 @@ def seal_envelope(message: bytes, public_key: bytes, about: bytes) -> bytes:
 
 
 def open_sealed(envelope: bytes, private_key: bytes, about: bytes) -> bytes:
-    """Read what :func:`seal_envelope` wrote.
+    """Open an envelope of :func:`seal_envelope`.
 
     Raises:
         ValueError: for an envelope of another key or purpose, or one that was changed.

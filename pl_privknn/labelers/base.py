@@ -212,7 +212,7 @@ class Labeler(HasInitArguments, abc.ABC):
         return self._records
 
     def fit(self, records: PrivateRecords) -> None:
-        """Take the private records. May be called again with other features of the same records.
+        """Take the private records; later calls may give the same records with other features.
 
         Raises:
             ValueError: for labels of another kind than :attr:`tasks`, or a unit of privacy that is not protected.
@@ -281,7 +281,7 @@ class Labeler(HasInitArguments, abc.ABC):
         """
 
     def learn(self, records: PrivateRecords) -> None:
-        """Prepare what :meth:`answer` needs of the private records; called by :meth:`fit`.
+        """Prepare the private records for :meth:`answer`; called by :meth:`fit`.
 
         Args:
             records: gives a table or blocks of feature vectors, labels, and what else is known of the records; all
@@ -460,7 +460,7 @@ class JoinsRuns(Labeler):
 
     @abc.abstractmethod
     def leave_run(self) -> None:
-        """Close what :meth:`join_run` opened; called when a run has ended, by an error too."""
+        """Close the files of :meth:`join_run`; called when a run has ended, by an error too."""
 
 
 class MakesModel(Labeler):

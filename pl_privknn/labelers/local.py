@@ -241,7 +241,7 @@ class LocalRandomizer(Protocol):
     @property
     @abc.abstractmethod
     def rates(self) -> tuple[float, float]:
-        """Probability q that a message counts for a cell without a vote, and p − q, what a vote adds to it."""
+        """Probability q that a message counts for a cell without a vote, and the increase p − q by a vote."""
 
     def deviation(self, num_clients: int) -> float:
         """√(n·q(1 − q))/(p − q), the standard deviation of an estimate where the true count is zero."""
@@ -352,7 +352,7 @@ _LOG_SIZES = (math.log(1e-3), *(power * math.log(2) for power in range(20)))
 
 
 def amplified_epsilon(epsilon: float, delta: float, clients: int) -> float:
-    """The largest ε₀ of one local message such that the shuffled messages of one round have ``epsilon``.
+    """Largest ε₀ of one local message at which the shuffled messages of one round cost ``epsilon``.
 
     By bisection on the accountant with the clone pair of Feldman, McMillan and Talwar (2021), which is tighter than
     their closed form. Never below ``epsilon``, which needs no shuffler.
@@ -538,7 +538,7 @@ class ClientReverseKNN(RecordVotes):
         self._begin()
 
     def set_noise(self, budget: Budget, rounds: int) -> None:
-        """Set ε and δ of each round: those of the budget over ``rounds``; see the base.
+        """Set ε and δ of each round: the budget's, divided by ``rounds``; see the base.
 
         Raises:
             ValueError: for another adjacency than ``"replace_one"``.

@@ -225,7 +225,7 @@ class Centre(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """Length of the difference beyond what noise and sampling give it."""
+        """Estimated length of the difference, without the part due to noise and sampling."""
         return math.sqrt(max(0.0, float(self.offset.square().sum()) - self.chance_distance**2))
 
     @property
@@ -497,7 +497,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         return self.set_by_budget(self._noise_multiplier)
 
     def set_noise(self, budget: Budget, rounds: int) -> None:
-        """Set the noise of all releases, which are made once whatever the rounds; see the base."""
+        """Set the noise of all releases, which are made once for all rounds; see the base."""
         self.adjacencies = (budget.adjacency,)
         if not self._own_noise:
             assert budget.epsilon is not None
@@ -525,7 +525,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
         return step_mechanism(self.noise_multiplier, self.sensitivity(release), 1.0)
 
     def length_of_centre_noise(self, width: int) -> float:
-        """Expected length of the noise on a centre of so many features, over N: a public constant."""
+        """Expected length of the noise on a centre of this number of features, over N: a public constant."""
         return self.mechanism(CENTRE).sigma * math.sqrt(width) / self.private_records
 
     def penalty(self, num_targets: int) -> float:

@@ -51,7 +51,7 @@ class RankedLists:
 
 
 class PoissonTotals(abc.ABC):
-    """Sums over the k nearest records of a fresh Poisson sample, for many queries; subclasses say what is added.
+    """Sums over the k nearest records of a fresh Poisson sample, for many queries; subclasses define the summands.
 
     The k nearest of a Poisson sample at rate γ have exactly the distribution of this walk: go through the
     records from nearest to farthest, toss a γ-coin for each, stop at k accepted. A record that is never
@@ -174,7 +174,7 @@ class PoissonTotals(abc.ABC):
         return toss(coins, indices.shape, self.sampling_rate)
 
     def _further(self, queries: Tensor, seen: Tensor) -> Tensor:
-        """The next nearest records after those already walked over: as many again, or all that are left."""
+        """Next nearest records after the visited ones: as many again, or all that are left."""
         walked = seen.shape[1]
         longer = self._nearest(queries, min(self.units, 2 * walked))
         further = torch.empty((len(queries), longer.shape[1] - walked), dtype=longer.dtype)

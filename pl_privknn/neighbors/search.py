@@ -568,7 +568,7 @@ def _relative_error(
 
 @contextlib.contextmanager
 def full_precision(device: torch.device, autocast: bool = False) -> Iterator[None]:
-    """Products and convolutions in true float32 by the same kernels each time, whatever a training has set.
+    """Context with deterministic products and convolutions in true float32, whatever precision a training has set.
 
     Settings are the process's, as is the number of torch's threads: one thread at a time is in such a block, on
     behalf of all that work for it.

@@ -263,14 +263,14 @@ def card_facts(path: str | Path, exact: bool = True) -> tuple[dict[str, Any], di
 
 
 def accuracy_text(summary: Mapping[str, Any], name: str = "test_accuracy") -> str:
-    """An accuracy of a summary beside that of always predicting the largest class."""
+    """Text of an accuracy beside the accuracy of always predicting the largest class."""
     baseline = summary.get("label_baseline" if name == "label_accuracy" else "test_baseline")
     beside = f" (largest class {baseline:.3f})" if isinstance(baseline, float) else ""
     return f"{summary[name]:.3f}{beside}"
 
 
 def interval_of(accuracy: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of an accuracy over so many examples (Agresti and Coull 1998)."""
+    """The 95 % interval of an accuracy over a number of examples (Agresti and Coull 1998)."""
     share = (accuracy * count + 2) / (count + 4)
     reach = 1.96 * math.sqrt(share * (1 - share) / (count + 4))
     return max(share - reach, 0.0), min(share + reach, 1.0)

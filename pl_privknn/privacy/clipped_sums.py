@@ -33,7 +33,7 @@ def _squares(rows: Any, norms: Any) -> None:
 
 @compiled(fastmath={"reassoc", "contract"})
 def _add_four(total: Any, a: Any, b: Any, c: Any, d: Any, f: float, g: float, h: float, k: float) -> None:
-    """Add four rows, each by its factor, in float64."""
+    """Add four rows, each times its factor, in float64."""
     for j in range(total.shape[0]):
         first = f * numba.float64(a[j]) + g * numba.float64(b[j])
         total[j] += first + (h * numba.float64(c[j]) + k * numba.float64(d[j]))
@@ -41,7 +41,7 @@ def _add_four(total: Any, a: Any, b: Any, c: Any, d: Any, f: float, g: float, h:
 
 @compiled()
 def _add_rows(total: Any, rows: Any, places: Any, factors: Any) -> None:
-    """Add the rows in some places, each by its factor, in float64; the factor of those that fill a four is 0."""
+    """Add rows at some positions, each times its factor, in float64; rows that fill up a four have factor 0."""
     for i in range(0, len(places) - 3, 4):
         a, b, c, d = rows[places[i]], rows[places[i + 1]], rows[places[i + 2]], rows[places[i + 3]]
         _add_four(total, a, b, c, d, factors[i], factors[i + 1], factors[i + 2], factors[i + 3])
@@ -103,7 +103,7 @@ class ClippedSum:
         return clip_factors(norms, self.max_grad_norm, _SLACK)
 
     def norms(self, rows: Sequence[Tensor]) -> Tensor:
-        """L2 norms over all parts together, float64 ``(b,)``; what is not finite stays so."""
+        """L2 norms over all parts together, float64 ``(b,)``; not finite for gradients that are not."""
         squares = torch.zeros(len(rows[0]), dtype=torch.float64, device=self.device)
         for part in rows:
             if _is_plain(part):

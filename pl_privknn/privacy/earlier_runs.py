@@ -28,7 +28,7 @@ def ledgers_under(folder: Path) -> list[Path]:
 
 
 def earlier_runs(folder: Path) -> list[Path]:
-    """Folders of earlier runs on the same data: those with lower numbers beside a run's.
+    """Folders of earlier runs on the same data: folders with lower numbers beside the run's folder.
 
     Runs whose configurations have equal sections ``data`` count as runs on the same data. Runs that share the ledger
     of this one are left out: it adds them up already.
@@ -91,7 +91,7 @@ def _number_of(folder: Path) -> int | None:
 
 
 def together_in_words(summary: Mapping[str, Any]) -> str:
-    """Sentence about what :func:`together` found, from a summary; empty without earlier runs."""
+    """Sentence about the result of :func:`together`, from a summary; empty without earlier runs."""
     if not summary.get("earlier_runs"):
         return ""
     return (

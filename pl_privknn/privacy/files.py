@@ -213,7 +213,7 @@ def new_number(folder: Path) -> Path:
 
 
 def trainers_folder(trainer: Any, place: str | Path, name: str) -> Path:
-    """Folder of a new run: that of the first logger's run, else a new one, ``NAME/NUMBER``.
+    """Folder of a new run: the folder of the first logger's run, else a new one, ``NAME/NUMBER``.
 
     The new one lies in ``runs``, or in the trainer's root folder, for loggers that have no folder for each run, such
     as W&B's, and for a trainer without loggers and root folder: a second run would not be let into the same folder.

@@ -69,7 +69,7 @@ def held_out(
     begun: bool,
     records: Callable[[], Iterable[Sequence[Tensor]]] | None = None,
 ) -> Tensor | None:
-    """Draw the hold-out of a run, the same whenever it is resumed.
+    """Draw the hold-out of a run, or read it where the run is resumed.
 
     Args:
         evaluation: what is asked for now; it must be what the run began with, since a record that changes its part
@@ -202,7 +202,7 @@ def _share(right: float, wrong: float, sigma: float) -> tuple[float, float]:
 
 
 def error_of(num_classes: int | None, sigma: float, records: float) -> float:
-    """Largest standard error of the accuracy on so many held-out records, or persons."""
+    """Largest standard error of the accuracy on a number of held-out records, or persons."""
     noise = sigma**2 * (2 if num_classes == 2 else 1)
     return math.sqrt(noise / records**2 + 0.25 / records)
 

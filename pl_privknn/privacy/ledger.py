@@ -178,7 +178,7 @@ class LedgerRun:
         return self.ledger.charges_after(self.run_id, 0)
 
     def report(self, delta: float | None = None, exact: bool = False) -> LedgerReport:
-        """Totals of this run alone; ``run.ledger.report()`` has those of all runs."""
+        """Totals of this run alone; ``run.ledger.report()`` gives the totals of all runs."""
         return self.ledger.run_report(self.run_id, delta, exact)
 
     @property
@@ -188,7 +188,7 @@ class LedgerRun:
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of what this run charged in fact, at the budget's δ."""
+        """ε of the charges that this run has made, at the budget's δ."""
         return self.report().epsilon_spent
 
 

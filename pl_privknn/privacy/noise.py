@@ -441,7 +441,7 @@ def _dims(shape: Shape) -> tuple[int, ...]:
 
 
 def _digest(*key: int | str) -> bytes:
-    """SHA-256 of a key; parts are tagged and preceded by their length, so no two keys read the same."""
+    """SHA-256 of a key; parts are tagged and preceded by their length, so different keys have different bytes."""
     if not key:
         raise ValueError("key=() must have at least one whole number or string")
     digest = hashlib.sha256(b"pl_privknn.privacy.noise")

@@ -167,7 +167,7 @@ class PublicRows:
         release: Release,
         unbounded: int | None = None,
     ) -> DrawnRows:
-        """Release what the rows are drawn from, and draw them.
+        """Release histograms and second moments, and draw public rows from them.
 
         Args:
             table: float64 ``(n, d)``: numbers, NaN where there is none, and categories. **Private**.
@@ -267,7 +267,7 @@ class KeptReleases:
 
 
 def person_parts(owners: Tensor | None, count: int) -> Tensor:
-    """**Private.** Part of each record in what its person adds, int64 ``(n,)``, in steps of 2^-20."""
+    """**Private.** Share of each record in its person's contribution, int64 ``(n,)``, in steps of 2^-20."""
     if owners is None:
         return torch.full((count,), PART)
     numbers, _ = persons_of(owners)
@@ -293,7 +293,7 @@ def scaled(numbers: Tensor, bounds: Bounds | None) -> Tensor:
 
 
 def number_cells(numbers: Tensor, bins: int) -> Tensor:
-    """Cells of :func:`scaled` numbers, int64; the last one of those that are missing."""
+    """Cells of :func:`scaled` numbers, int64; missing numbers are in the last cell."""
     cells = (numbers * bins).floor().clamp(0, bins - 1).long()
     return torch.where(numbers >= 0, cells, bins)
 

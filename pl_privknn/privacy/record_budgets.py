@@ -308,7 +308,7 @@ class BudgetTable(PrivateStore):
 
     @property
     def begun(self) -> bool:
-        """Whether any query was answered, from these budgets or from those of other shards."""
+        """Whether any query was answered, by the budgets of this shard or of another one."""
         return self.begun_elsewhere or self.calls > 0
 
     # ------------------------------------------------------------------ who is who

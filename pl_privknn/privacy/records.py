@@ -139,7 +139,7 @@ def foreign_reader(dataset: Any) -> str | None:
 
 
 def has_one_structure(dataset: Any) -> bool:
-    """Whether all records have the same shapes by their tables: rows of tensors, or data sets of this package.
+    """Whether all records have equal shapes by construction: rows of tensors, or data sets of this package.
 
     Example:
         >>> import torch
@@ -194,7 +194,7 @@ def memory_of(value: Any, depth: int = 4) -> Iterator[tuple[int, int]]:
 
 
 def shares_memory(first: Any, second: Any) -> bool:
-    """Whether two objects hold parts of the same memory."""
+    """Whether two objects share memory."""
     held = list(memory_of(first))
     return any(low < end and start < high for low, high in memory_of(second) for start, end in held)
 

@@ -448,7 +448,7 @@ def check_summary(
 
 
 def _check_head(summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Check that the head is a row's and that no later row is of the same run: the summary comes last."""
+    """Check that the head is the hash of a row, and that the run has no later row: the summary comes last."""
     head, run = summary.get("ledger_head"), summary.get("run")
     known = [row["position"] for row in rows if row["hash"] == head]
     if not known:
@@ -553,7 +553,7 @@ def reading(path: str | Path) -> Iterator[None]:
 
 
 def mapping_of(path: Path) -> dict[str, Any]:
-    """The content of a JSON or YAML file that holds a mapping; empty where there is no such file.
+    """Content of a JSON or YAML file that holds a mapping; empty where the file doesn't exist.
 
     A value ``inf`` is read as the number, as :func:`~pl_privknn.privacy.files.write_json` writes it.
 

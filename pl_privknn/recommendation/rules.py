@@ -361,7 +361,7 @@ class Parts:
 
 
 def parts_of(setting: Setting, sizes: Sizes) -> Parts:
-    """Objects of a setting: teacher, selection and features, and arguments of a student on these."""
+    """Objects of a setting: teacher, selection and features, and arguments of a student on these features."""
     features = teacher_extractor(setting, has_pretrained(), sizes.columns)
     labeler: Labeler
     if setting.teacher == "ReverseKNN":

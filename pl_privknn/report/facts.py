@@ -244,7 +244,7 @@ def _columns(folder: Path) -> list[dict[str, Any]]:
 
 
 def _without_privacy(folder: Path) -> list[dict[str, Any]]:
-    """Accuracy of the same comparison's runs without privacy, with the same seed; none outside a comparison.
+    """Accuracy of the runs without privacy in the run's comparison, at its seed; None outside a comparison.
 
     Runs of a comparison lie in ``METHOD/eps_TARGET/seed_NUMBER``.
     """

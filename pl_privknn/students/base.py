@@ -75,7 +75,7 @@ class StudentOptimization(Optimization):
         check_switch("decay_vectors", self.decay_vectors)
 
     def over(self, parameters: Iterable[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters; see :meth:`Optimization.over`."""
+        """Build the optimizer over parameters; see :meth:`Optimization.over`."""
         if self.decay_vectors or not self.weight_decay:
             return super().over(parameters)
         every: list[Any] = list(parameters)
@@ -389,12 +389,12 @@ class StudentModule(HasInitArguments, OnFrozenFeatures):
                 group["lr"] = base * self._lr_factor(config.scheduler.last_epoch)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save where the learning-rate schedule began, and what an extractor learned."""
+        """Save the start of the learning-rate schedule, and an extractor's learned state."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["student_schedule_start"] = self._schedule_start
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore where the learning-rate schedule began, and what an extractor learned."""
+        """Restore the start of the learning-rate schedule, and an extractor's learned state."""
         super().on_load_checkpoint(checkpoint)
         self._schedule_start = checkpoint.get("student_schedule_start", 0)
 

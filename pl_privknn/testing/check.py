@@ -55,7 +55,7 @@ class ExampleTables:
     generator: torch.Generator
 
     def clusters(self, name: str, classes: Tensor, records: Sequence[int]) -> Table:
-        """Records around one centre for each class, and queries around the same centres."""
+        """Records around one centre per class, and queries around these centres."""
         asked = torch.arange(self.m) % self.c
         features = self._centres[classes] + self._normal(len(classes), self.d)
         queries = self._centres[asked] + self._normal(self.m, self.d)
@@ -402,7 +402,7 @@ def check_labeler(
     tables: Sequence[Table] = (),
     seed: int = 0,
 ) -> CheckReport:
-    """Check that a labeler charges before it draws, and that its noise covers what one record can do.
+    """Check that a labeler charges before it draws, and that its noise covers the influence of one record.
 
     In the manner of scikit-learn's ``check_estimator``, for authors of teachers. It makes tables, runs copies of the
     labeler on them with watched noise and a ledger that takes notes, and raises at the first promise that is broken:

@@ -1,4 +1,4 @@
-"""Observed runs of a labeler: charges, draws, and the distance of what enters them on two tables."""
+"""Observed runs of a labeler: charges, draws, and the distance between their inputs on two tables."""
 
 from __future__ import annotations
 

@@ -396,7 +396,7 @@ class RecordGradients:
         return not draws and not self._close(found, wanted)
 
     def _close(self, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-        """Whether results are the same but for the rounding of the precision that computes them."""
+        """Whether results are equal up to the rounding of the training's precision."""
         return _close(found, wanted, _CLOSE_IN_16_BITS if "16" in self._precision else _CLOSE)
 
     def _first_working(self, batches: list[Any]) -> Any:

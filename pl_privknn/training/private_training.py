@@ -212,7 +212,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         return self.budget.epsilon if self.noise_multiplier is not None else None
 
     def noise_for(self, steps: int) -> float:
-        """Noise multiplier of a training of so many steps.
+        """Noise multiplier of a training of ``steps`` steps.
 
         Args:
             steps: of the whole training.
@@ -223,7 +223,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         return noise_for_steps(self.budget.epsilon, self.delta, self.sampling_rate, steps)
 
     def plan(self, steps: int) -> list[Charge]:
-        """Worst-case charges of a training of so many steps, from public numbers alone.
+        """Worst-case charges of a training of ``steps`` steps, from public numbers alone.
 
         Args:
             steps: of the whole training.
@@ -421,7 +421,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
             self._check_evaluation("val_dataloader", trainer.val_dataloaders)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Save what was paid for, restore the module's step and release the folder."""
+        """Save a checkpoint of the paid steps, restore the module's step and release the folder."""
         if isinstance(self.run, TrainingRun) and self.run.steps.row and trainer.world_size == 1:
             self.run.save_interrupted(trainer)
         self._leave()
@@ -519,7 +519,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
                 )
 
     def _trial_steps(self, twin: Any) -> Callable[[], None]:
-        """Let a copied trainer take steps of random gradients, which pay nothing; returns what undoes that."""
+        """Let a copied trainer take unpaid steps of random gradients; returns a function that undoes the change."""
         training = next(one for one in twin.callbacks if isinstance(one, PrivateTraining))
         training.run, training._processes = self.run, self._processes
 

@@ -137,7 +137,7 @@ def run_folder(
     checkpoint: str | Path | None,
     default: str | Path,
 ) -> Path:
-    """Folder of the run: the chosen one, that of the resumed checkpoint, or the default.
+    """Folder of the run: the chosen one, the resumed checkpoint's, or the default.
 
     Args:
         chosen: by the user, or None.
@@ -244,7 +244,7 @@ class TrainingRun(Run):
             rank_zero_info(f"interrupted; continue the training with ckpt_path={str(path)!r}")
 
     def followed(self) -> FollowedRun:
-        """Facts that other processes of the same training need."""
+        """Facts of the run for the other processes of the training."""
         return FollowedRun(
             self.planned, self.left, self.lost, self.noise_multiplier, self.mechanism, self.reports()
         )
@@ -294,7 +294,7 @@ class TrainingRun(Run):
 def opened_run(
     training: Any, trainer: Any, checkpoint: dict[str, Any] | None, processes: ProcessGroup
 ) -> TrainingRun | FollowedRun:
-    """State the plan of a training in the ledger, or continue that of an interrupted run; one for all processes.
+    """State the plan of a training in the ledger, or continue an interrupted run; one run for all processes.
 
     Args:
         training: a :class:`~pl_privknn.training.private_training.PrivateTraining`.

@@ -74,7 +74,7 @@ class GraphWay:
         return "vmap" if self.by_vmap else "loop"
 
     def forget(self) -> None:
-        """Forget all graphs, since what they hold has changed."""
+        """Drop all graphs, since their constants have changed."""
         self._graphs.clear()
 
     def trace(self, batch: Any) -> TracedStep:

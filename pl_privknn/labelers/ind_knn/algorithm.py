@@ -577,7 +577,7 @@ class IndKNNEngine:
         return votes
 
     def _owners_of(self, near: Rows) -> tuple[Rows, Rows]:
-        """Places of the owners of some records in the budgets, each once, and which of these owns each record."""
+        """Positions of some records' owners in the budgets, each once, and each record's owner among them."""
         if self.budgets.unit == "record":
             return self._places[near], np.arange(len(near))
         owners, which = np.unique(self._places[near], return_inverse=True)
@@ -609,7 +609,7 @@ class IndKNNEngine:
         return np.concatenate(parts) if parts else np.empty(0)
 
     def neighborhoods(self, vectors: Tensor, thresholds: Floats) -> Iterator[tuple[Rows, Floats]]:
-        """Private neighbours of each query and their κ, whatever their budgets; one product per block of queries."""
+        """Private neighbours of each query and their κ, independent of budgets; one product per block of queries."""
         step = min(_MOST_QUERIES_AT_ONCE, max(1, _BLOCK_ENTRIES // max(1, len(self.vectors))))
         elsewhere = None if self.device is None or self.device.type == "cpu" else self.device
         for start in range(0, len(vectors), step):

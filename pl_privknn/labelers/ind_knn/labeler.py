@@ -217,7 +217,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
         return self.set_by_budget(self._parameters)
 
     def set_noise(self, budget: Budget, rounds: int) -> None:
-        """Set the budget of every record for the whole stream, whatever the rounds; see the base."""
+        """Set the budget of every record for the whole stream, independent of the number of rounds; see the base."""
         self._parameters = IndKNNParameters.for_budget(budget, rho=self._rho, **self._settings)
 
     # ------------------------------------------------------------------ the labeler's contract
@@ -267,7 +267,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
         self._engine = engine
 
     def plan(self, num_queries: int, max_answers: int, num_classes: int, rounds: int = 1) -> list[Charge]:
-        """Plan of one charge for the whole stream, whatever the numbers; see :meth:`Labeler.plan`."""
+        """Plan of one charge for the whole stream, independent of the arguments; see :meth:`Labeler.plan`."""
         return [Charge(self.parameters.total, 1)]
 
     def answer(self, queries: Tensor, run: PayingRun, max_answers: int | None) -> Release:
@@ -343,7 +343,7 @@ class IndKNN(JoinsRuns, SpendsBudget):
     def _join(
         self, folder: Path, processes: ProcessGroup, stream: str, begun: bool, noted: str | None
     ) -> None:
-        """Open the budgets of this shard next to those of the first one, after checking that they match."""
+        """Open the budgets of this shard, after checking that they match the budgets of the first shard."""
         own = folder / f"shard-{processes.rank:05d}"
         self._move_to(own)
         if begun and not (own / FILE_NAME).exists():

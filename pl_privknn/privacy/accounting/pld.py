@@ -100,7 +100,7 @@ NOTHING_HIDDEN = LossMeasure(np.array([math.inf]), np.array([1.0]), np.array([0.
 def to_distribution(
     remove: LossMeasure, add: LossMeasure | None, discretization: float
 ) -> PrivacyLossDistribution:
-    """dp-accounting's object for a pair of directions; ``add=None`` where both are the same."""
+    """Convert losses of both directions to dp-accounting's object; ``add=None`` where both are equal."""
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
     def pmf(measure: LossMeasure) -> pld_pmf.DensePLDPmf:
@@ -274,7 +274,7 @@ def _scaled(lower: Floats, epsilon: Floats) -> Floats:
 
 @dataclasses.dataclass(frozen=True)
 class Composition:
-    """Total loss of a composition in both directions (the same object twice where they agree)."""
+    """Total loss of a composition in both directions (one object twice where they agree)."""
 
     remove: Direction
     add: Direction

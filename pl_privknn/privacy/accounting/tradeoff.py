@@ -1,4 +1,4 @@
-"""Trade-off curves: what ε means in error rates of an attacker.
+"""Trade-off curves: an attacker's error rates at a stated ε.
 
 An attacker who sees everything that is released decides whether a record was there.
 Of all such tests, the best one at each false-positive rate follows from the privacy loss distribution (Neyman and

@@ -348,7 +348,7 @@ class Charge:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Guarantee of the cost of these releases: the mechanism's conditions and that of the charge."""
+        """Guarantee of the cost of these releases: the conditions of the mechanism and of the charge."""
         mechanism = self.mechanism
         if mechanism.guarantee == "unconditional":
             return self.caveat
@@ -411,7 +411,7 @@ class Charge:
 
 
 def check_known(charge: Charge) -> None:
-    """Raise ``ValueError`` unless the charge can be read back from its record as what it is."""
+    """Raise ``ValueError`` unless the charge equals the charge that is read from its record."""
     mechanism = charge.mechanism
     if not isinstance(mechanism, Mechanism) or not mechanism.kind:
         raise ValueError(f"mechanism={mechanism!r} must be a Mechanism with a kind")
@@ -650,7 +650,7 @@ class VoteNoise(Mechanism):
 
 
 class AdditiveNoise(VoteNoise):
-    """Base class of noise added to every number of a release and charged as such, so that all of them may be shown.
+    """Base class of noise that is added to, and charged for, every number of a release, so that all may be shown.
 
     Example:
         >>> import torch
