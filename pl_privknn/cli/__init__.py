@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pl_privknn import __version__, _lightning
-from pl_privknn.cli.common import CommandParser, shown_text, user_error
+from pl_privknn.cli.common import CommandParser, shown_text, user_error, with_options
 from pl_privknn.cli.compare import add_compare
-from pl_privknn.cli.fit import COMMANDS, add_check, add_init, add_training, run_training_command
+from pl_privknn.cli.fit import COMMANDS, add_check, add_init, add_training, data_options, run_training_command
 from pl_privknn.cli.privacy import add_audit, add_epsilon, add_plan
 from pl_privknn.cli.publish import add_demo, add_export, add_predict, add_report
 
@@ -52,6 +52,8 @@ def main(args: Sequence[str] | None = None) -> int:
         text = user_error(error, anywhere=not training)
         if text is None:
             raise
+        if any(word.partition("=")[0] == "--data" for word in words):
+            text = with_options(text, data_options())
         name = f"privknn {words[0]}" if words and words[0] in _COMMANDS else "privknn"
         print(f"{name}: {shown_text(text, 1500)}", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ import textwrap
 import traceback
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -115,6 +115,22 @@ def shown_text(text: str, longest: int = 300) -> str:
     """Message shortened to one printable line."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def with_options(text: str, names: Collection[str]) -> str:
+    """Message with options of the command line in place of the arguments of Python that they set.
+
+    Args:
+        text: as in ``classes= (--classes)``, or ``num_classes=1``.
+        names: of the arguments that are options.
+    """
+    text = re.sub(r"\w+= \((--[\w-]+)\)", r"\1", text)
+
+    def renamed(match: re.Match[str]) -> str:
+        option = f"--{match[1].replace('_', '-')}"
+        return match[0] if match[1] not in names else f"{option} " if match[2] else option
+
+    return re.sub(r"(?<![\w.-])(\w+)=(?=(['\"\w\[({])|[\s,;.)]|$)", renamed, text)
 
 
 def _raised_in(error: BaseException) -> str:

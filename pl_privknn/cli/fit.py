@@ -177,6 +177,13 @@ def add_recommended(parser: argparse._ActionsContainer, required: bool) -> None:
     )
 
 
+def data_options() -> set[str]:
+    """Names of the arguments that options of :func:`add_recommended` set, without those of files."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_recommended(parser, required=False)
+    return {action.dest for action in parser._actions} - {"data", "public", "test"}
+
+
 def add_places(parser: argparse._ActionsContainer) -> None:
     """Add the options for paths of parts of the data and columns of tables."""
     parser.add_argument("--public", metavar="PATH", help="public data in another place (optional)")
@@ -249,12 +256,20 @@ def check_recommended(parsed: argparse.Namespace) -> None:
         check_open_unit("--delta", parsed.delta)
     if parsed.num_classes is not None:
         check_int("--num-classes", parsed.num_classes, minimum=2)
+    if parsed.classes is not None and len(set(parsed.classes)) < 2:
+        raise ValueError(f"--classes {' '.join(parsed.classes)}: expected at least two different names")
     if parsed.name is not None and not parsed.name.strip():
         raise ValueError(f"--name {parsed.name!r}: expected a text, or leave it out for the folder's name")
     if not Path(parsed.data).exists():
         raise FileNotFoundError(
             f"--data {parsed.data}: no such file or folder (working directory: {Path.cwd()})"
         )
+    for option in ("public", "test", "bounds"):
+        path = getattr(parsed, option) or "none"
+        if path != "none" and not any(
+            Path(place).exists() for place in (path, path.rpartition(":")[0] or path)
+        ):
+            raise FileNotFoundError(f"--{option} {path}: no such file or folder; check the path")
 
 
 def recommended(parsed: argparse.Namespace, pays: bool = False, checks: bool = False) -> Recommendation:

@@ -284,7 +284,7 @@ def recommend(
     if balanced and (teacher is not None or public_kind == "other"):
         raise ValueError(
             "metric='balanced_accuracy' takes nearest class means, of public examples of the same kind; leave "
-            "teacher and public_kind out"
+            "teacher= (--teacher) and public_kind= (--public-kind) out"
         )
     if public_kind == "other" and teacher == "ReverseKNN":
         raise ValueError(

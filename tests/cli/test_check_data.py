@@ -78,8 +78,16 @@ def test_check_of_one_private_table_says_the_same_whatever_its_records_are(tmp_p
         (["--data", "nothing.npz", *ASKED], "--data nothing.npz: no such file or folder"),
         (
             ["--data", "own.csv", "--person", "persn", *ASKED],
-            "has no column 'persn': name the right one by person=",
+            "has no column 'persn': name the right one by --person",
         ),
+        (
+            ["--data", "own.csv", "--text", "person", *ASKED],
+            "check: --text 'person': the column holds numbers",
+        ),
+        (["--data", "own.csv", "--encoding", "utf-99", *ASKED], "name another encoding by --encoding"),
+        (["--data", "own.csv", "--classes", "money", *ASKED], "--classes money: expected at least two"),
+        (["--data", "own.csv", "--public", "nowhere", *ASKED], "--public nowhere: no such file"),
+        (["--data", "own.csv", "--bounds", "b.yaml", *ASKED], "--bounds b.yaml: no such file"),
     ],
 )
 def test_check_refuses_in_one_line(words, message, tmp_path, capsys, monkeypatch):
