@@ -86,7 +86,7 @@ class PublicPictures:
     def write(self, folder: Path) -> None:
         """Write the pictures to a run's folder."""
         buffer = io.BytesIO()
-        # Not compressed, and texts of one length: that of the file must not depend on what the model says.
+        # Uncompressed, with texts of equal length, so that the file's size does not depend on predictions.
         words = {name: np.array(getattr(self, name), dtype=kind) for name, kind in _WORDS.items()}
         np.savez(buffer, **{**vars(self), **words})
         write_durably(folder / PICTURES, buffer.getvalue())

@@ -136,8 +136,8 @@ class TestedModels:
         self.head = head
         #: By name of a model of :data:`MODELS`, int64 ``(classes, classes)``; nothing for attributes.
         self.confusions: dict[str, Tensor] = {}
-        #: Likewise, position, truth, prediction and the probability of the truth of the test examples where that is
-        #: lowest; float64 ``(m, 4)``.
+        #: By name of a model, the test examples whose true class has the lowest probability, float64 ``(m, 4)``:
+        #: position, true class, prediction, probability of the true class.
         self.furthest: dict[str, Tensor] = {}
         self._count = 0
         self._logits: Tensor | None = None
@@ -262,7 +262,7 @@ class RunReport(pl.Callback):
             "val_accuracy": _metric(trainer, "val/accuracy"),
             "test_accuracy": None,
             "epochs": trainer.current_epoch,
-            # Without the work on private records, which takes as long as there are many.
+            # Without work on private records, whose duration reveals their number.
             "seconds": round(_public_seconds() - self._started, 3),
             "student": type(pl_module).__name__,
             "data": getattr(data, "name", None) or type(data).__name__,
@@ -394,7 +394,7 @@ class RunReport(pl.Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return False
         default = Path(trainer.log_dir or trainer.default_root_dir)  # asked for by all processes
-        # On the process that has the ledger the run's own, wherever that was put.
+        # In the process that has the ledger, the run's own folder, wherever it is.
         self.run_dir = self._chosen or getattr(spender_of(trainer, pl_module), "run_dir", None) or default
         return trainer.is_global_zero
 

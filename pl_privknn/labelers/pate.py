@@ -180,7 +180,7 @@ class PATE(VotingLabeler):
             )
 
             def progress(fraction: float) -> None:
-                # Of what is public, the number of teachers and of their steps.
+                # In percent of teachers and their steps, whose numbers are public.
                 show(f"training {teachers} teachers", round(100 * fraction), 100)
 
             if records.device is not None and isinstance(self.teachers, StackedTeachers):

@@ -52,9 +52,9 @@ class Targets(abc.ABC):
     """
 
     task: ClassVar[str]
-    #: What sums subtract from each entry of y: the vectors are then short, of length 1 after :meth:`error_scale`.
+    #: Offset that sums subtract from each entry of y, so that errors have length 1 after :meth:`error_scale`.
     midpoint: ClassVar[float] = 0.0
-    #: Largest distance of two such vectors.
+    #: Largest distance of two label vectors.
     farthest: ClassVar[float]
 
     @abc.abstractmethod

@@ -196,7 +196,7 @@ class VotingLabeler(Labeler):
         ValueError: for parameters out of range, or a threshold that the votes can't reach.
     """
 
-    #: What ``most_votes`` is called where users set it.
+    #: Name of the user's argument that sets ``most_votes``, for messages.
     most_votes_name = "most_votes"
     free_parameters = ("noise",)
 

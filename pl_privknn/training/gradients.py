@@ -85,13 +85,13 @@ class RecordGradients:
         self.traced: TracedStep | None = None
         self.seconds = 0.0
         self._predicts_by_copies = False
-        #: Outputs of a prediction, of which each is a class.
+        #: Number of outputs of a prediction, one for each class.
         self.num_outputs = 2
         device = next(module.parameters()).device
         self._room = torch.cuda.mem_get_info(device)[0] // _SHARE_OF_GPU if device.type == "cuda" else _BYTES
         self._take_parameters()
         self._graphs, self._copies = GraphWay(self._step, self.device), CopyWay(self._step)
-        #: How records go through the step.
+        #: Computation of the gradients of records.
         self.way: LayerWay | GraphWay | CopyWay = self._graphs
 
     def _take_parameters(self) -> None:

@@ -206,7 +206,7 @@ class NoisySGD(HasInitArguments, StatesPrivacy, OnFrozenFeatures):
         118
     """
 
-    #: What a plan looks for: the first that a configuration states, else the first.
+    #: Settings that a plan may calibrate: the first that a configuration states, else the first.
     free_parameters: ClassVar[tuple[str, ...]] = ("budget.epsilon", "noise_multiplier")
 
     mean: Tensor | None

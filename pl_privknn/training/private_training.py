@@ -121,7 +121,7 @@ class PrivateTraining(HasInitArguments, StatesPrivacy, pl.Callback):
         True
     """
 
-    #: What a plan looks for: the first that a configuration states, else the first.
+    #: Settings that a plan may calibrate: the first that a configuration states, else the first.
     free_parameters: ClassVar[tuple[str, ...]] = ("budget.epsilon", "noise_multiplier")
 
     def __init__(

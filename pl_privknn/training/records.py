@@ -62,7 +62,7 @@ def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "batch") -
     """
     if isinstance(value, Mapping):
         made = {key: mapped(each, change, f"{path}[{key!r}]") for key, each in value.items()}
-        # A new one: a copy would keep what else the object holds of a record.
+        # A new object: a copy would keep its other attributes, which may hold values of the record.
         with contextlib.suppress(Exception):
             return type(value)(made)  # type: ignore[call-arg]
         return made

@@ -211,7 +211,7 @@ class _Recorded(TorchFunctionMode):
         ):
             with _disable_current_modes():
                 return func(*args, **(kwargs or {}))
-        # Generators of the user's are public: draws come from the secret one that all graphs share.
+        # Without the user's generators, which are public: all graphs draw from the secret generator.
         result = func(*args, **{key: value for key, value in (kwargs or {}).items() if key != "generator"})
         if torch.is_grad_enabled() and func != Tensor.data.__get__:  # type: ignore[attr-defined]
             return result
