@@ -26,6 +26,7 @@ from pl_privknn.features.joined import JoinedFeatures
 from pl_privknn.features.public import DefaultFeatures
 from pl_privknn.labelers.base import Labeler, MakesModel, check_protects
 from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
+from pl_privknn.privacy.private_state import table_digest
 from pl_privknn.privacy.records import is_ours
 from pl_privknn.privacy.verify import COLUMNS
 
@@ -322,6 +323,17 @@ def _takes(module: pl.LightningModule, batch: Any) -> bool:
 def _validates_otherwise(data: PrivatePublicDataModule) -> bool:
     """Whether a data module defines its own validation loaders."""
     return type(data).val_dataloader is not PrivatePublicDataModule.val_dataloader
+
+
+def public_facts(data: PrivatePublicDataModule) -> dict[str, Any]:
+    """Facts about public examples and classes that are fixed when a run begins, without those that it pays for."""
+    rows = torch.arange(0 if data.pays_for_public else len(data.public))
+    named = data.names is not None and data.names.classes
+    return {
+        "public_examples": len(data.public),
+        "public_digest": table_digest(map(data.public.images, rows.split(1024))),
+        "num_classes": None if named else data.num_classes,
+    }
 
 
 def take_columns(trainer: pl.Trainer, run_dir: Path | None) -> None:

@@ -32,6 +32,7 @@ from pl_privknn.callbacks.labeling_arguments import (
     lasting_extractor,
     placeholders,
     probabilities_of,
+    public_facts,
     queries_of_rounds,
     take_columns,
 )
@@ -62,8 +63,6 @@ from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.files import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, kept_figures, release_figures
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, Guarantee, noise_guarantee
-from pl_privknn.privacy.partitions import release_names
-from pl_privknn.privacy.private_state import table_digest
 from pl_privknn.privacy.public_rows import DrawnRows, KeptReleases
 from pl_privknn.privacy.records import (
     check_evaluated,
@@ -428,49 +427,12 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         rank_zero_info(f"run: {self._place}")
         return self._place, self._run.run_id, self._run.reports(exact=False)
 
-    def pay_for_names(self, data: PrivatePublicDataModule, folder: str | Path) -> dict[str, Any]:
-        """Open the run in a folder and pay for names that nobody states; returns arguments that state them.
-
-        The run's whole plan is stated before; :meth:`on_fit_start` continues the run in that folder.
-
-        Args:
-            data: owes the names.
-            folder: of the run.
-
-        Raises:
-            ValueError: for features of others, or where fewer than two classes are released.
-        """
-        assert self.labeler is not None
-        assert data.names is not None
-        ours = all(isinstance(each, Extractor) and not is_foreign(each) for each in self.features)
-        if self.released != "head" or not ours or foreign_loader(data) is not None:
-            raise ValueError(
-                "names: they are paid for by data modules and features of this package, where released='head'; state "
-                "classes and kinds of columns instead"
-            )
+    def open_run(self, data: PrivatePublicDataModule, folder: str | Path) -> LabelRun:
+        """Open the run in a folder with its whole plan, before a trainer continues it there."""
         self._hand_budget(data)
         data.setup("validate")
         self._place = Path(folder)
-        run = self._with_plan(data, data.conditions)
-        try:
-            released = redacted(
-                release_names,
-                data.names,
-                run.folder,
-                run.ledger_run,
-                self.budget,
-                self.labeler.noise_source,
-                functools.partial(data.unnamed_records, self.budget.unit),
-            )
-        finally:
-            run.close()
-            run.ledger.close()
-        if "classes" in released and len(released["classes"]) < 2:
-            raise ValueError(
-                f"classes: {len(released['classes'])} has the number of records that its name is released for (about "
-                f"{data.names.threshold(self.budget):.0f} at this ε); state the classes by classes= (--classes)"
-            )
-        return data.arguments_of(released, self.budget)
+        return self._with_plan(data, data.conditions)
 
     def _with_plan(self, data: PrivatePublicDataModule, stated: tuple[str, ...]) -> LabelRun:
         """The run, opened or continued, with its plan and the conditions of its guarantee."""
@@ -481,23 +443,13 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         public = noise_guarantee(self.labeler.noise_source)
         plan = [charge.with_guarantee(public) for charge in data.public_plan(self.budget)]
         plan += stated_plan(
-            self.labeler,
-            sum(queries),
-            self._answers(queries),
-            data.num_classes,
-            rounds=sum(map(bool, queries)),
+            self.labeler, sum(queries), self._answers(queries), data.num_classes, sum(map(bool, queries))
         )
-        rows = torch.arange(0 if data.pays_for_public else len(data.public))  # drawn rows follow from the run
-        named = data.names is not None and data.names.classes
         return LabelRun(
             self._place,
             [charge.with_guarantee(guarantee) for charge in plan],
             {"labeler": type(self.labeler).__name__, "queries": sum(queries)},
-            {
-                "public_examples": len(data.public),
-                "public_digest": table_digest(map(data.public.images, rows.split(1024))),
-                "num_classes": None if named else data.num_classes,
-            },
+            public_facts(data),
             self._loaded,
             budget=self.budget,
             ledger_path=self.options.ledger_path,

@@ -17,9 +17,9 @@ from pl_privknn.config import read_document
 from pl_privknn.datamodules.array_files import labels_of
 from pl_privknn.datamodules.arrays import ArraysDataModule, EmbeddingsDataModule
 from pl_privknn.datamodules.base import PrivatePublicDataModule
+from pl_privknn.datamodules.cells import STATED, days_of
 from pl_privknn.datamodules.columns import TABLES, Columns, entries
 from pl_privknn.datamodules.folder import ImageFolderDataModule, images_under
-from pl_privknn.datamodules.schema import STATED, days_of
 from pl_privknn.datamodules.tables import TableDataModule, files_in
 from pl_privknn.datamodules.text import TextDataModule
 from pl_privknn.features.public import has_pretrained
@@ -123,7 +123,7 @@ def read_bounds(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], list[
     """Bounds of columns of numbers and dates, values of categories, and columns of texts, from YAML.
 
     Each entry is a column's name with ``[low, high]``, with the list of its categories, or with a word where the kind
-    alone is stated: one of :data:`~pl_privknn.datamodules.schema.STATED`, which may also follow bounds, ``category``
+    alone is stated: one of :data:`~pl_privknn.datamodules.cells.STATED`, which may also follow bounds, ``category``
     or ``text``.
 
     Raises:

@@ -18,6 +18,7 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import InputError
 from pl_privknn.config import as_group
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, UNKNOWN, OwnDataModule, check_unlike
+from pl_privknn.datamodules.cells import kind_of_counts
 from pl_privknn.datamodules.columns import TABLES, Columns, entries, word_of
 from pl_privknn.datamodules.datasets import (
     ImageStore,
@@ -30,7 +31,6 @@ from pl_privknn.datamodules.schema import (
     Schema,
     cell_numbers,
     identifiers,
-    kind_of_counts,
     schema_of,
     words_of,
 )

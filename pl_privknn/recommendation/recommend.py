@@ -34,6 +34,7 @@ import torch
 
 from pl_privknn._checks import check_choice, check_epsilon, check_int, check_open_unit, counted
 from pl_privknn._progress import ProgressHook, progress_bars
+from pl_privknn.callbacks.paid_names import pay_for_names
 from pl_privknn.callbacks.private_labeler import PrivateLabeler
 from pl_privknn.config import (
     as_section,
@@ -133,7 +134,7 @@ class Recommendation:
             raise ValueError(
                 "with_names: wants a data module with names=PaidNames(), from files, that owes classes or kinds"
             )
-        stated = self.build()[1].pay_for_names(data, run_dir)
+        stated = pay_for_names(self.build()[1], data, run_dir)
         section = {
             **self.section,
             "init_args": {**self.section["init_args"], **plain_arguments(stated)},

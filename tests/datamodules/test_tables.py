@@ -12,8 +12,9 @@ import torch
 
 from pl_privknn.datamodules import TableDataModule, TextDataModule
 from pl_privknn.datamodules.at import read_bounds
+from pl_privknn.datamodules.cells import days_of, number_of
 from pl_privknn.datamodules.columns import Columns
-from pl_privknn.datamodules.schema import ColumnSchema, Schema, days_of, number_of, schema_of
+from pl_privknn.datamodules.schema import ColumnSchema, Schema, schema_of
 from pl_privknn.features import TableFeatures
 
 NAN = math.nan
