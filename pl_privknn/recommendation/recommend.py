@@ -197,6 +197,8 @@ class Recommendation:
         """The reasons, one on each line."""
         return "\n".join(self.reasons)
 
+    __repr__ = __str__  # notebooks show this
+
     def _parts(self) -> Parts:
         if isinstance(self.data, TableDataModule) and self.data.pays_for_public:
             return from_drawn_rows(self.data, self.sizes, self.setting)[1]

@@ -57,6 +57,7 @@ def test_a_validation_set_stands_in_for_private_records(tmp_path):
     np.savez(tmp_path / "own.npz", **parts)
     found = recommend(tmp_path / "own.npz", epsilon=1.0, private_records=400)
     assert "Simulation with 100 labelled public examples" in " ".join(found.reasons)
+    assert repr(found) == str(found) == "\n".join(found.reasons)
     assert found.expected > 0.8
 
 
