@@ -264,8 +264,9 @@ def recommend(
         test: path of test data outside ``data``. Without public and test data the accuracy on held-out private
             records is released, at the ε of the labels.
         unit: what is protected, ``"record"`` or ``"person"``; ``private_records`` then counts persons.
-        metric: ``"balanced_accuracy"`` where classes are uneven and rare ones count as much: takes the class whose
-            noisy mean is nearest, without a comparison.
+        metric: ``"balanced_accuracy"`` where classes are uneven and rare ones count as much: of two classes takes
+            the one whose noisy mean is nearest, of more released gradients with equal shares of all classes; without
+            a comparison.
         name: of the data, in reports; by default the data module's own, else that of the file or folder.
         progress: show a progress bar.
         pays: of one table or folder without public part: release classes and kinds of columns that nobody states
@@ -286,8 +287,8 @@ def recommend(
     balanced = check_choice("metric", metric, METRICS) == "balanced_accuracy"
     if balanced and (teacher is not None or public_kind == "other"):
         raise ValueError(
-            "metric='balanced_accuracy' takes nearest class means, of public examples of the same kind; leave "
-            "teacher= (--teacher) and public_kind= (--public-kind) out"
+            "metric='balanced_accuracy' chooses its teacher, for public examples of the same kind; leave teacher= "
+            "(--teacher) and public_kind= (--public-kind) out"
         )
     if public_kind == "other" and teacher == "ReverseKNN":
         raise ValueError(
@@ -318,8 +319,8 @@ def recommend(
     attributes = data.task == "multilabel"
     if balanced and (attributes or not data.has_public or getattr(data, "pays_for_public", False)):
         raise ValueError(
-            "metric='balanced_accuracy' takes nearest class means, which need public examples, and classes instead "
-            "of attributes; give public examples, or leave metric out"
+            "metric='balanced_accuracy' needs public examples, and classes instead of attributes; give public "
+            "examples, or leave metric out"
         )
     if attributes and teacher == "ReverseKNN":
         raise ValueError(
@@ -373,6 +374,7 @@ def recommend(
             task=data.task,
             unit=unit,
             columns=of_table,
+            metric=metric,
         )
         judged = ""
         if public_kind is None and teacher != "ReverseKNN" and not balanced:
@@ -381,8 +383,9 @@ def recommend(
             teacher, sizes = "PreconditionedGradients", sizes.shifted()
         rule = sizes.rule("PreconditionedGradients" if balanced else teacher)
         if balanced:
-            setting = dataclasses.replace(rule, teacher="SufficientStatistics")
-            return Recommendation(setting, sizes, _reasons(sizes, setting, data, "", ""), None, data, kept)
+            if sizes.num_classes == 2:
+                rule = dataclasses.replace(rule, teacher="SufficientStatistics")
+            return Recommendation(rule, sizes, _reasons(sizes, rule, data, "", ""), None, data, kept)
         teachers = (rule.teacher,) if attributes else tuple(TEACHERS) if teacher is None else (teacher,)
         setting, expected, compared = _compared(data, sizes, rule, teachers, show)
     reasons = _reasons(sizes, setting, data, compared, judged)
@@ -496,6 +499,11 @@ def _reasons(
         lines[1] = (
             f"Teacher: nearest of the noisy class means. {WHY[setting.teacher]} A class needs about "
             f"{math.ceil(_RECORDS_OF_CLASS / sizes.epsilon):,} records; with fewer, leave the metric out."
+        )
+    elif sizes.metric == "balanced_accuracy":
+        lines[1] = (
+            "Teacher: released gradients, whose probabilities are moved from the released shares of classes to equal "
+            f"ones. {WHY['SufficientStatistics']}"
         )
     if sizes.task == "multilabel":
         lines[1] = (

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pl_privknn._checks import counted
+from pl_privknn.callbacks.labeling_arguments import LabelingOptions
 from pl_privknn.callbacks.selection import ClusterSelection, FullSelection, PublicPool, label_by_spread
 from pl_privknn.config import plain_arguments
 from pl_privknn.datamodules.base import PrivatePublicDataModule
@@ -122,6 +123,7 @@ class Sizes:
         task: ``"multiclass"``, or ``"multilabel"`` where C is a number of attributes.
         unit: what is protected, ``"record"`` or ``"person"``.
         columns: of a table the number of categories of each column, 0 of numbers; None for other examples.
+        metric: one of :data:`METRICS`.
     """
 
     private_records: int
@@ -134,6 +136,7 @@ class Sizes:
     task: str = "multiclass"
     unit: Unit = "record"
     columns: tuple[int, ...] | None = None
+    metric: str = "accuracy"
 
     def shifted(self) -> Sizes:
         """Copy of these sizes with the rules for a domain shift."""
@@ -390,6 +393,8 @@ def parts_of(setting: Setting, sizes: Sizes) -> Parts:
             "selection": FullSelection(),
             "released": "auto" if sizes.public_kind == "same" else "head",
         }
+        if sizes.metric == "balanced_accuracy":
+            asked["options"] = LabelingOptions(balanced=True)
         network, optimizer, lr, decay = "mlp", "adamw", 0.002, 0.001
     optimization = {
         "optimizer": optimizer,

@@ -560,14 +560,22 @@ def test_nearest_class_means_find_a_rare_class_where_the_user_says_that_classes_
     assert summary["test_balanced_accuracy"] > 0.9
 
 
-def test_nearest_class_means_are_refused_where_there_are_none(table, tmp_path, capsys):
+def test_of_more_than_two_classes_balanced_accuracy_moves_gradients_to_equal_shares(table):
+    given = {"epsilon": 1.0, "private_records": 600}
+    found = recommend("own", metric="balanced_accuracy", **given).config["labeling"]
+    assert found["labeler"]["class_path"] == "PreconditionedGradients"
+    assert found["options"] == {"balanced": True}
+    assert "options" not in recommend("own", teacher="PreconditionedGradients", **given).config["labeling"]
+
+
+def test_balanced_accuracy_is_refused_where_no_teacher_serves_it(table, tmp_path, capsys):
     words = ["init", "--data", "own", "--epsilon", "1", "--private-records", "600"]
     words += ["--metric", "balanced_accuracy"]
     for asked in (["--teacher", "ReverseKNN"], ["--public-kind", "other"], ["--public", "none"]):
         if asked[-1] == "none":
             Path("own/public_embeddings.npy").unlink()
         assert main([*words, *asked]) == 2
-        assert "metric='balanced_accuracy' takes nearest class means" in capsys.readouterr().err
+        assert "metric='balanced_accuracy'" in capsys.readouterr().err
     attribute_tables(Path("several"), {"private_": 800, "public_": 150, "test_": 200})
     assert main([*words[:2], "several", *words[3:]]) == 2
     assert "classes instead of attributes" in capsys.readouterr().err
