@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from pl_privknn._checks import (
     check_choice,
     check_positive,
 )
+from pl_privknn.labelers.confidence import confident_weights, scale_without_public
 from pl_privknn.labelers.released_sums import (
     LEFT_BITS,
     RIGHT_BITS,
@@ -163,6 +165,7 @@ class SufficientStatistics(StatisticsTeacher):
         **kwargs: Any,
     ) -> None:
         self.fitted_by = check_choice("fit", fit, FITS)
+        self._softmax = False  # of least squares too, once scores have a scale
         super().__init__(1, *args, **kwargs)
         if fit == "nearest_mean" and (not self.bias or self.targets.midpoint):
             raise ValueError(
@@ -217,17 +220,50 @@ class SufficientStatistics(StatisticsTeacher):
         """Weights of the public fit to the released sum."""
         if self.fitted_by == "nearest_mean":
             return fit_nearest_mean(public, releases[0].noisy, self.bias, self.mechanism(0).sigma)
-        num_targets = len(releases[0].noisy)
-        moment = releases[0].noisy / (self.private_records * self.targets.error_scale(num_targets))
-        moment = moment + self.targets.midpoint * public.mean(dim=0)
-        penalty = self.penalty(num_targets)
+        return self._fit(public, self._moment(public, releases))
+
+    def _moment(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
+        """Noisy E[y xᵀ]."""
+        divisor = self.private_records * self.targets.error_scale(len(releases[0].noisy))
+        return releases[0].noisy / divisor + self.targets.midpoint * public.mean(dim=0)
+
+    def _fit(self, public: Tensor, moment: Tensor) -> Tensor:
+        penalty = self.penalty(len(moment))
         if self.fitted_by == "least_squares":
             return fit_least_squares(public, moment, penalty)
         return fit_maximum_likelihood(public, moment, penalty, targets=self.targets)
 
+    def confident(self, public: Tensor, releases: Mapping[int, NoisySum], weights: Tensor) -> Tensor:
+        """Scaled weights of a likelihood, and of least squares without public examples; see the base."""
+        self._softmax, blank = False, bool((public == public[:1]).all())
+        if self.fitted_by == "nearest_mean" or (self.fitted_by == "least_squares" and not blank):
+            return weights
+        moment = self._moment(public, releases)
+        deviation = self.mechanism(0).sigma / (self.private_records * self.targets.error_scale(len(moment)))
+        if self.fitted_by == "maximum_likelihood":
+            fit = functools.partial(self._fit, public)
+            return confident_weights(public, moment, deviation, fit, self.targets)
+        if self.targets.midpoint or not self.bias:
+            return weights
+        penalty = self.penalty(len(moment))
+        # Of E[x xᵀ] + λ with equal x: one eigenvalue of |x|² + λ, the others of λ.
+        response = (public.shape[1] - 1) / penalty + 1 / (penalty + float(public[0].square().sum()))
+        scale = scale_without_public(weights, moment, deviation, self.bias, response, self.targets)
+        self._softmax = True
+        return weights * scale
+
+    def learned(self) -> dict[str, Tensor]:
+        """See the base; with a mark where probabilities are a softmax of scaled scores."""
+        return super().learned() | ({"softmax": torch.tensor(True)} if self._softmax else {})
+
+    def relearn(self, learned: dict[str, Tensor]) -> None:
+        """Restore the state of :meth:`learned`."""
+        super().relearn(learned)
+        self._softmax = "softmax" in learned
+
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities of the model; scores of least squares are estimates of probabilities."""
-        if self.fitted_by == "least_squares":
+        if self.fitted_by == "least_squares" and not self._softmax:
             return self.targets.probabilities_of(scores)
         return self.targets.expected(scores)
 
@@ -320,12 +356,26 @@ class PreconditionedGradients(StatisticsTeacher):
 
     def model(self, public: Tensor, releases: Mapping[int, NoisySum]) -> Tensor:
         """Maximum-likelihood weights at the mean of all released moments."""
-        total, precision = torch.zeros_like(releases[min(releases)].noisy), 0.0
+        return self._fit(public, releases, self._moment(public, releases)[0])
+
+    def confident(self, public: Tensor, releases: Mapping[int, NoisySum], weights: Tensor) -> Tensor:
+        """Scaled weights; see the base and :func:`~pl_privknn.labelers.confidence.confident_weights`."""
+        moment, deviation = self._moment(public, releases)
+        fit = functools.partial(self._fit, public, releases)
+        return confident_weights(public, moment, deviation, fit, self.targets)
+
+    def _fit(self, public: Tensor, releases: Mapping[int, NoisySum], moment: Tensor) -> Tensor:
+        start = releases[max(releases)].weights
+        return fit_maximum_likelihood(public, moment, self.penalty(len(moment)), start, self.targets)
+
+    def _moment(self, public: Tensor, releases: Mapping[int, NoisySum]) -> tuple[Tensor, float]:
+        """Mean of all E[y xᵀ], weighted by inverse variances, and the standard deviation of its noise."""
+        total, precision, variance = torch.zeros_like(releases[min(releases)].noisy), 0.0, 0.0
         divisor = self.private_records * self.targets.error_scale(len(total))
         for number, taken in releases.items():
             expected = self.targets.expected(public @ taken.weights.T).T @ public / len(public)
             weight = self.clip_norms[number] ** -2
             total += weight * (expected - taken.noisy / divisor)
             precision += weight
-        start, penalty = releases[max(releases)].weights, self.penalty(len(total))
-        return fit_maximum_likelihood(public, total / precision, penalty, start, self.targets)
+            variance += (weight * self.mechanism(number).sigma / divisor) ** 2
+        return total / precision, math.sqrt(variance) / precision

@@ -36,6 +36,7 @@ from pl_privknn.labelers.base import (
     Release,
     SpendsBudget,
 )
+from pl_privknn.labelers.centre import Centre, centre_in, centre_of, clipped_differences
 from pl_privknn.privacy.budget import Budget
 from pl_privknn.privacy.mechanisms.base import ADJACENCIES, Charge, merged
 from pl_privknn.privacy.mechanisms.noisy_votes import Gaussian
@@ -197,84 +198,6 @@ def within(rows: Tensor, length: float, step: float) -> Tensor:
     return torch.where(kept, steps, 0.0)
 
 
-#: Share of runs on public and private examples of one kind in which a difference of the means is taken for a shift.
-ERROR_RATE = 1e-3
-#: Distance of the means, beyond chance, above which public examples are of another kind than private ones. Where only
-#: shares of classes differ, as between rows and persons, it was 0.37 at most; of images smaller or in other light
-#: 0.43 at least.
-OTHER_KIND = 0.4
-
-
-class Centre(NamedTuple):
-    """Released difference of the private and the public mean, with its test: post-processing.
-
-    Attributes:
-        offset: the difference, float64 ``(d,)``, noisy.
-        chance_distance: length that noise and sampling alone give the difference (root mean square).
-        p_value: probability of such a length or more where both means are the same.
-    """
-
-    offset: Tensor
-    chance_distance: float
-    p_value: float
-
-    @property
-    def is_shift(self) -> bool:
-        """Whether the difference is significant at :data:`ERROR_RATE`; otherwise it is not subtracted."""
-        return self.p_value < ERROR_RATE
-
-    @property
-    def distance(self) -> float:
-        """Estimated length of the difference, without the part due to noise and sampling."""
-        return math.sqrt(max(0.0, float(self.offset.square().sum()) - self.chance_distance**2))
-
-    @property
-    def is_other_kind(self) -> bool:
-        """Whether the shift is longer than :data:`OTHER_KIND`, and more than one of the shares of classes."""
-        return self.is_shift and self.distance > OTHER_KIND
-
-    def __str__(self) -> str:
-        if not self.is_other_kind:
-            return ""
-        return (
-            f"public examples are of another kind than private ones (distance {self.distance:.3f}, threshold "
-            f"{OTHER_KIND:g}, noise {self.chance_distance:.3f}); private features are centred"
-        )
-
-
-def clipped_differences(unit: Tensor, mean: Tensor) -> Tensor:
-    """Differences of vectors ``(n, d)`` from the public mean ``(d,)``, clipped to length 1, one per record."""
-    rows = unit - mean
-    return rows * clip_factors(rows.norm(dim=1), 1.0)[:, None]
-
-
-def centre_of(noisy: Tensor, sigma: float, records: int, public: Tensor) -> Centre:
-    """Centre of a noisy sum of :func:`clipped_differences`, with the test of its length.
-
-    Where private and public examples have one distribution, the difference of the means is about normal with
-    covariance K = (σ/N)² + Σ (1/N + 1/m), Σ of public differences. Its squared length is compared with the scaled
-    χ² of the same mean and variance (Satterthwaite), of which traces of K are all that has to be estimated.
-
-    Args:
-        noisy: released sum, float64 ``(d,)``.
-        sigma: standard deviation of its noise.
-        records: N, public constant by which it is divided.
-        public: unit vectors of the public examples, float64 ``(m, d)``.
-    """
-    from scipy.stats import chi2
-
-    rows = clipped_differences(public, public.mean(dim=0))
-    offset = noisy / records - rows.mean(dim=0)
-    spread = torch.cov(rows.T, correction=0).view(len(offset), -1) * (1 / records + 1 / len(rows))
-    spread.diagonal().add_((sigma / records) ** 2)
-    mean, square = float(spread.trace()), float(spread.square().sum())
-    if square:
-        p_value = float(chi2.sf(float(offset.square().sum()) * mean / square, mean**2 / square))
-    else:  # equal public examples and no noise: any difference is none of chance
-        p_value = float(not offset.any())
-    return Centre(offset, math.sqrt(mean), p_value)
-
-
 class NoisySum(NamedTuple):
     """A released noisy sum and the model at which it was computed, both float64 ``(c, p)`` and public."""
 
@@ -340,11 +263,11 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     **Centre.** With ``centre_share`` the first release is the sum of the differences of f / |f| from the public
     mean, each clipped to length 1 (of a person the mean of at most ``records_per_person``): its sensitivity is 1, and
     2 under ``replace_one``. Over N it estimates the shift of private features from public ones. Where that is more
-    than chance (:class:`~pl_privknn.labelers.released_sums.Centre`), it is subtracted from f / |f| of private records
-    and of examples that the released model is for, and the rest is scaled to length 1 again. Answers about
-    public examples are those of the released model: means also differ where shares of classes do, as a mean over
-    persons weighs each alike, and the public one each row. Only above :data:`OTHER_KIND` their features are taken as
-    they are.
+    than chance (:class:`~pl_privknn.labelers.centre.Centre`), it is subtracted from f / |f| of private records
+    and of examples that the released model is for, and the rest is scaled to length 1 again.
+    Answers about public examples are those of the released model: means also differ where shares of classes do, as a
+    mean over persons weighs each alike, and the public one each row. Only above
+    :data:`~pl_privknn.labelers.centre.OTHER_KIND` their features are taken as they are.
 
     Args:
         releases: number of sums.
@@ -442,6 +365,10 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
             releases: what was released, by number; some may be missing, not all.
         """
 
+    def confident(self, public: Tensor, releases: Mapping[int, NoisySum], weights: Tensor) -> Tensor:
+        """:meth:`model` of all releases, as certain as it is right: post-processing; as it is by default."""
+        return weights
+
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities from scores, float64 ``(n, c)``."""
         return self.targets.expected(scores)
@@ -460,7 +387,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     def relearn(self, learned: dict[str, Tensor]) -> None:
         """Restore the state of :meth:`learned`."""
-        self._change, self.centre = None, _centre_in(learned)
+        self._change, self.centre = None, centre_in(learned)
         if "directions" in learned:
             width, kept = learned["directions"].shape
             self._change = PublicWhitening(width, kept, self.whitening)
@@ -646,7 +573,7 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
 
     def remark(self, state: dict[str, Tensor]) -> str:
         """Sentence about public examples of another kind, by the released centre; see :meth:`MakesModel.remark`."""
-        return "" if (centre := _centre_in(state)) is None else str(centre)
+        return "" if (centre := centre_in(state)) is None else str(centre)
 
     def unit_vectors(self, features: Tensor) -> Tensor:
         """Vectors of length 1 at most, float64 ``(n, d)``, each from its own row of features."""
@@ -728,8 +655,18 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
             exact = run.processes.sum(self.whole_sum(number, weights))
             noise = run.pay(self.mechanism(number), 1, "statistics")
             weights, self.centre = first(functools.partial(self._take, number, exact, noise, weights))
-        self._weights = weights
-        return weights
+        self._weights, learned = first(functools.partial(self._final, weights))
+        if run.processes.rank:
+            self.relearn(learned)
+        return self._weights
+
+    def _final(self, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weights of the model that answers, and the learned state."""
+        assert self._public is not None
+        if self._weights is None:
+            sums = {number: taken for number, taken in self.noisy_sums.items() if number != CENTRE}
+            weights = self.confident(self._public, sums, weights)
+        return weights, self.learned()
 
     def _so_far(self, ledger: ChargesLedger | None) -> tuple[Tensor, int, dict[str, Tensor], Tensor]:
         """Model of the releases so far, number of paid releases, learned state, and the public mean."""
@@ -780,8 +717,3 @@ class StatisticsTeacher(JoinsRuns, MakesModel, SpendsBudget):
     def _forget(self, ledger: ChargesLedger | None) -> None:
         self._paid_by, self._charged = ledger, 0
         self.noisy_sums, self.centre, self._sketch, self._weights = {}, None, None, None
-
-
-def _centre_in(state: Mapping[str, Tensor]) -> Centre | None:
-    """Released centre in the state of :meth:`StatisticsTeacher.learned`; None before its release."""
-    return Centre(state["offset"], *state["chance"].tolist()) if "offset" in state else None

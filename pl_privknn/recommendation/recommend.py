@@ -51,7 +51,7 @@ from pl_privknn.datamodules.tables import TableDataModule
 from pl_privknn.features.base import Extractor, PublicTables
 from pl_privknn.features.public import PublicFeatures, PublicPCA, has_pretrained
 from pl_privknn.features.table import TableFeatures
-from pl_privknn.labelers.released_sums import centre_of, clipped_differences
+from pl_privknn.labelers.centre import centre_of, clipped_differences
 from pl_privknn.networks.base import network_arguments
 from pl_privknn.privacy.mechanisms.base import Unit, check_unit
 from pl_privknn.privacy.partitions import PaidNames

@@ -10,7 +10,8 @@ from dp_accounting.pld import PLDAccountant
 
 from pl_privknn.features.private_records import PrivateRecords
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
-from pl_privknn.labelers.released_sums import CENTRE, ERROR_RATE, ReleaseLostError, centre_of, write_release
+from pl_privknn.labelers.centre import ERROR_RATE, centre_of
+from pl_privknn.labelers.released_sums import CENTRE, ReleaseLostError, write_release
 from pl_privknn.privacy import Budget, account
 from pl_privknn.privacy.ledger import Ledger
 from pl_privknn.privacy.noise import SeededNoise
