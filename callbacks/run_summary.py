@@ -22,6 +22,7 @@ from pl_privknn import __version__
 from pl_privknn import _lightning as pl
 from pl_privknn._checks import at_most, check_switch
 from pl_privknn._lightning import quiet_lightning, rank_zero_warn
+from pl_privknn.callbacks.advice import advice_for
 from pl_privknn.callbacks.labeling_round import MODELS, ReleasedHead, model_for
 from pl_privknn.callbacks.loggers import (
     MOST_TESTED,
@@ -37,7 +38,6 @@ from pl_privknn.callbacks.loggers import (
 )
 from pl_privknn.config import HasInitArguments, as_section, write_yaml
 from pl_privknn.datamodules.base import PrivatePublicDataModule
-from pl_privknn.features.base import Extractor
 from pl_privknn.labelers.base import MakesModel
 from pl_privknn.privacy.accounting.tradeoff import attack_in_words
 from pl_privknn.privacy.card import accuracy_text, holdout_text, recall_text
@@ -136,6 +136,8 @@ class TestedModels:
         self.head = head
         #: By name of a model of :data:`MODELS`, int64 ``(classes, classes)``; nothing for attributes.
         self.confusions: dict[str, Tensor] = {}
+        #: By name of a model, :func:`~pl_privknn.students.metrics.reliability_counts`.
+        self.reliability: dict[str, Tensor] = {}
         #: By name of a model, the test examples whose true class has the lowest probability, float64 ``(m, 4)``:
         #: position, true class, prediction, probability of the true class.
         self.furthest: dict[str, Tensor] = {}
@@ -170,10 +172,14 @@ class TestedModels:
         if labels.ndim == 1:
             from torchmetrics.functional.classification import multiclass_confusion_matrix as confusion_of
 
+            from pl_privknn.students.metrics import reliability_counts
+
             outputs[0] = outputs[0].softmax(dim=1)
             for name, values in zip(MODELS, outputs, strict=False):
                 found = confusion_of(values, labels.cpu(), values.shape[1], ignore_index=-1)
                 self.confusions[name] = self.confusions.get(name, 0) + found
+                counts = reliability_counts(values, labels.cpu())
+                self.reliability[name] = self.reliability.get(name, 0) + counts
                 self._keep_furthest(name, values.double(), labels.cpu())
             self._count += len(labels)
 
@@ -367,6 +373,10 @@ class RunReport(pl.Callback):
         }
         if (confusion := self._confusion()) is not None:
             self.summary |= figures_by_class(confusion, getattr(data, "class_names", ()))
+            assert self._tested is not None
+            self.summary |= reliability_figures(
+                self._tested.reliability[self.summary.get("released", "student")]
+            )
         self._finish(trainer, "test")
 
     def _confusion(self) -> Tensor | None:
@@ -462,6 +472,7 @@ class RunReport(pl.Callback):
                 rows.append((title, accuracy_text(summary, name)))
         if "test_recall" in summary:
             rows.append(("balanced accuracy", f"{summary['test_balanced_accuracy']:.3f}"))
+            rows.append(("calibration error", f"{summary['test_calibration_error']:.3f}"))
             rows.append(("recall", recall_text(summary["test_recall"])))
         rows.append(("time", f"{summary['seconds']:.1f} s, work on private records excluded"))
         if self._advice:
@@ -508,10 +519,6 @@ def errors_as_warnings(what: str) -> Iterator[None]:
         rank_zero_warn(f"{what} failed ({type(error).__name__}: {said}); the training's result is kept")
 
 
-# Share of the way from a constant answer to no error below which a run's result is called poor.
-_POOR = 0.3
-
-
 def largest_share(labels: Any) -> float | None:
     """Accuracy of always predicting the most frequent class, or each attribute's more frequent value.
 
@@ -539,37 +546,18 @@ def figures_by_class(confusion: Tensor, names: Any) -> dict[str, Any]:
     }
 
 
-def advice_for(trainer: pl.Trainer, labeling: Any, summary: dict[str, Any]) -> str:
-    """Likely cause of a poor result and next thing to try, as text; empty for a good result.
+def reliability_figures(counts: Tensor) -> dict[str, Any]:
+    """Expected calibration error on the test set, and its bins: examples, mean probability, accuracy."""
+    from pl_privknn.students.metrics import expected_calibration_error
 
-    A result is poor below 0.3 of the way from the share of the largest class to 1; the paid accuracy counts where
-    there is no test accuracy, unless its error hides that.
-    """
-    accuracy, baseline, reach = summary.get("test_accuracy"), summary.get("test_baseline"), 0.0
-    if accuracy is None and "holdout_baseline" in summary:
-        accuracy, baseline = summary["holdout_accuracy"], summary["holdout_baseline"]
-        reach = summary["holdout_deviation"]
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    if labeling is None or labeling.labeler is None or accuracy is None or data.task != "multiclass":
-        return ""
-    if baseline is None or baseline + _POOR * (1 - baseline) <= accuracy + reach or baseline == 1:
-        return ""
-    said = f"always predicting the most frequent class gets {baseline:.3f}. "
-    first = labeling.features[0]
-    parts = first if isinstance(first, list | tuple) else [first]
-    within = str([as_section(part) for part in parts if isinstance(part, Extractor)])
-    if "PublicFeatures" not in within and len(data.image_shape) == 3:
-        named = ", ".join(sorted(part if isinstance(part, str) else type(part).__name__ for part in parts))
-        return f"{said}Features: {named}; try PublicFeatures, and pip install 'pl-privknn[imagenet]' for it"
-    known = labeling.metrics.get("labels/accuracy")
-    if known is not None and known > accuracy + 0.1:
-        return f"{said}The labels are better than the student: try more public examples, or released: head"
-    tries = ["more records", "a larger ε", "fewer classes"]
-    if not isinstance(labeling.labeler, MakesModel):
-        tries.append("released gradients instead of votes")
-    if len(data.public) and summary.get("label_baseline") is None:
-        tries.append("labelled public examples, on which teachers are compared before anything is charged")
-    return f"{said}Try {', '.join(tries[:-1])} or {tries[-1]}"
+    bins = counts[counts[:, 0] > 0]
+    rows = torch.cat([bins[:, :1], bins[:, 1:] / bins[:, :1]], dim=1)
+    return {
+        "test_calibration_error": round(expected_calibration_error(counts), 6),
+        "test_reliability": [
+            [int(count), round(mean, 4), round(share, 4)] for count, mean, share in rows.tolist()
+        ],
+    }
 
 
 def interruption(spender: Any, folder: Path, saved: bool, again: str) -> str:

@@ -90,5 +90,5 @@ def centre_of(noisy: Tensor, sigma: float, records: int, public: Tensor) -> Cent
 
 
 def centre_in(state: Mapping[str, Tensor]) -> Centre | None:
-    """Released centre in the state of :meth:`~pl_privknn.labelers.released_sums.StatisticsTeacher.learned`; None before its release."""
+    """Released centre in the learned state of a teacher of sums; None before its release."""
     return Centre(state["offset"], *state["chance"].tolist()) if "offset" in state else None

@@ -162,7 +162,14 @@ def _student(summary: dict[str, Any], pictures: PublicPictures | None) -> dict[s
     confusion = None if pictures is None or not pictures.confusion.size else pictures.confusion
     shown = (
         *("test_accuracy", "test_baseline", "test_balanced_accuracy", "val_accuracy"),
-        *("label_accuracy", "label_baseline", "epochs", "remark"),
+        *(
+            "label_accuracy",
+            "label_baseline",
+            "epochs",
+            "remark",
+            "test_calibration_error",
+            "test_reliability",
+        ),
     )
     tested = {text: summary.get(f"{name}_test_accuracy") for name, text in _MODELS.items()}
     accuracy, count = summary.get("test_accuracy"), 0 if confusion is None else int(confusion.sum())

@@ -80,7 +80,9 @@ def render_page(facts: dict[str, Any]) -> str:
         **dict.fromkeys(_PARTS),
         **facts,
     }
-    charts: dict[str, Any] = {"attacker": None, "growth": None}
+    charts: dict[str, Any] = {"attacker": None, "growth": None, "reliability": None}
+    if parts["student"] and (bins := parts["student"].get("test_reliability")):
+        charts["reliability"] = reliability_chart(bins)
     if (promise := parts["promise"]) is not None:
         charts["attacker"] = attacker_chart(promise["attacker"]["curve"], promise["unit"])
         if len(growth := facts["spent"]["growth"]) > 2:  # one release is no curve
@@ -116,3 +118,19 @@ def growth_chart(spent: Points, promised: float) -> str:
     axes.tick_params(labelsize=_LETTERS)
     figure.legend(loc="outside right center", fontsize=_LETTERS, frameon=False, labelcolor="linecolor")
     return inline_svg(figure, "growth")
+
+
+def reliability_chart(bins: Sequence[Sequence[float]]) -> str:
+    """Chart of accuracy against probability, by bins of (examples, mean probability, accuracy)."""
+    figure = new_figure(*_SIZE)
+    axes = plain_axes(figure)
+    counts, means, accuracies = zip(*bins, strict=True)
+    axes.plot([0, 1], [0, 1], color=INK, linewidth=1.2, linestyle="--")
+    axes.plot(means, accuracies, color=COLOURS[0], linewidth=1.2)
+    areas = [12 + 200 * count / sum(counts) for count in counts]
+    axes.scatter(means, accuracies, s=areas, color=COLOURS[0], zorder=3)
+    axes.set(xlim=(0, 1.03), ylim=(0, 1.03))
+    axes.set_xlabel("probability of the prediction", fontsize=_LETTERS)
+    axes.set_ylabel("share of right ones", fontsize=_LETTERS)
+    axes.tick_params(labelsize=_LETTERS)
+    return inline_svg(figure, "reliability")

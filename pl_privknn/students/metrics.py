@@ -51,3 +51,23 @@ def accuracy_metric(task: str, num_classes: int) -> MulticlassAccuracy | Attribu
     if task == "multilabel":
         return AttributeAccuracy(num_classes)
     return MulticlassAccuracy(num_classes, average="micro", ignore_index=-1)
+
+
+def reliability_counts(probabilities: Tensor, labels: Tensor, bins: int = 10) -> Tensor:
+    """Examples by their largest probability: number, sum of these and number of right ones, float64 ``(bins, 3)``.
+
+    Args:
+        probabilities: ``(n, c)``.
+        labels: int64 ``(n,)``; examples of -1 are left out.
+        bins: of equal width in [0, 1].
+    """
+    largest, predicted = probabilities.double()[labels >= 0].max(dim=1)
+    right = (predicted == labels[labels >= 0]).double()
+    places = (largest * bins).long().clamp(0, bins - 1)
+    columns = torch.stack([torch.ones_like(largest), largest, right], dim=1)
+    return torch.zeros(bins, 3, dtype=torch.float64).index_add_(0, places, columns)
+
+
+def expected_calibration_error(counts: Tensor) -> float:
+    """Expected calibration error of :func:`reliability_counts`: Σ |right − Σ p| over the bins, by all examples."""
+    return float((counts[:, 2] - counts[:, 1]).abs().sum() / counts[:, 0].sum().clamp(min=1))

@@ -1,16 +1,21 @@
 """Figures by class of a tested run: baseline, balanced accuracy and recall, where they are shown, and the advice."""
 
 import json
+import statistics
 import types
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, recall_score
+from torchmetrics.functional.classification import multiclass_calibration_error
 
-from pl_privknn import PrivateLabeler
+from benchmarks.recipes import regret, rows
+from benchmarks.record import entries
+from pl_privknn import Budget, PrivateLabeler
 from pl_privknn.callbacks import FullSelection
-from pl_privknn.callbacks.run_summary import RunReport, advice_for, figures_by_class, largest_share
+from pl_privknn.callbacks.advice import BATTERY, REGRET, advice_for
+from pl_privknn.callbacks.run_summary import RunReport, figures_by_class, largest_share
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
@@ -57,6 +62,14 @@ def test_every_accuracy_of_a_run_is_beside_the_largest_class_and_recalls_have_na
     assert list(summary["test_recall"]) == list(NAMES)
     recalls = recall_score(truth, predicted, average=None, labels=range(3), zero_division=0)
     assert list(summary["test_recall"].values()) == pytest.approx(recalls.tolist(), abs=1e-6)
+    with torch.no_grad():
+        probabilities = model(images) if released == "head" else model(images).softmax(dim=1)
+    error = multiclass_calibration_error(probabilities, truth, num_classes=3, n_bins=10)
+    assert summary["test_calibration_error"] == pytest.approx(float(error), abs=1e-4)
+    counts, means, shares = map(np.array, zip(*summary["test_reliability"], strict=True))
+    assert counts.sum() == len(truth)
+    assert (counts * means).sum() == pytest.approx(float(probabilities.amax(dim=1).sum()), rel=1e-3)
+    assert round((counts * shares).sum()) == int((predicted == truth).sum())
     largest, said = f"largest class {summary['test_baseline']:.3f}", capsys.readouterr().out
     assert "balanced accuracy" in said
     rows = dict(report.table())
@@ -72,6 +85,8 @@ def test_every_accuracy_of_a_run_is_beside_the_largest_class_and_recalls_have_na
     page = write_report(tmp_path, exact=False).read_text(encoding="utf-8")
     assert f"the largest class is {100 * summary['test_baseline']:.1f} %" in page
     assert "balanced accuracy, the mean recall of the classes" in page
+    assert f"{100 * summary['test_calibration_error']:.1f} % on average (expected calibration error" in page
+    assert "probability of the prediction" in page
 
 
 def test_shares_and_recalls_leave_out_what_is_unknown():
@@ -104,16 +119,44 @@ def test_shares_and_recalls_leave_out_what_is_unknown():
 )
 @pytest.mark.parametrize("teacher", [ReverseKNN, PreconditionedGradients])
 def test_the_advice_follows_the_largest_class_and_names_no_recommendation(summary, low, teacher):
-    data = types.SimpleNamespace(task="multiclass", image_shape=(30,), public=np.zeros(9))
-    labeling = types.SimpleNamespace(labeler=teacher(), features=[Pixels()], metrics={})
+    data = types.SimpleNamespace(task="multiclass", image_shape=(30,), public=np.zeros(9), num_classes=10)
+    given = {} if teacher is ReverseKNN else {"private_records": 600}
+    labeling = types.SimpleNamespace(
+        labeler=teacher(**given), features=[Pixels()], metrics={}, budget=Budget(epsilon=0.5)
+    )
     said = advice_for(types.SimpleNamespace(datamodule=data), labeling, summary)
     assert bool(said) == low
     assert "recommends" not in said
     if low:
         assert "gets 0." in said
-        assert ("released gradients instead of votes" in said) == (teacher is ReverseKNN)
+        assert ("released gradients instead of votes (1.4 points" in said) == (teacher is ReverseKNN)
+        ratio = (
+            "classes is 30; twice as much brought 1 points); votes instead of released gradients (9.6 points)"
+        )
+        assert (ratio in said) == (teacher is not ReverseKNN)
         assert "labelled public examples" in said
         labelled = advice_for(
             types.SimpleNamespace(datamodule=data), labeling, {**summary, "label_baseline": 0.2}
         )
         assert "labelled public examples" not in labelled
+
+
+def test_the_points_of_the_advice_are_those_of_the_stored_battery():
+    sets = {"digits", "fashion", "shirts", "news", "mnist", "uneven", "cells"}
+    classes = {part: entry["results"]["classes"] for part, entry in entries("recipes").items()}
+    found = {(part, n, epsilon): means for part, n, epsilon, means in rows() if part in sets}
+    for low, (high, votes, gradients, rise) in zip([0, *(row[0] for row in BATTERY)], BATTERY, strict=False):
+        cells = {
+            key: means for key, means in found.items() if low < key[1] * key[2] / classes[key[0]] <= high
+        }
+        for name, lost in {"ReverseKNN": votes, "PreconditionedGradients": gradients}.items():
+            each = [means["none"] - means[name] for means in cells.values() if name in means]
+            assert lost == pytest.approx(100 * statistics.median(each), abs=0.06)
+        doubled = [
+            found[part, n, 2 * epsilon]["recommended"] - means["recommended"]
+            for (part, n, epsilon), means in cells.items()
+            if (part, n, 2 * epsilon) in found
+        ]
+        assert rise == pytest.approx(100 * statistics.median(doubled), abs=0.5)  # of rules that may change
+    regrets = [missed for means in found.values() if (missed := regret(means)) is not None]
+    assert pytest.approx(100 * statistics.mean(regrets), abs=0.5) == REGRET

@@ -21,7 +21,7 @@ PUBLIC = {"label_baseline", "test_baseline", "test_examples"}  # of public label
 LEARNT = {"val_accuracy", "test_accuracy"} | {
     f"{name}_test_accuracy" for name in ("student", "head", "ensemble")
 }
-LEARNT |= {"test_balanced_accuracy", "test_recall"}
+LEARNT |= {"test_balanced_accuracy", "test_recall", "test_calibration_error", "test_reliability"}
 LEARNT_PICTURES = {"confusion", "tested", "tested_images", "tested_texts"}
 OF_ITS_OWN = {"seconds", "ledger_head", "run_id", "run", "time", "head"}
 #: Of metrics.csv.
@@ -205,9 +205,7 @@ def masked_text(text):
     text = re.sub(r"\d+:\d\d(:\d\d)?", "#", re.sub(r"\d+\.\d+", "#", text))
     text = re.sub(r"(answered\W+)\d+", r"\1#", text)
     text = " ".join(re.sub(r"[^\w#/:=.,'`()<>%-]+", " ", text).split())
-    return re.sub(
-        r" low accuracy .*?(released: head|votes|charged|for it)", "", text
-    )  # follows from accuracy
+    return re.sub(r" low accuracy .*?(released: head|measured|for it)", "", text)  # follows from accuracy
 
 
 def without(value, names):
