@@ -50,7 +50,7 @@ def test_the_page_needs_no_network_and_shows_the_promise_and_every_query(run):
     assert text.count('<img src="data:image/png') == queried + wrong
     assert queried == 2 * QUERIES
     assert "cat" in text
-    assert text.count("<svg") == 2  # attacker, growth
+    assert text.count("<svg") == 3  # attacker, growth, reliability
 
 
 def shown(one):
