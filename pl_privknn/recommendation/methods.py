@@ -30,7 +30,8 @@ def methods_on(
     """Recommend the methods of a comparison: the recommended run, the other teacher and NoisySGD.
 
     Student, data and training are those of the recommendation at the middle ε, whose features all methods share. Only
-    public data are read. Without public examples the recommended class sums and NoisySGD are compared. Where the
+    public data are read. Without public examples the recommended class sums and NoisySGD are compared; where the run
+    pays for public rows, released gradients and class sums, whose noise is Gaussian as that of the rows. Where the
     classes of all public examples are known, a student on them shows what is reached without privacy.
 
     Args:
@@ -60,11 +61,20 @@ def methods_on(
             "--data, which releases the accuracy on a hold-out"
         )
     sizes, public, methods = found.sizes, found.data.has_public, {}
-    for teacher in TEACHERS if public else [found.setting.teacher]:
+    paid = found.data.pays_for_public
+    teachers = [*TEACHERS] if public else [found.setting.teacher]
+    if paid:
+        teachers = [found.setting.teacher, "SufficientStatistics"]
+    for teacher in teachers:
         name, title = _METHODS[teacher]
         recommended = teacher == found.setting.teacher
-        setting = found.setting if recommended else sizes.rule(teacher)
-        labeling = (parts_of(setting, sizes).sections() if public else found.config)["labeling"]
+        labeling = found.config["labeling"]
+        if paid and not recommended:
+            labeler = {**labeling["labeler"], "class_path": teacher}
+            labeling = {**labeling, "labeler": labeler}
+        elif public and not paid:
+            setting = found.setting if recommended else sizes.rule(teacher)
+            labeling = parts_of(setting, sizes).sections()["labeling"]
         clusters = {
             epsilon: {"labeling.queries_per_round": replace(sizes, epsilon=epsilon).clusters}
             for epsilon in epsilons
@@ -75,7 +85,7 @@ def methods_on(
             "at": clusters if "queries_per_round" in labeling else {},
         }
     features = found.config["labeling"]["features"]
-    if public:
+    if public and not paid:
         features = parts_of(sizes.rule("PreconditionedGradients"), sizes).sections()["labeling"]["features"]
     baseline = {
         "extractor": features[0],
@@ -86,14 +96,15 @@ def methods_on(
         "expected_batch_size": max(1, records // 10),
         "max_grad_norm": 0.25,
     }
-    methods["noisy_sgd"] = {
-        "title": "NoisySGD, linear",
-        "set": {
-            "model": {"class_path": "NoisySGD", "init_args": baseline},
-            "trainer.max_epochs": 10,
-            "trainer.log_every_n_steps": 1,
-        },
-    }
+    if not paid:  # it pays for no rows
+        methods["noisy_sgd"] = {
+            "title": "NoisySGD, linear",
+            "set": {
+                "model": {"class_path": "NoisySGD", "init_args": baseline},
+                "trainer.max_epochs": 10,
+                "trainer.log_every_n_steps": 1,
+            },
+        }
     truth = found.data.public.truth if public else None
     if truth is not None and bool((truth >= 0).all()):
         methods["supervised"] = {

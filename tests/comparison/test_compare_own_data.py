@@ -40,6 +40,17 @@ def test_a_dry_run_states_the_plan_and_epsilon_of_all_runs_together(data, capsys
     assert "missing  supervised ε=inf seed 0" in capsys.readouterr().out
 
 
+def test_where_the_run_pays_for_public_rows_teachers_of_gaussian_noise_are_compared(data, capsys):
+    rows = [[place, place % 7, "ab"[place % 2]] for place in range(240)]
+    for name, some in {"claims": rows[:200], "late": rows[200:]}.items():
+        with (data.parent / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["age", "visits", "label"], *some])
+    words = ["compare", "--data", "claims.csv", "--test", "late.csv", "--label", "label", "--epsilon", "1"]
+    assert main([*words, "--private-records", "200", "--dry-run"]) == 0
+    found = {line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("missing")}
+    assert found == {"released_gradients", "class_sums"}
+
+
 @pytest.mark.long
 def test_all_methods_run_and_their_table_is_written(data, capsys):
     words = ["compare", "--data", "own", "--epsilon", "8", "--private-records", "200", "--workers", "0"]
