@@ -320,7 +320,16 @@ class Selector(HasInitArguments, abc.ABC):
 
 
 class RandomSelection(Selector):
-    """Selector of examples never asked about, at random; fewer than ``count`` where fewer are left."""
+    """Selector of examples never asked about, at random; fewer than ``count`` where fewer are left.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.callbacks.selection import PublicPool, RandomSelection
+        >>> asked = torch.tensor([True, False, True, False])
+        >>> pool = PublicPool(torch.full((4,), -1), asked, features=lambda: torch.rand(4, 2))
+        >>> sorted(RandomSelection()(pool, 3, torch.Generator()).examples.tolist())
+        [1, 3]
+    """
 
     def __call__(self, pool: PublicPool, count: int, generator: torch.Generator) -> Selection:
         """Draw queries from the examples never asked about."""
