@@ -575,7 +575,7 @@ def test_balanced_accuracy_is_refused_where_no_teacher_serves_it(table, tmp_path
         if asked[-1] == "none":
             Path("own/public_embeddings.npy").unlink()
         assert main([*words, *asked]) == 2
-        assert "metric='balanced_accuracy'" in capsys.readouterr().err
+        assert "--metric 'balanced_accuracy'" in capsys.readouterr().err
     attribute_tables(Path("several"), {"private_": 800, "public_": 150, "test_": 200})
     assert main([*words[:2], "several", *words[3:]]) == 2
     assert "classes instead of attributes" in capsys.readouterr().err
