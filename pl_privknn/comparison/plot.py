@@ -70,6 +70,8 @@ def figure_of(results: Sequence[Result], title: str) -> Figure:
         method for method, _ in guarantees(cells)
     }:
         ticks[beyond] = "no\nprivacy"
+    if len(ticks) == 1:  # the runs' own ε differ by little, which would fill the axis
+        axes.set_xlim(targets[0] / 2, targets[0] * 2)
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
     axes.set_xticks([], minor=True)
     axes.set_xlabel(f"ε at {terms(results)}" if terms(results) else "ε", fontsize=9)

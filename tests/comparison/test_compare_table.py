@@ -107,6 +107,8 @@ def test_one_seed_has_bars_over_test_examples_and_each_of_many_methods_its_own_c
     halves = [np.diff(segment[:, 1])[0] / 2 for segment in container.lines[2][0].get_segments()]
     assert halves == pytest.approx([1.96 * math.sqrt(0.9 * 0.1 / 400)] * 2, rel=0.03)
     assert figure.get_supxlabel().endswith("bars are 95 % intervals over test examples.")
+    alone = figure_of(counted[:1], "one ε").axes[0]
+    assert alone.get_xlim() == (0.5, 2)
     assert "| A | **0.900 ± 0.030** | **0.900 ± 0.030** |" in markdown_table(counted)
 
 
