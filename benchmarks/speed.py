@@ -440,7 +440,7 @@ def _ratio(found: dict[str, Any]) -> str:
     """Text of a ratio with its range, and the seconds and memory of a command."""
     if "ratio" not in found:
         return f"{found['peak_gb']:.2f} GB; {found['seconds']:.0f} s"
-    between = f" ({found['ratio_min']:.2f} to {found['ratio_max']:.2f})" if "ratio_min" in found else ""
+    between = f" ({found['ratio_min']:.2f}–{found['ratio_max']:.2f})" if "ratio_min" in found else ""
     clock = f"; {found['ratio_on_the_clock']:.2f} on the clock" if "ratio_on_the_clock" in found else ""
     seconds = f"; {found['seconds']:.2f} s" if "seconds" in found else ""
     memory = f"; {found['peak_gb']:.2f} GB" if "peak_gb" in found else ""
