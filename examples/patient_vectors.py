@@ -19,6 +19,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from pl_privknn import HOG, TextDataModule, recommend
+from pl_privknn.export import export_run
 
 FOLDER = Path("data/patients")
 EPSILON = 4.0
@@ -62,3 +63,9 @@ trainer.fit(student, data)
 accuracy = trainer.test(student, data, verbose=False)[0]["test/accuracy"]
 epsilon, unit = labeling.epsilon, labeling.budget.unit
 print(f"ε = {epsilon:.3f} for a {unit}: test accuracy of the student {accuracy:.3f}")
+
+# %% [markdown]
+# The model is one file that needs torch alone, beside its privacy card.
+
+# %%
+print(export_run(labeling.run_dir, labeling.run_dir / "export"))

@@ -28,7 +28,6 @@ SCRIPTS = {
     "table_without_public_data": (1.0, 0.8),  # the larger class has 0.63
     "own_lightning_module": (2.0, 0.5),
     "news_classification": (1.0, 0.9),  # 0.95 ± 0.01 over ten splits; the largest topic has 0.23
-    "patient_vectors": (4.0, 0.8),  # four classes
     "retrieval": (3.91, 0.9),  # the largest topic has 0.23
 }
 
@@ -37,7 +36,6 @@ SCRIPTS = {
     *(
         "own_photographs",
         "news_classification",
-        "patient_vectors",
         "retrieval",
     )
 )
@@ -48,7 +46,6 @@ def test_scripts_train_at_the_stated_cost(run, capsys, name):
     assert scope["accuracy"] > floor
     if (GALLERY / f"{name}.py").exists():
         assert "test accuracy" in capsys.readouterr().out
-    assert scope.get("unit", "record") == ("person" if name == "patient_vectors" else "record")
 
 
 def test_write_your_own_labeler(run):

@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -36,6 +39,37 @@ def without_package(folder):
     command = [python, "-c", "import pl_privknn"]
     assert subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode == 1
     return str(folder / "bin")
+
+
+ALONE = """
+import json, sys
+import numpy, torch
+files = {"model.json": ""}
+model = torch.export.load(sys.argv[1], extra_files=files).module()
+names = json.loads(files["model.json"])["classes"]
+for row in torch.from_numpy(numpy.load(sys.argv[2])):
+    print(names[int(model(row[None])[0].argmax())])
+"""
+
+
+def classes_alone(model, inputs, folder):
+    """Classes of inputs, an array, by an exported file in a process that can't import this package."""
+    np.save(folder / "inputs.npy", inputs)
+    python = Path(without_package(folder)) / "python"
+    command = [python, "-c", ALONE, model, "inputs.npy"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def digits_of_test():
+    """Images of the digits for a test, uint8 ``(n, 1, 20, 20)``, and their classes."""
+    part = DigitsDataModule().load_test()
+    return part.store.read(torch.arange(60)).numpy(), list(map(str, part.labels[:60].tolist()))
+
+
+def share(found, wanted):
+    """Share of equal entries."""
+    return sum(map(str.__eq__, found, wanted)) / len(wanted)
 
 
 def walk(script, folder, *words, first=()):
@@ -107,6 +141,9 @@ def test_a_teacher_of_ones_own_runs_from_the_shell(tmp_path):
     assert summary["labeler"] == "NearestCentroid"
     assert 0.5 < summary["epsilon"] <= 1
     assert summary["test_accuracy"] > 0.6  # ten classes: chance is 0.1
+    images, classes = digits_of_test()
+    found = classes_alone("runs/own_teacher/export/model.pt2", images, tmp_path)
+    assert share(found, classes) > 0.5
 
 
 def draw_photographs(folder, parts):
@@ -139,11 +176,11 @@ def test_photographs_are_predicted_by_the_exported_file_without_this_package(tmp
 @pytest.mark.long
 def test_without_public_data_photographs_are_predicted_by_the_exported_file(tmp_path):
     draw_photographs(tmp_path / "photos", {"private": 150, "test": 10})
-    printed = walk("no_public_data.sh", tmp_path, "photos", "300")
+    printed = walk("no_public_data.sh", tmp_path, "photos", "300", first=[without_package(tmp_path)])
     assert "Unlabelled public examples of the same kind" in printed
     summary = json.loads((tmp_path / "runs/no_public/summary.json").read_text(encoding="utf-8"))
     assert summary["epsilon"] <= 1
-    rows = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()[1:]]
+    rows = [line.split() for line in (tmp_path / "alone.txt").read_text().splitlines()]
     assert sum(Path(row[0]).parent.name == row[1] for row in rows) >= 0.8 * len(rows)
 
 
@@ -159,8 +196,8 @@ def test_a_table_of_tickets_is_predicted_by_the_exported_file_without_this_packa
 
     def ticket(topic):
         return " ".join(
-            ["please", *draw.choice(topics[topic].split(), 3), "since", str(draw.integers(10**6))]
-        )
+            ["please", *draw.choice(topics[topic].split(), 2)]
+        )  # 16 texts a topic: many rows are equal
 
     rows = [f"{ticket(names[i % 3])},{names[i % 3]},customer {i // 2}\n" for i in range(1200)]
     (tmp_path / "tickets.csv").write_text("body,topic,customer\n" + "".join(rows), encoding="utf-8")
@@ -177,7 +214,8 @@ def test_a_table_of_tickets_is_predicted_by_the_exported_file_without_this_packa
 
 
 @pytest.mark.long
-def test_a_module_of_ones_own_is_exported_with_the_names_of_its_classes(tmp_path):
+def test_a_student_of_ones_own_is_trained_twice_with_wandb_and_exported(tmp_path):
+    pytest.importorskip("wandb")
     draw, at = np.random.default_rng(0), np.mgrid[:16, :16] - 7.5
     beams = np.abs(at) < 1.2
     shapes = np.abs(np.hypot(*at) - 5) < 1.2, beams[0] | beams[1], beams[0]
@@ -189,15 +227,86 @@ def test_a_module_of_ones_own_is_exported_with_the_names_of_its_classes(tmp_path
         np.save(tmp_path / f"shapes/{part}_images.npy", images.astype(np.uint8))
         if part != "public":
             np.save(tmp_path / f"shapes/{part}_labels.npy", labels)
-    path = tmp_path / walk("own_module.py", tmp_path, "shapes", "300").split()[-1]
-    images = np.load(tmp_path / "shapes/test_images.npy")
-    code = (
-        "import json, numpy, torch; files = {'model.json': ''}\n"
-        f"model = torch.export.load('{path}', extra_files=files).module()\n"
-        "found = model(torch.from_numpy(numpy.load('shapes/test_images.npy'))[:, None]).argmax(1)\n"
-        "print(*(json.loads(files['model.json'])['classes'][place] for place in found))"
+    code = (JOURNEYS / "own_module.py").read_text(encoding="utf-8")
+    logger = 'logger=WandbLogger(project="shapes", offline=True)'
+    code = code.replace('default_root_dir="runs/own_module"', logger)
+    (tmp_path / "student.py").write_text(f"from pytorch_lightning.loggers import WandbLogger\n{code}")
+    paths = [
+        tmp_path / walk(tmp_path / "student.py", tmp_path, "shapes", "300").split()[-1] for _ in range(2)
+    ]
+    runs = [path.parents[1] for path in paths]
+    assert len(set(runs)) == 2
+    assert not (tmp_path / "run.sqlite").exists()
+    first, second = (json.loads((run / "summary.json").read_text()) for run in runs)
+    assert second["earlier_runs"] == 1
+    assert first["epsilon"] < second["epsilon_together"] < 2 * first["epsilon"]
+    images = np.load(tmp_path / "shapes/test_images.npy")[:, None]
+    assert share(classes_alone(paths[1], images, tmp_path), ["circle", "cross", "line"] * 10) >= 0.8
+
+
+@pytest.mark.long
+def test_a_notebook_of_vectors_of_persons_makes_a_file_that_predicts_without_this_package(tmp_path):
+    pytest.importorskip("jupytext")
+    notebook = tmp_path / "vectors.ipynb"
+    script = GUIDES.parents[1] / "examples" / "patient_vectors.py"
+    command = [
+        sys.executable,
+        "-m",
+        "jupytext",
+        "--quiet",
+        "--set-kernel",
+        "python3",
+        "--execute",
+        "--to",
+        "ipynb",
+    ]
+    subprocess.run([*command, "--output", notebook, script], cwd=tmp_path, check=True)
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    printed = "".join(
+        line for cell in cells for one in cell.get("outputs", []) for line in one.get("text", [])
     )
-    python = Path(without_package(tmp_path)) / "python"
-    said = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    names = ["circle", "cross", "line"] * 10
-    assert sum(map(str.__eq__, said.stdout.split(), names)) >= 0.8 * len(images)
+    epsilon, unit = re.search(r"ε = ([\d.]+) for a (\w+)", printed).groups()
+    assert 3.88 < float(epsilon) <= 4.0
+    assert unit == "person"
+    table = pyarrow.parquet.read_table(tmp_path / "data/patients/test.parquet")
+    rows = np.array(table["embedding"].to_pylist(), dtype=np.float32)
+    found = classes_alone(printed.split()[-1], rows, tmp_path)
+    assert share(found, table["diagnosis"].to_pylist()) > 0.8
+
+
+COMPARISON = """
+config:
+  data: {class_path: DigitsDataModule, init_args: {batch_size: 32}}
+  model: {class_path: SupervisedStudent, init_args: {network: small_cnn}}
+  trainer: {max_epochs: 12}
+  labeling: {features: {class_path: HOG}, queries_per_round: 40, selection: ClusterSelection}
+budget: {delta: 1.0e-4}
+seeds: [0]
+epsilons: [4, 8]
+methods:
+  votes: {set: {labeling.labeler: {class_path: ReverseKNN}}}
+"""
+
+
+@pytest.mark.long
+def test_a_comparison_is_interrupted_and_continued_and_its_run_predicts_without_this_package(tmp_path):
+    (tmp_path / "small.yaml").write_text(COMPARISON, encoding="utf-8")
+    command = [Path(sys.executable).parent / "privknn", "compare", "small.yaml"]
+    runs = tmp_path / "runs/compare/small/votes"
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as comparing:
+        while not (runs / "eps_4/seed_0/summary.json").exists():
+            assert comparing.poll() is None, comparing.stderr.read()
+            time.sleep(0.1)
+        comparing.send_signal(signal.SIGINT)
+        said = comparing.communicate()[1]
+    assert comparing.returncode == 130
+    assert "the same command continues where it stopped" in said
+    before = (runs / "eps_4/seed_0/run.sqlite").stat().st_mtime
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert (runs / "eps_4/seed_0/run.sqlite").stat().st_mtime == before
+    assert "partial" not in (tmp_path / "runs/compare/small/table.md").read_text(encoding="utf-8")
+    subprocess.run(
+        [command[0], "export", runs / "eps_8/seed_0", "--output", "model"], cwd=tmp_path, check=True
+    )
+    images, classes = digits_of_test()
+    assert share(classes_alone("model/model.pt2", images, tmp_path), classes) > 0.6

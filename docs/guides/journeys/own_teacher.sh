@@ -19,3 +19,4 @@ from pl_privknn.testing import check_labeler
 print(check_labeler(NearestCentroid()))"
 privknn fit --config own_teacher.yaml --run_dir runs/own_teacher
 privknn audit runs/own_teacher/summary.json runs/own_teacher/run.sqlite
+privknn export runs/own_teacher
