@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -44,7 +45,7 @@ from pl_privknn.privacy.card import accuracy_text, holdout_text, recall_text
 from pl_privknn.privacy.earlier_runs import together, together_in_words
 from pl_privknn.privacy.files import write_durably, write_json
 from pl_privknn.privacy.redaction import private_seconds
-from pl_privknn.privacy.verify import COLUMNS, CONFIG
+from pl_privknn.privacy.verify import CHECKPOINT, COLUMNS, CONFIG
 from pl_privknn.students.losses import TASKS
 
 _ORIGIN = "# Written by a run that Python started."
@@ -193,6 +194,8 @@ class RunReport(pl.Callback):
         with errors_as_warnings("ε of earlier runs on these records"):
             self.summary |= together(self.run_dir)
         self._finish(trainer, "val")
+        with errors_as_warnings("the checkpoint in the run's folder"):
+            self._keep_checkpoint(trainer)
         with errors_as_warnings("the log of the queries"):
             log_queries(trainer, self.run_dir)
 
@@ -206,9 +209,7 @@ class RunReport(pl.Callback):
             or spender is None
         ):
             return
-        callback = trainer.checkpoint_callback
-        saved = [getattr(callback, name, "") for name in ("last_model_path", "best_model_path")]
-        place = next(filter(None, saved), None)
+        place = _saved_checkpoint(trainer)
         again = f"run_dir={str(spender.run_dir)!r}" if place is None else f"ckpt_path={str(place)!r}"
         how = "the same trainer.fit" if place else "the same settings"
         print(
@@ -291,6 +292,15 @@ class RunReport(pl.Callback):
                 self._tested.reliability[self.summary.get("released", "student")]
             )
         self._finish(trainer, "test")
+
+    def _keep_checkpoint(self, trainer: pl.Trainer) -> None:
+        """Copy the checkpoint into the run's folder, which commands read, where the trainer has put it elsewhere."""
+        assert self.run_dir is not None
+        place, target = _saved_checkpoint(trainer), self.run_dir / CHECKPOINT
+        kept = any(True for folder in (target.parent, self.run_dir) for _ in folder.glob("*.ckpt"))
+        if place is not None and not kept and Path(place).is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place, target)
 
     def _confusion(self) -> Tensor | None:
         """Confusion matrix of the released model on the test set, where there is one."""
@@ -413,6 +423,13 @@ class RunReport(pl.Callback):
         assert self.path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, self.summary)
+
+
+def _saved_checkpoint(trainer: pl.Trainer) -> str | None:
+    """Path of the checkpoint that the trainer saved last, or as the best."""
+    callback = trainer.checkpoint_callback
+    saved = (getattr(callback, name, "") for name in ("last_model_path", "best_model_path"))
+    return next(filter(None, saved), None)
 
 
 def add_run_report(trainer: Any) -> None:

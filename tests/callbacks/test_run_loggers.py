@@ -129,9 +129,11 @@ def test_two_runs_of_a_script_have_folders_of_their_own(name, tmp_path, monkeypa
         teacher = ReverseKNN(noise=Laplace(scale=5.0), noise_source=SeededNoise(1))
         labeling = PrivateLabeler(teacher, queries_per_round=queries, features=torch.nn.Flatten())
         student = small_student(CLASSES, SIDE)
-        quiet_trainer(None, logger=make(), callbacks=[labeling]).fit(student, data)
+        quiet_trainer(None, logger=make(), callbacks=[labeling], enable_checkpointing=True).fit(student, data)
         folders.append(str(Path(labeling.run_dir).resolve().relative_to(tmp_path)))
         wandb.finish()
     assert folders == [f"{wanted}0", f"{wanted}1"]
     assert all((tmp_path / folder / "summary.json").is_file() for folder in folders)
-    assert {path.name for path in tmp_path.iterdir()} <= {"runs", "logs", "wandb"}
+    assert all(len(list((tmp_path / folder).glob("checkpoints/*.ckpt"))) == 1 for folder in folders)
+    # The trainer's own checkpoints are in the folder of W&B's project, those of other loggers beside the runs.
+    assert {path.name for path in tmp_path.iterdir()} <= {"runs", "logs", "wandb", "p", "None", "checkpoints"}
