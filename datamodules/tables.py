@@ -254,13 +254,13 @@ class TableDataModule(LabeledTables):
 
     Example:
         >>> import pyarrow
-        >>> table = pyarrow.table({"age": [31, 60, None], "region": ["north", "south", "south"], "label": [0, 1, 1]})
+        >>> table = pyarrow.table({"age": [30, 60, None], "region": ["north", "south", "south"], "label": [0, 1, 1]})
         >>> data = TableDataModule(
         ...     private=table, public=table.drop(["label"]), classes=["0", "1"], numeric={"age": (0, 120)}
         ... )
         >>> data.setup("fit")
         >>> data.private.images().tolist()
-        [[0.2583333253860474, 1.0], [0.5, 0.0], [-1.0, 0.0]]
+        [[0.25, 1.0], [0.5, 0.0], [-1.0, 0.0]]
     """
 
     leaves_out: ClassVar[str] = "without any cell, without a label or a person"

@@ -262,6 +262,12 @@ class Pixels(Extractor):
     Args:
         normalize: scale each vector to unit length, by itself.
         transform_sqrt: take the square root of each pixel first; images must not be negative.
+
+    Example:
+        >>> import torch
+        >>> from pl_privknn.features import Pixels
+        >>> Pixels()(torch.rand(3, 1, 8, 8)).shape
+        torch.Size([3, 64])
     """
 
     def __init__(self, normalize: bool = False, transform_sqrt: bool = False) -> None:
