@@ -511,7 +511,7 @@ def figure() -> Any:
     """Figure of the regret of each row against n ε / C."""
     from matplotlib import pyplot
 
-    drawn, axis = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
+    drawn, axis = pyplot.subplots(figsize=(9, 4.8), layout="constrained")
     classes = {part: entry["results"]["classes"] for part, entry in entries("recipes").items()}
     for (name, data), marker in zip(SETS.items(), itertools.cycle("os^Ds*vPX<>ph")):
         cases = [
@@ -524,7 +524,9 @@ def figure() -> Any:
     axis.axhline(0, color="0.6", linewidth=0.8)
     axis.axvline(RULES["images"].ratio, color="0.6", linestyle=":")
     axis.set_xscale("log")
-    axis.set_xlabel("private records · ε / classes (dotted: from votes to gradients)")
+    axis.set_xlabel(
+        "private records · ε / classes (dotted: from votes to gradients, up to 10 classes of images)"
+    )
     axis.set_ylabel("best by hand − recommended")
     drawn.legend(fontsize=9, loc="outside right upper")
     return drawn
