@@ -179,9 +179,9 @@ def curator_table() -> str:
 
 # -- the papers' printed rows --------------------------------------------------------------------------------------
 
-#: The starts of papers' names, which are the names of their tables. The page states those
-#: of reverse kNN and Ind-KNN in a sentence each.
-PAPERS = ("Private-kNN", "Guided PATE")
+#: The starts of papers' names, which are the names of their tables. The page states
+#: those of the other papers in a sentence each.
+PAPERS = ("Private-kNN",)
 #: Variants of PATE, of which the paper on Private-kNN prints a data-dependent ε.
 _BASELINES = ("LNMax", "GNMax")
 
