@@ -71,12 +71,9 @@ def distribution(release):
         return pld.from_laplace_mechanism(release["scale"] / release["l1_sensitivity"], **sampled)
     if kind == "gaussian_dp_stream":
         return pld.from_gaussian_mechanism(1 / release["mu"], **grid)
-    if kind == "pure_dp" and release["sampling_rate"] == 1:
-        return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(release["epsilon"]), **grid)
-    if kind == "exposure":
-        return pld.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(0.0, release["delta"]), **grid
-        )
+    if kind == "exposure" or (kind == "pure_dp" and release["sampling_rate"] == 1):
+        cost = common.DifferentialPrivacyParameters(release.get("epsilon", 0.0), release.get("delta", 0.0))
+        return pld.from_privacy_parameters(cost, **grid)
     if kind == "noisy_screening":
         return screening(release)
     raise SystemExit(f"{kind}: dp_accounting has no such release; privknn audit recomputes its ε")
