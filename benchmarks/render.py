@@ -24,6 +24,7 @@ from benchmarks import (
     recipes,
     scale,
     speed,
+    tables,
 )
 from benchmarks.record import (
     DOCS,
@@ -247,6 +248,7 @@ TABLES: list[tuple[str, str, Callable[[], str]]] = [
     ("docs/results/accuracy.md", "comparisons", dated(compared, *(n for n in names() if n.startswith("compare_")))),
     ("docs/results/accuracy.md", "private training", dated(private_training.table, "private_training")),
     ("docs/results/accuracy.md", "curator", dated(curator_table, *_CURATOR)),
+    ("docs/methods/public_rows.md", "tables", dated(tables.table, "tables")),
     ("docs/guides/recommendation.md", "recipes", dated(recipes.table, "recipes")),
     ("docs/results/attacks.md", "attacks", dated(attacks.table, "attacks")),
     ("docs/results/attacks.md", "membership", dated(membership.table, "membership")),
