@@ -15,8 +15,7 @@ import pytorch_lightning as pl
 import torch
 from sklearn.datasets import load_breast_cancer
 
-from pl_privknn import recommend
-from pl_privknn.datamodules import TableDataModule
+from pl_privknn import TableDataModule, recommend
 
 pl.seed_everything(0)
 source = load_breast_cancer()
