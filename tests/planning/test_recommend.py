@@ -160,7 +160,7 @@ def test_what_is_for_classes_alone_is_refused_for_attributes(tmp_path, monkeypat
     for asked, said in (
         (
             ["init", *words, "--teacher", "ReverseKNN"],
-            "teacher='ReverseKNN': recommend takes released gradients",
+            "--teacher 'ReverseKNN': recommend takes released gradients",
         ),
         (["compare", *words, "--output", "made"], "labels are attributes"),
     ):
