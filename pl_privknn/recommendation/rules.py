@@ -70,6 +70,9 @@ RULES = {
 }
 #: Most classes of images that have a rule of their own.
 FEW = 15
+# Above so many classes widths go by n ε times their share, since the noise of each class is the same (62 and 100
+# classes at n ε of 7,000: 60 and 30 components are best).
+_MOST_CLASSES = 40
 #: Kinds of public examples, relative to private ones.
 KINDS = ("same", "other")
 #: What the choice of a teacher goes by; the second where rare classes count as much as large ones.
@@ -188,7 +191,8 @@ class Sizes:
         if teacher is None:
             votes = self.ratio <= self.crossing and self.public_kind == "same" and self.task == "multiclass"
             teacher = "ReverseKNN" if votes else "PreconditionedGradients"
-        place = sum(self.private_records * self.epsilon > most for _, most in self._widths(teacher))
+        signal = self.private_records * self.epsilon * min(1.0, _MOST_CLASSES / self.num_classes)
+        place = sum(signal > most for _, most in self._widths(teacher))
         settings = self.settings(teacher)
         return settings[min(place, len(settings) - 1)]
 

@@ -74,6 +74,7 @@ def test_a_validation_set_stands_in_for_private_records(tmp_path):
         (2000, 1.0, 9, "PreconditionedGradients", 100, "images"),
         (3500, 1.0, 62, "PreconditionedGradients", 30, "images"),
         (3500, 2.0, 62, "PreconditionedGradients", 60, "images"),
+        (3500, 2.0, 100, "PreconditionedGradients", 30, "images"),
         (1400, 0.5, 5, "ReverseKNN", 16, "vectors"),
         (1000, 0.5, 37, "ReverseKNN", 16, "vectors"),
         (3000, 0.5, 37, "PreconditionedGradients", 30, "vectors"),
