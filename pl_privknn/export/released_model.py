@@ -114,6 +114,12 @@ class ReleasedModel:
             (names in the order of the probabilities), ``epsilon``, ``delta``, ``unit`` and ``guarantee``.
         tokenizer: the text of ``tokenizer.json``; empty unless inputs are texts.
         inner: the model on the examples of the run's data module; None for a file.
+
+    Example:
+        >>> import torch
+        >>> released = ReleasedModel(torch.nn.Softmax(dim=1), {"input": "vectors", "shape": [2]})
+        >>> released.files()
+        {'model.json': '{"input": "vectors", "shape": [2]}'}
     """
 
     model: Callable[[torch.Tensor], torch.Tensor]
