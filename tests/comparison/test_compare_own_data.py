@@ -69,7 +69,7 @@ def test_all_methods_run_and_their_table_is_written(data, capsys):
         ("--data own --epsilon -1 --private-records 200", "--epsilon=-1"),
         ("--data own --epsilon 1 --private-records 3", "--private-records=3"),
         ("--data nowhere --epsilon 1 --private-records 200", "nowhere"),
-        ("--data own --epsilon 1 --private-records 200 --delta 2", "delta=2"),
+        ("--data own --epsilon 1 --private-records 200 --delta 2", "--delta 2"),
         ("--epsilon 1", "nothing to compare"),
         ("", "--data PATH or --render DIR"),
     ],
