@@ -9,7 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
+
+from pl_privknn.privacy.public_rows import likeliest_shapes
 
 #: What a cell that is not empty can be; each is one of them. A mark, as NA, may stand for a missing cell.
 CELLS = (
@@ -29,6 +32,7 @@ STATED: dict[str, tuple[str, bool | None, bool | None]] = {
     "month first": ("date", None, True),
 }
 _DECIDED = 0.9  # share of a column's cells that decide its kind
+_SEEN = 4.0  # standard deviations of their noise from which on cells are missing
 _MARKS = {
     *["na", "n/a", "#n/a", "nan", "null", "none", "nil", "?", "-", "--", ".", "–", "missing", "unknown"]
 }
@@ -166,15 +170,11 @@ def _is_list(text: str) -> bool:
     return (text[0] == "[" or len(parts) > 1) and all(map(_POINT.fullmatch, parts))
 
 
-def kind_of_counts(
-    counts: Sequence[float] | NDArray[Any], decided: float = _DECIDED, margin: float = 0.0
-) -> tuple[str, bool, bool | None]:
+def kind_of_counts(counts: Sequence[float] | NDArray[Any]) -> tuple[str, bool, bool | None]:
     """Kind of a column, whether its numbers have a decimal comma, and whether its dates have their months first.
 
     Args:
-        counts: cells of each of :data:`CELLS`, perhaps with noise.
-        decided: share of the cells that decides.
-        margin: by which decimal commas exceed points, and months the days that come first.
+        counts: cells of each of :data:`CELLS`.
 
     Returns:
         The kind, or ``"list"``; the order of dates is None where no cell tells it.
@@ -183,13 +183,36 @@ def kind_of_counts(
     total = max(1.0, sum(of.values()) - of["mark"])
     numbers = of["code"] + of["number"] + max(of["decimal point"], of["decimal comma"])
     ordered = of["day first"], of["month first"]
-    month_first = None if ordered[0] == ordered[1] else ordered[1] > ordered[0] + margin
-    if of["list"] >= decided * total:
+    month_first = None if ordered[0] == ordered[1] else ordered[1] > ordered[0]
+    if of["list"] >= _DECIDED * total:
         return "list", False, None
-    if of["flag"] >= decided * total:
+    if of["flag"] >= _DECIDED * total:
         return "flag", False, None
-    if numbers >= decided * total and of["code"] < (1 - decided) * total:
-        return "number", of["decimal comma"] > of["decimal point"] + margin, None
-    if of["date"] + sum(ordered) + of["day or month first"] >= decided * total:
+    if numbers >= _DECIDED * total and of["code"] < (1 - _DECIDED) * total:
+        return "number", of["decimal comma"] > of["decimal point"], None
+    if of["date"] + sum(ordered) + of["day or month first"] >= _DECIDED * total:
         return "date", False, month_first
     return "category", False, None
+
+
+def kinds_of_noisy_counts(
+    counts: Sequence[Sequence[float]], sigma: float
+) -> list[tuple[str, bool, bool | None]]:
+    """Kind of each column by noisy counts, as of :func:`kind_of_counts`.
+
+    The likeliest of these: the cells of a column are one of :data:`CELLS`, or, where noise is small, two of them in
+    parts of 4:1 or 1:1. The other columns tell how frequent each is.
+
+    Args:
+        counts: of each column the cells of each of :data:`CELLS`, and the empty ones.
+        sigma: standard deviation of the noise of each count.
+    """
+    of = np.array(counts, dtype=float)
+    rows, missing = max(1.0, float(of.sum(axis=1).mean())), of[:, 0] + of[:, -1]
+    records = (rows - np.where(missing > _SEEN * sigma, missing, 0.0)).clip(1.0, rows)
+    shapes = one = np.eye(len(CELLS) - 1)
+    if 0.2 * rows > _SEEN * sigma:  # a fifth of the records stands out of the noise
+        mixed = [part * a + (1 - part) * b for part in (0.8, 0.5) for a in one for b in one if a is not b]
+        shapes = np.concatenate([one, np.stack(mixed)])
+    found = shapes[likeliest_shapes(of[:, 1:-1], records, shapes, sigma)]
+    return [kind_of_counts([0.0, *shares * 100]) for shares in found]

@@ -18,7 +18,7 @@ from pl_privknn import _lightning as pl
 from pl_privknn._checks import InputError
 from pl_privknn.config import as_group
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC, UNKNOWN, OwnDataModule, check_unlike
-from pl_privknn.datamodules.cells import kind_of_counts
+from pl_privknn.datamodules.cells import kinds_of_noisy_counts
 from pl_privknn.datamodules.columns import TABLES, Columns, entries, word_of
 from pl_privknn.datamodules.datasets import (
     ImageStore,
@@ -50,8 +50,6 @@ KINDS_ARE_PUBLIC = (
 )
 #: File of a run's folder: drawn public rows, as a table.
 PUBLIC_ROWS = "public_rows.csv"
-# Of noisy counts of cells, the share that decides a kind, and standard deviations of their noise.
-_DECIDED, _MARGIN = 0.6, 3.0
 _MOST_FOUND = 1000  # classes that may be found in a private column
 
 
@@ -350,15 +348,16 @@ class TableDataModule(LabeledTables):
         if "values" not in released:
             return found
         assert self.names is not None
-        margin = _MARGIN * self.names.mechanisms(budget)["kinds"].sigma if self.names.columns else 0.0
         values = {
             name: sorted(counts, key=lambda value: (-counts[value], value))
             for name, counts in released["values"].items()
         }
         numeric = dict[str, Any]()
         categorical = {name: values[name] for name in values.keys() & self.categorical.keys()}
-        for name, cells in released.get("kinds", {}).items():
-            kind, comma, month_first = kind_of_counts(cells[:-1], _DECIDED, margin)
+        cells = released.get("kinds", {})
+        sigma = self.names.mechanisms(budget)["kinds"].sigma if cells else 1.0
+        kinds = kinds_of_noisy_counts([*cells.values()], sigma) if cells else []
+        for name, (kind, comma, month_first) in zip(cells, kinds, strict=True):
             if kind in ("category", "list"):
                 categorical[name] = values[name]
             elif kind == "date":

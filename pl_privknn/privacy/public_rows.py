@@ -471,7 +471,7 @@ def _smoothed(counts: NDArray[Any], sigma: float) -> NDArray[Any]:
     return np.append(idct(waves, norm="ortho"), counts[-1])
 
 
-def _likeliest(
+def likeliest_shapes(
     counts: NDArray[Any], records: NDArray[Any], shapes: NDArray[Any], sigma: float
 ) -> NDArray[np.intp]:
     """Most probable shape of each column, whose other columns tell how frequent each shape is.
@@ -513,7 +513,9 @@ def _between_powers(
     edges = 2.0 ** (np.arange(_POWERS + 1) + _LEAST_POWER)
     tops, ends, bounds = edges[1:], np.concatenate([-edges[::-1], edges]), list[Bounds]()
     lows, highs = np.repeat([0, 0, -1, -1, -1], _POWERS), np.repeat([1, 1, 0, 0, 1], _POWERS)
-    for shape, column in zip(_likeliest(counts[:, :-1], others, shapes, sigma), counts[:, :-1], strict=True):
+    for shape, column in zip(
+        likeliest_shapes(counts[:, :-1], others, shapes, sigma), counts[:, :-1], strict=True
+    ):
         held, top = np.nonzero(column > _SEEN * sigma)[0], tops[shape % _POWERS]
         low, high = lows[shape] * top, highs[shape] * top
         if len(held):
@@ -534,7 +536,7 @@ def _narrowed(
     shapes = np.stack([((within >= first) & (within < first + width)) / width for first, width in parts])
     found = list[Bounds]()
     for column, shape, wanted, (low, high) in zip(
-        counts, _likeliest(counts, records, shapes, sigma), records, bounds, strict=True
+        counts, likeliest_shapes(counts, records, shapes, sigma), records, bounds, strict=True
     ):
         first, last = parts[shape][0], sum(parts[shape])
         padded = np.concatenate([[-np.inf], column, [-np.inf]])

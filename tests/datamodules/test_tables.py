@@ -12,7 +12,7 @@ import torch
 
 from pl_privknn.datamodules import TableDataModule, TextDataModule
 from pl_privknn.datamodules.at import read_bounds
-from pl_privknn.datamodules.cells import days_of, number_of
+from pl_privknn.datamodules.cells import CELLS, days_of, kinds_of_noisy_counts, number_of
 from pl_privknn.datamodules.columns import Columns
 from pl_privknn.datamodules.schema import ColumnSchema, Schema, schema_of
 from pl_privknn.features import TableFeatures
@@ -408,3 +408,28 @@ def test_a_schema_as_yaml_is_what_bounds_take(tmp_path):
             assert one.month_first == other.month_first or one.name == "born"
             if one.bounds is not None:
                 np.testing.assert_allclose(other.bounds, one.bounds, atol=1.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "missing", "wanted"),
+    [
+        ({"decimal point": 1.0}, 0.0, "number"),
+        ({"decimal point": 0.7, "number": 0.3}, 0.4, "number"),
+        ({"word": 1.0}, 0.0, "category"),
+        ({"number": 0.8, "word": 0.2}, 0.0, "category"),
+        ({"number": 0.96, "word": 0.04}, 0.0, "number"),
+        ({"day first": 0.6, "day or month first": 0.4}, 0.1, "date"),
+    ],
+)
+def test_the_kind_of_a_column_by_noisy_counts(parts, missing, wanted):
+    counts = np.array([1000 * (1 - missing) * parts.get(name, 0.0) for name in CELLS] + [1000 * missing])
+    noisy = counts + np.random.default_rng(0).normal(0, 20, len(counts))
+    assert kinds_of_noisy_counts([noisy.tolist()], 20.0)[0][0] == wanted
+
+
+def test_kinds_that_noise_hides_follow_from_the_other_columns():
+    counts = np.zeros((40, len(CELLS) + 1))
+    counts[:, CELLS.index("decimal point")] = 400
+    noisy = counts + np.random.default_rng(0).normal(0, 160, counts.shape)
+    assert sum(row[1:-1].argmax() + 1 != CELLS.index("decimal point") for row in noisy) == 6
+    assert [kind for kind, _, _ in kinds_of_noisy_counts(noisy.tolist(), 160.0)] == ["number"] * 40
