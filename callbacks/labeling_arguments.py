@@ -290,7 +290,7 @@ def check_student(trainer: pl.Trainer, module: pl.LightningModule, data: Private
             f'{type(module).__name__}.training_step expects (x, y), but a batch is {{"labeled": (x, y), "unlabeled": '
             'x}; begin it with x, y = batch["labeled"]'
         )
-    if trainer.limit_val_batches and (data.has_validation or _validates_otherwise(data)):
+    if trainer.enable_validation and (data.has_validation or _validates_otherwise(data)):
         return
     owners = (*trainer.callbacks, *trainer.lr_scheduler_configs)  # type: ignore[attr-defined]
     for one in owners:
@@ -298,8 +298,9 @@ def check_student(trainer: pl.Trainer, module: pl.LightningModule, data: Private
         if str(monitor).startswith("val"):
             name = type(getattr(one, "scheduler", one)).__name__
             raise ValueError(
-                f"{name}(monitor={monitor!r}): there is no validation; give the data module a "
-                "validation part (val) or classes of public examples, or monitor what training_step logs"
+                f"{name}(monitor={monitor!r}): there is no validation; give the module a "
+                "validation_step and the data module a validation part (val) or classes of public examples, or "
+                "monitor what training_step logs"
             )
 
 

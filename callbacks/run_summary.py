@@ -209,7 +209,7 @@ class RunReport(pl.Callback):
             or spender is None
         ):
             return
-        place = _saved_checkpoint(trainer)
+        place = next(iter(_saved_checkpoints(trainer)), None)
         again = f"run_dir={str(spender.run_dir)!r}" if place is None else f"ckpt_path={str(place)!r}"
         how = "the same trainer.fit" if place else "the same settings"
         print(
@@ -294,13 +294,13 @@ class RunReport(pl.Callback):
         self._finish(trainer, "test")
 
     def _keep_checkpoint(self, trainer: pl.Trainer) -> None:
-        """Copy the checkpoint into the run's folder, which commands read, where the trainer has put it elsewhere."""
+        """Copy the checkpoint to the name that commands read, unless it has that name or is the folder's only one."""
         assert self.run_dir is not None
-        place, target = _saved_checkpoint(trainer), self.run_dir / CHECKPOINT
-        kept = any(True for folder in (target.parent, self.run_dir) for _ in folder.glob("*.ckpt"))
-        if place is not None and not kept and Path(place).is_file():
+        saved, target = _saved_checkpoints(trainer), (self.run_dir / CHECKPOINT).resolve()
+        kept = [*target.parent.glob("*.ckpt"), *self.run_dir.resolve().glob("*.ckpt")]
+        if saved and target not in saved and kept != saved[:1] and saved[0].is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(place, target)
+            shutil.copyfile(saved[0], target)
 
     def _confusion(self) -> Tensor | None:
         """Confusion matrix of the released model on the test set, where there is one."""
@@ -425,11 +425,11 @@ class RunReport(pl.Callback):
         write_json(self.path, self.summary)
 
 
-def _saved_checkpoint(trainer: pl.Trainer) -> str | None:
-    """Path of the checkpoint that the trainer saved last, or as the best."""
-    callback = trainer.checkpoint_callback
-    saved = (getattr(callback, name, "") for name in ("last_model_path", "best_model_path"))
-    return next(filter(None, saved), None)
+def _saved_checkpoints(trainer: pl.Trainer) -> list[Path]:
+    """Checkpoints that the trainer's callbacks saved last, and as the best, in the order of the callbacks."""
+    names = ("last_model_path", "best_model_path")
+    saved = (getattr(callback, name, "") for callback in trainer.checkpoint_callbacks for name in names)
+    return [Path(place).resolve() for place in saved if place]
 
 
 def add_run_report(trainer: Any) -> None:

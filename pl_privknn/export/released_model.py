@@ -174,7 +174,7 @@ def released_model(
         "classes": list(names),
         **{name: summary.get(name) for name in ("epsilon", "delta", "unit", "guarantee")},
     }
-    if (text := _token_vectors(settings)) is not None:
+    if (text := _token_vectors(settings, pictures)) is not None:
         about |= {"input": "texts", "shape": ["tokens"], "batch": 1, "column": given.get("text", "text")}
         return ReleasedModel(_OfTokens(inner, text.table), about, text.tokenizer_json, inner)
     if (run / COLUMNS).is_file():
@@ -282,9 +282,11 @@ class _ClassProbabilities(torch.nn.Module):
         return found if self.released == "student" else (found + self.head(images)) / 2
 
 
-def _token_vectors(settings: dict[str, Any]) -> WordLlamaFeatures | None:
+def _token_vectors(settings: dict[str, Any], pictures: PublicPictures | None) -> WordLlamaFeatures | None:
     """Extractor of a run's texts, where it can be exported."""
     section = ((settings.get("data") or {}).get("init_args") or {}).get("features")
+    if section is None and pictures is not None and (pictures.texts or pictures.tested_texts):
+        return WordLlamaFeatures()  # the default of TextDataModule
     named = section.get("class_path") if isinstance(section, dict) else section
     if known_class(str(named)) is not WordLlamaFeatures:
         return None

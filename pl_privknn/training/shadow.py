@@ -114,6 +114,8 @@ class StepCopies:
 
     def _share_frozen(self, memo: dict[int, Any]) -> None:
         """Register in ``memo`` frozen parameters and buffers as copy-on-write."""
+        if not hasattr(torch, "_lazy_clone"):  # internal to torch; without it a deep copy takes all of them
+            return
         storages: dict[int, Any] = {}
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             if type(tensor) not in (Tensor, nn.Parameter) or tensor.requires_grad:

@@ -12,7 +12,7 @@ from pl_privknn.students import SupervisedStudent, UDAStudent
 from tests.setup.small_fit import easy_images, quiet_trainer, small_student
 
 
-class Net(pl.LightningModule):
+class Unvalidated(pl.LightningModule):
     """Dense layers without flattening; takes the batches of a data module, or pairs."""
 
     def __init__(self, size, pairs=False, plateau=False):
@@ -24,16 +24,18 @@ class Net(pl.LightningModule):
         self.log("train_loss", loss := cross_entropy(self.net(x), y))
         return loss
 
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("val_acc", (self.net(x).argmax(1) == y).float().mean())
-
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), 0.1)
         if not self.plateau:
             return optimizer
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_acc"}}
+
+
+class Net(Unvalidated):
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_acc", (self.net(x).argmax(1) == y).float().mean())
 
 
 def embeddings(truth=True):
@@ -91,18 +93,29 @@ def test_a_module_for_pairs_is_told_what_comes_before_any_query(tmp_path):
         (Net(16), [ModelCheckpoint(monitor="val_acc")], r"ModelCheckpoint\(monitor='val_acc'\)"),
         (Net(16), [EarlyStopping("val_acc")], "there is no validation"),
         (Net(16, plateau=True), [], "ReduceLROnPlateau.monitor"),
+        (Unvalidated(16), [EarlyStopping("val_acc")], "give the module a validation_step"),
         (Net(16), [ModelCheckpoint(monitor="train_loss")], ""),
     ],
 )
 def test_monitors_of_a_validation_that_never_runs_are_told_before_any_query(
     tmp_path, module, callbacks, refused
 ):
+    data = embeddings(truth=not isinstance(module, Net))
     if not refused:
-        fit(tmp_path, module, embeddings(truth=False), *callbacks, enable_checkpointing=True)
+        fit(tmp_path, module, data, *callbacks, enable_checkpointing=True)
         return
     with pytest.raises(ValueError, match=refused):
-        fit(tmp_path, module, embeddings(truth=False), *callbacks, enable_checkpointing=True)
+        fit(tmp_path, module, data, *callbacks, enable_checkpointing=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_longer_fit_renews_the_checkpoint_in_the_run_folder(tmp_path):
+    module, data = Net(16), embeddings()
+    for epochs in (1, 2):
+        fit(tmp_path, module, data, max_epochs=epochs, enable_checkpointing=True)
+        kept = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+        assert kept["epoch"] == epochs - 1
+        torch.testing.assert_close(kept["state_dict"], module.state_dict(), rtol=0, atol=0)
 
 
 def test_fit_and_test_print_the_privacy_of_a_run_once(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+import yaml
 from tokenizers import Tokenizer
 
 from pl_privknn.cli import main
+from pl_privknn.export.released_model import released_model
 
 SECRET, PERSON = "Karoline", "Annegret"
 TOPICS = {
@@ -62,6 +65,16 @@ def test_a_run_learns_from_texts(run):
     card = (run / "privacy_card.md").read_text(encoding="utf-8")
     assert "| data set | Staff mail |" in card
     assert card.startswith("# Privacy card: Staff mail by ")
+
+
+def test_texts_are_exported_with_the_default_features(run, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    settings = yaml.safe_load((copy / "config.yaml").read_text())
+    assert settings["data"]["init_args"].pop("features") is not None
+    (copy / "config.yaml").write_text(yaml.safe_dump(settings))
+    made = released_model(copy)
+    assert made.about["input"] == "texts"
+    assert made.tokenizer
 
 
 def test_no_file_holds_a_private_text_or_person_and_public_ones_are_in_the_report_alone(run):

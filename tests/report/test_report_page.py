@@ -199,7 +199,9 @@ def test_an_infinite_epsilon_is_a_string_in_the_file_of_a_card(tmp_path):
 
 def test_a_release_with_hardly_any_noise_has_a_report(tmp_path):
     path = ledger_of(tmp_path, Charge(Gaussian(sigma=1e-200)))
-    assert "ε = ∞" in write_report(path).read_text(encoding="utf-8")
+    page = write_report(path).read_text(encoding="utf-8")
+    assert "ε = ∞" in page
+    assert "</b>budget" not in page  # the ledger has none
 
 
 def test_what_is_no_run_and_no_ledger_is_one_line(tmp_path, capsys):

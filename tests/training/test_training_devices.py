@@ -148,7 +148,10 @@ def test_a_training_keeps_autocast_and_leaves_tf32_out_of_gradients(monkeypatch)
     assert seen[-1] in (("highest", True), ("ieee", True))
 
 
-def test_frozen_layers_are_copied_where_a_step_writes_to_them():
+@pytest.mark.parametrize("shares", [True, False])
+def test_frozen_layers_are_copied_where_a_step_writes_to_them(monkeypatch, shares):
+    if not shares:
+        monkeypatch.delattr(torch, "_lazy_clone")
     module = Untraced()
     made = gradients_of(module)
     sums = [made.sum([place]) for place in (0, 1)]
