@@ -123,8 +123,8 @@ def test_an_onnx_file_takes_strings(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--text said", "has no column 'said'; it has body, topic, sender: name the right one by text="),
-        ("--text body --label kind", "has no column 'kind': name the right one by label="),
+        ("--text said", "has no column 'said'; it has body, topic, sender: name the right one by --text"),
+        ("--text body --label kind", "has no column 'kind': name the right one by --label"),
         ("--text body --label topic --classes sport x", "public: some labels are none of"),
     ],
 )
