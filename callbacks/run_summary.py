@@ -262,7 +262,7 @@ class RunReport(pl.Callback):
     ) -> None:
         """Count correct predictions of the student and the head on a batch."""
         if self._tested is not None:
-            self._tested.add(batch[0], batch[1])
+            self._tested.add(batch)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the accuracy on the test set, if a training of this process came before.

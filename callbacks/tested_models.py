@@ -48,10 +48,17 @@ class TestedModels:
             self._metrics = {name: accuracy_metric(data.task, data.num_classes) for name in MODELS[1:]}
 
     @torch.no_grad()
-    def add(self, images: Tensor, labels: Tensor) -> None:
-        """Count a batch that the module has processed, with int64 labels ``(b,)`` or ``(b, a)``, -1 where unknown."""
+    def add(self, batch: Any) -> None:
+        """Count a batch ``(x, y)`` that the module has processed; batches of other kinds are not counted.
+
+        Args:
+            batch: ``y`` is int64 ``(b,)`` or ``(b, a)``, -1 where unknown.
+        """
         logits, self._logits = self._logits, None
-        if logits is None or logits.ndim != 2 or len(labels) != len(logits):
+        if logits is None or logits.ndim != 2 or not (isinstance(batch, list | tuple) and len(batch) == 2):
+            return
+        images, labels = batch
+        if not isinstance(labels, Tensor) or len(labels) != len(logits):
             return
         outputs = [logits.cpu()]
         if self.head is not None:
@@ -61,7 +68,7 @@ class TestedModels:
             outputs += [head, mean]
             for metric, probabilities in zip(self._metrics.values(), (head, mean), strict=True):
                 metric.update(probabilities - 0.5, labels.cpu())  # metrics take logits: above 0 is a yes
-        if labels.ndim == 1:
+        if labels.ndim == 1 and _are_classes(labels, logits.shape[1]):
             from torchmetrics.functional.classification import multiclass_confusion_matrix as confusion_of
 
             from pl_privknn.students.metrics import reliability_counts
@@ -98,3 +105,8 @@ class TestedModels:
 
     def _keep_features(self, module: Any, features: Any) -> None:
         self._features = features[0]
+
+
+def _are_classes(labels: Tensor, outputs: int) -> bool:
+    """Whether labels are numbers of classes, of which each has an output."""
+    return not labels.is_floating_point() and max(1, int(labels.max())) < outputs

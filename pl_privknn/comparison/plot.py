@@ -70,8 +70,9 @@ def figure_of(results: Sequence[Result], title: str) -> Figure:
         method for method, _ in guarantees(cells)
     }:
         ticks[beyond] = "no\nprivacy"
-    if len(ticks) == 1:  # the runs' own ε differ by little, which would fill the axis
-        axes.set_xlim(targets[0] / 2, targets[0] * 2)
+    spent = [result.values["epsilon"] for result in results if result.target < math.inf]
+    if len(ticks) == 1 and spent:  # the runs' own ε often differ by little, which would fill the axis
+        axes.set_xlim(min(targets[0] / 2, 0.9 * min(spent)), max(targets[0] * 2, 1.1 * max(spent)))
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
     axes.set_xticks([], minor=True)
     axes.set_xlabel(f"ε at {terms(results)}" if terms(results) else "ε", fontsize=9)

@@ -16,6 +16,7 @@ from pl_privknn import Budget, PrivateLabeler
 from pl_privknn.callbacks import FullSelection
 from pl_privknn.callbacks.advice import BATTERY, REGRET, advice_for
 from pl_privknn.callbacks.run_summary import RunReport, figures_by_class, largest_share
+from pl_privknn.callbacks.tested_models import TestedModels
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, ReverseKNN
@@ -160,3 +161,22 @@ def test_the_points_of_the_advice_are_those_of_the_stored_battery():
         assert rise == pytest.approx(100 * statistics.median(doubled), abs=0.5)  # of rules that may change
     regrets = [missed for means in found.values() if (missed := regret(means)) is not None]
     assert pytest.approx(100 * statistics.mean(regrets), abs=0.5) == REGRET
+
+
+@pytest.mark.parametrize(
+    ("outputs", "batch_of", "counted"),
+    [
+        (3, lambda x, y: (x, y), True),
+        (3, lambda x, y: {"x": x, "y": y}, False),
+        (3, lambda x, y: (x, len(x) * y, y), False),
+        (1, lambda x, y: (x, y), False),
+        (1, lambda x, y: (x, y.float()), False),
+        (2, lambda x, y: (x, 5 * y), False),
+    ],
+)
+def test_only_pairs_of_examples_and_classes_are_counted(outputs, batch_of, counted):
+    module, x, y = torch.nn.Linear(4, outputs), torch.rand(6, 4), torch.arange(6) % 2
+    tested = TestedModels(module, None, None)
+    module(x)
+    tested.add(batch_of(x, y))
+    assert bool(tested.confusions) == counted

@@ -109,6 +109,8 @@ def test_one_seed_has_bars_over_test_examples_and_each_of_many_methods_its_own_c
     assert figure.get_supxlabel().endswith("bars are 95 % intervals over test examples.")
     alone = figure_of(counted[:1], "one ε").axes[0]
     assert alone.get_xlim() == (0.5, 2)
+    cheap = figure_of([made("a", 1, 0.9, epsilon=0.2)], "one ε").axes[0]
+    assert cheap.get_xlim()[0] < 0.2
     assert "| A | **0.900 ± 0.030** | **0.900 ± 0.030** |" in markdown_table(counted)
 
 
