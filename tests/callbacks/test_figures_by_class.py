@@ -130,7 +130,7 @@ def test_the_advice_follows_the_largest_class_and_names_no_recommendation(summar
     assert "recommends" not in said
     if low:
         assert "gets 0." in said
-        assert ("released gradients instead of votes (1.4 points" in said) == (teacher is ReverseKNN)
+        assert ("released gradients instead of votes (1.1 points" in said) == (teacher is ReverseKNN)
         ratio = (
             "classes is 30; twice as much brought 1 points); votes instead of released gradients (9.6 points)"
         )

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from pl_privknn.cli import main
 from pl_privknn.datamodules.mnist import FASHION_ATTRIBUTES
-from tests.datamodules.paper_data import published, sizes, write_cifar10, write_mnist
+from tests.datamodules.paper_data import write_mnist
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMALL = [
@@ -46,28 +45,3 @@ def test_attributes_of_fashion_mnist_are_learnt_from_answers(config, tmp_path, m
     # Clusters may share their central image, which is then asked about once.
     assert 10 <= summary["answered"] <= 20 if config == "reverse_knn" else summary["answered"] == 20
     assert 0 < summary["label_accuracy"] <= 1
-
-
-def test_embeddings_are_made_as_the_documentation_says(tmp_path, monkeypatch):
-    import timm
-
-    from pl_privknn.datamodules import EmbeddingsDataModule
-
-    page = (CONFIGS.parent / "docs" / "reference" / "datasets.md").read_text(encoding="utf-8")
-    code = page.split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    torch.save(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "vit.safetensors.pth")
-    write_cifar10(tmp_path / "data")
-    for old, new in (
-        ("vit_base_patch16_224.augreg_in21k", "test_vit"),
-        ("vit.safetensors", "vit.safetensors.pth"),
-        ('split="train_test"', 'split="train_test", public_examples=15, test_examples=5'),
-    ):
-        assert old in code
-        code = code.replace(old, new)
-    with published(tmp_path / "data"):
-        exec(code, {})
-    folder = tmp_path / "data" / "cifar10_vit"
-    table = EmbeddingsDataModule(**{path.stem: path for path in folder.glob("*.npy")}, num_classes=10)
-    table.setup("fit")
-    assert sizes(table) == [60, 15, 5]

@@ -81,7 +81,7 @@ def assert_split(data, counts, known=None):
 
 def file_of(part, row):
     """Name of the file that an image comes from."""
-    return part.store.store._paths[part.store.rows[row]].name
+    return part.store.store.paths[part.store.rows[row]].name
 
 
 def test_chosen_and_joined_images_read_what_they_are_made_of():

@@ -12,14 +12,11 @@ SMALLER = {
     "enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator='cpu'",
     "expected_batch_size=250, private_records=1000": "expected_batch_size=4, private_records=20",
     "DigitsDataModule()": "DigitsDataModule(private_records=20, public_examples=20)",
-    "import resnet18": "import resnet",
-    "resnet18(num_classes=10)": "resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=10)",
-    "bias=False)\nprivate": "bias=False)\nresnet.layer4, resnet.fc = nn.Identity(), nn.Linear(256, 10)\nprivate",
     '"vit_tiny_patch16_224", ': '"vit_tiny_patch16_224", embed_dim=24, depth=2, ',
 }
 
 
-@pytest.mark.parametrize("which", [1, 2, 3], ids=["mlp", "resnet", "lora"])
+@pytest.mark.parametrize("which", [1, 2], ids=["mlp", "lora"])
 def test_modules_of_the_guide_are_trained_privately(which, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = BLOCKS[which]
@@ -34,7 +31,7 @@ def test_modules_of_the_guide_are_trained_privately(which, tmp_path, monkeypatch
     assert private.planned_steps == 2
     assert 1.9 < private.epsilon <= 2.0
     assert private.ledger.report().guarantee.guarantee == "unconditional"
-    if which == 3:
+    if which == 2:
         trained = {name.split(".")[-2] for name, p in scope["vit"].named_parameters() if p.requires_grad}
         assert trained == {"down", "up", "head"}
         assert scope["vit"].blocks[0].attn.qkv.up.weight.any()
