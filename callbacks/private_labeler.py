@@ -59,7 +59,7 @@ from pl_privknn.features.backbone import undisturbed
 from pl_privknn.features.base import Extractor
 from pl_privknn.features.private_records import COMPARED, is_foreign, kept_apart
 from pl_privknn.labelers.base import JoinsRuns, Labeler, SpendsBudget, stated_plan
-from pl_privknn.privacy.budget import Budget
+from pl_privknn.privacy.budget import Budget, BudgetExceeded
 from pl_privknn.privacy.files import resumed_folder, trainers_folder
 from pl_privknn.privacy.holdout import PaidEvaluation, held_out, kept_figures, release_figures
 from pl_privknn.privacy.mechanisms.base import READS_ALONE, Guarantee, noise_guarantee
@@ -441,19 +441,32 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
         self._stated = stated
         guarantee = Guarantee("conditional", stated) if stated else Guarantee()
         public = noise_guarantee(self.labeler.noise_source)
-        plan = [charge.with_guarantee(public) for charge in data.public_plan(self.budget)]
-        plan += stated_plan(
+        before = [charge.with_guarantee(public) for charge in data.public_plan(self.budget)]
+        own = stated_plan(
             self.labeler, sum(queries), self._answers(queries), data.num_classes, sum(map(bool, queries))
         )
-        return LabelRun(
-            self._place,
-            [charge.with_guarantee(guarantee) for charge in plan],
-            {"labeler": type(self.labeler).__name__, "queries": sum(queries)},
-            public_facts(data),
-            self._loaded,
-            budget=self.budget,
-            ledger_path=self.options.ledger_path,
-        )
+        try:
+            return LabelRun(
+                self._place,
+                [charge.with_guarantee(guarantee) for charge in [*before, *own]],
+                {"labeler": type(self.labeler).__name__, "queries": sum(queries)},
+                public_facts(data),
+                self._loaded,
+                budget=self.budget,
+                ledger_path=self.options.ledger_path,
+            )
+        except BudgetExceeded as error:
+            others = [charge for charge in own if charge.mechanism.gaussian_mu(self.budget.adjacency) is None]
+            if not before or not others:
+                raise
+            raise BudgetExceeded(
+                f"labeler: {type(self.labeler).__name__} with {others[0].mechanism.label} noise, after the Gaussian "
+                f"releases of public rows or names that the run pays for, would reach ε={error.epsilon:.4g}, above "
+                f"epsilon={self.budget.epsilon:g}; nothing was charged. Use labeler=PreconditionedGradients(), or a "
+                "teacher with noise=Gaussian(sigma), or give public rows and state classes, kinds and bounds",
+                error.epsilon,
+                error.budget,
+            ) from None
 
     def _conditions_of(
         self,

@@ -99,6 +99,7 @@ class Columns:
     Attributes:
         named: what messages call it.
         names: of its columns.
+        from_keys: whether the names are the keys of all rows, instead of those of a header.
         groups: numbers of rows in the row groups of a Parquet file, which is read by column and row group.
 
     Raises:
@@ -116,6 +117,7 @@ class Columns:
     ) -> None:
         self.named, self._public, self._wanted = name, not name.startswith("private"), wanted
         self._every = every
+        self.from_keys = False
         self.groups: list[int] = []
         self._parquet: Path | None = None
         if isinstance(source, str | Path):
@@ -128,6 +130,7 @@ class Columns:
     def _opened(self, source: Any, encoding: str | None) -> Any:
         """Table of a file; of a Parquet file the schema alone."""
         if not isinstance(source, str | Path):
+            self.from_keys = isinstance(source, Sequence) and any(isinstance(row, Mapping) for row in source)
             return _table_of(source, self._wanted, self._every)
         path = Path(source)
         match path.suffix.lower():
@@ -141,6 +144,7 @@ class Columns:
             case ".csv" | ".tsv":
                 return self._csv(_decoded(path, encoding))
             case _:
+                self.from_keys = True
                 return self._json(_decoded(path, encoding))
 
     def _file(self) -> Any:

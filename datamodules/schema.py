@@ -307,7 +307,7 @@ def schema_of(
         comma: bool | None = False
         word, dates, bounds = _stated(name, numeric.get(name))
         if name in text:
-            check_texts(table, name)
+            check_texts(table, name, public)
             parts = range(_TEXT_WIDTH)
             columns += [ColumnSchema(name, "text", _TEXT_BOUNDS, part=part) for part in parts]
             continue
@@ -368,12 +368,20 @@ def identifiers(table: Columns, names: Sequence[str], public: bool) -> list[str]
     return found
 
 
-def check_texts(table: Columns, name: str) -> None:
+def check_texts(table: Columns, name: str, public: bool) -> None:
     """Refuse a column of numbers, dates, truth values or lists where texts are wanted.
 
+    Args:
+        table: has the column.
+        name: of the column.
+        public: whether the rows are public; the cells of private ones are not looked at, since a refusal would depend
+            on them.
+
     Raises:
-        ValueError: by the type of the column, or by nine of ten cells.
+        ValueError: by the type of the column, or by nine of ten public cells.
     """
+    if not public and _is_text(table, name) and not table.is_vectors(name):
+        return
     kind = "list" if table.is_vectors(name) else _decided(table, name)[0]
     if kind == "list":
         raise InputError(

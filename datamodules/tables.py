@@ -48,6 +48,11 @@ KINDS_ARE_PUBLIC = (
     "the kinds of the columns (numbers, dates, truth values, categories), which were read from private rows, may "
     "become public; state them by numeric= and categorical= (--bounds) to avoid it"
 )
+#: The condition of a run whose columns are the keys of private records.
+KEYS_ARE_PUBLIC = (
+    "the names of the columns, which are the keys of the private records, may become public; write the records as "
+    "CSV or Parquet to avoid it"
+)
 #: File of a run's folder: drawn public rows, as a table.
 PUBLIC_ROWS = "public_rows.csv"
 _MOST_FOUND = 1000  # classes that may be found in a private column
@@ -85,7 +90,8 @@ class LabeledTables(OwnDataModule):
         _check_apart(self._sources)
         self._columns, self._encoding, self._tables = dict(columns), encoding, dict[str, Columns]()
         first = "public" if self._has("public") else "private"
-        redacted(self._table, first)
+        if redacted(self._table, first).from_keys and first == "private":
+            self.conditions = (*self.conditions, KEYS_ARE_PUBLIC)
         for column in ("person", "id") if first == "private" else ():
             if self._columns[column] is not None:
                 self._table(first, column)  # a name that is not there is found now
@@ -313,7 +319,7 @@ class TableDataModule(LabeledTables):
         )
         self._stated = self.schema  # what a run pays for follows from it, also where an earlier one has paid
         if unstated and self.names is None:
-            self.conditions = (KINDS_ARE_PUBLIC,)
+            self.conditions = (*self.conditions, KINDS_ARE_PUBLIC)
         classes = self._name_classes(classes)
         super().__init__(
             num_classes=len(classes), image_shape=(len(self.schema.columns),), class_names=classes, **kwargs

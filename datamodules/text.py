@@ -131,11 +131,11 @@ class TextDataModule(LabeledTables):
                 )
             width = redacted(table.width, text)
         else:
-            redacted(check_texts, table, text)
+            redacted(check_texts, table, text, self._has("public"))
             self._embed = WordLlamaFeatures() if features is None else features
             if not self._embeds_apart:
                 name = getattr(features, "__name__", type(features).__name__)
-                self.conditions = (f"{name} computes a vector from one text alone",)
+                self.conditions = (*self.conditions, f"{name} computes a vector from one text alone")
             width = self._embedded(["text"]).shape[1]
         self.names = None if names is None else as_group("names", names, PaidNames())
         classes = self._name_classes(classes)

@@ -8,11 +8,20 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from pl_privknn import Budget, NoisySGD, SupervisedStudent, recommend
+from pl_privknn import (
+    Budget,
+    NoisySGD,
+    PreconditionedGradients,
+    PrivateLabeler,
+    ReverseKNN,
+    SupervisedStudent,
+    recommend,
+)
 from pl_privknn.cli import main
 from pl_privknn.datamodules import TableDataModule
 from pl_privknn.export.prediction import predict
 from pl_privknn.features import Pixels
+from pl_privknn.privacy import BudgetExceeded, Gaussian
 from pl_privknn.privacy.mechanisms.base import observing
 from pl_privknn.privacy.partitions import PaidNames
 from pl_privknn.privacy.public_rows import PublicRows, PublicRowsLost
@@ -128,6 +137,23 @@ def test_one_data_module_serves_a_resumed_run_and_a_further_one(tmp_path):
     assert again.epsilon_spent == first.epsilon_spent
     other = fit(found, tmp_path / "other")  # pays for its own rows and bounds
     assert other.ledger.report().charged == first.ledger.report().charged
+
+
+def test_laplace_noise_that_does_not_fit_beside_paid_rows_is_refused_with_a_remedy_that_works(tmp_path):
+    numeric = dict.fromkeys(COLUMNS)
+    private = table(tmp_path / "private.csv", 300)
+    data = TableDataModule(private=str(private), public="none", numeric=numeric, classes=["no", "yes"])
+
+    def opened(labeler):
+        labeling = PrivateLabeler(labeler, queries_per_round=20, budget=Budget(epsilon=2.0))
+        labeling.open_run(data, tmp_path / type(labeler).__name__).close()
+
+    with pytest.raises(
+        BudgetExceeded, match=r"ReverseKNN with laplace noise.*Use labeler=PreconditionedGradients"
+    ):
+        opened(ReverseKNN(k=1))
+    opened(PreconditionedGradients())
+    opened(ReverseKNN(k=1, noise=Gaussian(5.0)))
 
 
 def test_the_hold_out_is_not_in_the_released_rows(tmp_path):

@@ -15,6 +15,7 @@ from pl_privknn.datamodules.at import read_bounds
 from pl_privknn.datamodules.cells import CELLS, days_of, kinds_of_noisy_counts, number_of
 from pl_privknn.datamodules.columns import Columns
 from pl_privknn.datamodules.schema import ColumnSchema, Schema, schema_of
+from pl_privknn.datamodules.tables import KEYS_ARE_PUBLIC
 from pl_privknn.features import TableFeatures
 
 NAN = math.nan
@@ -324,6 +325,25 @@ def test_a_private_cell_decides_nothing_about_a_column_that_is_stated_without_bo
     dates, numbers = made(["2020-01-01"] * 10), made(["1.5"] * 9 + ["1,5"])
     assert dates.schema == numbers.schema
     assert dates.conditions == numbers.conditions == ()
+
+
+def test_private_cells_decide_nothing_about_a_column_that_is_stated_as_texts():
+    for cells in (["1", "2"] * 5, ["late", "2"] * 5):
+        private = pa.table({"x": cells, "label": [0, 1] * 5})
+        for kind in (TableDataModule, TextDataModule):
+            assert kind(private=private, public="none", classes=["0", "1"], text="x").conditions == ()
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_keys_of_private_records_are_a_condition(in_file, tmp_path):
+    rows = [{"x": 1, "label": 0}, {"x": 2, "label": 1}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    stated = {"classes": ["0", "1"], "numeric": {"x": None}}
+    private = tmp_path / "rows.jsonl" if in_file else rows
+    assert TableDataModule(private=private, public="none", **stated).conditions == (KEYS_ARE_PUBLIC,)
+    assert (
+        TableDataModule(private=private, public=pa.table({"x": [1], "label": [0]}), **stated).conditions == ()
+    )
 
 
 @pytest.mark.parametrize(("kind", "cells"), [("number", [datetime.date(2020, 1, 1)] * 2), ("date", [1, 2])])
