@@ -27,6 +27,7 @@ _SEPARATORS = ",;\t|"
 _PARSED_AT_ONCE = 2**31 - 1  # bytes of a CSV file, and so of its longest cell
 _END = "\x1e"  # cells of a row behind the last one, which an open quote swallows
 _FIRST_ROWS = 1024
+_DAYS = (-719_161, 2_932_895)  # from 1970 to the second day of year 1 and to the last but one of 9999
 _TEXTS_AT_A_TIME = 1024
 
 
@@ -180,7 +181,7 @@ class Columns:
                 if len(column) != sum(self.groups[number] for number in groups):
                     raise EOFError
             column.validate(full=True)  # offsets of a damaged file lead anywhere in memory
-            return column
+            return _representable(column)
 
     def words(self, name: str) -> list[str]:
         """Labels, names or categories as text, see :func:`word_of`."""
@@ -297,6 +298,30 @@ class Columns:
     def _fault(self, what: str, number: int, fault: str) -> FaultError:
         where = f"{what} {number}" if self._public else f"some {what}"
         return FaultError(f"{where} {fault}; correct it")
+
+
+def _representable(column: Any) -> Any:
+    """Column whose timestamps and days have values in Python: microseconds, from year 1 to 9999.
+
+    Each cell is cut by itself: an error would reveal that a private record has such a cell.
+    """
+    import pyarrow
+    import pyarrow.compute
+
+    kind = column.type
+    if pyarrow.types.is_timestamp(kind):
+        of_day = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
+        whole, found = pyarrow.int64(), pyarrow.timestamp("us", kind.tz)
+    elif pyarrow.types.is_date32(kind):
+        of_day, whole, found = 1, pyarrow.int32(), kind
+    else:
+        return column
+    numbers = column.cast(whole)
+    if of_day < 10**13:  # 64 bits of nanoseconds are within these years
+        for bound, of in zip(_DAYS, ("max_element_wise", "min_element_wise"), strict=True):
+            limit = pyarrow.scalar(bound * of_day, whole)
+            numbers = getattr(pyarrow.compute, of)(numbers, limit, skip_nulls=False)
+    return numbers.cast(kind).cast(found, safe=False)
 
 
 def _table_of(source: Any, wanted: Sequence[str], every: bool) -> Any:

@@ -334,6 +334,26 @@ def test_private_cells_decide_nothing_about_a_column_that_is_stated_as_texts():
             assert kind(private=private, public="none", classes=["0", "1"], text="x").conditions == ()
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pa.array([1, None, 86_400 * 10**9], pa.timestamp("ns")),
+        pa.array([1, None, 86_400 * 10**9], pa.timestamp("ns", "Europe/Berlin")),
+        pa.array([2**62, None, 86_400], pa.timestamp("s")),
+        pa.array([2**62, None, 86_400 * 10**6], pa.timestamp("us")),
+        pa.array([2**31 - 1, None, 1], pa.date32()),
+    ],
+    ids=lambda odd: str(odd.type),
+)
+def test_a_moment_that_python_does_not_represent_ends_no_run(odd):
+    private = Columns("private", pa.table({"x": odd}), ["x"])
+    for kind in ("date", "category"):
+        assert len(ColumnSchema("x", kind, (0.0, 1.0)).read(private)) == 3
+    days = ColumnSchema("x", "date").read(private)
+    assert (math.isfinite(days[0]), math.isnan(days[1]), days[2]) == (True, True, 1)
+    assert [bool(word) for word in private.words("x")] == [True, False, True]
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 def test_keys_of_private_records_are_a_condition(in_file, tmp_path):
     rows = [{"x": 1, "label": 0}, {"x": 2, "label": 1}]
