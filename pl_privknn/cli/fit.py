@@ -401,10 +401,17 @@ def _check_data(parsed: argparse.Namespace) -> int:
         warnings.simplefilter("always")
         found = recommended(parsed, pays=True, checks=True)
     from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC
+    from pl_privknn.datamodules.tables import KEYS_ARE_PUBLIC, KINDS_ARE_PUBLIC
 
     data, sizes = found.data, found.sizes
     unit = found.config["labeling"]["budget"].get("unit", "record")
-    but = ", except the names of its classes" if CLASSES_ARE_PUBLIC in data.conditions else ""
+    read = {
+        CLASSES_ARE_PUBLIC: "the names of its classes",
+        KINDS_ARE_PUBLIC: "the kinds of its columns",
+        KEYS_ARE_PUBLIC: "the names of its columns",
+    }
+    excepted = [what for condition, what in read.items() if condition in data.conditions]
+    but = f", except {' and '.join(excepted)}" if excepted else ""
     say(f"Private part: not loaded{but}; {counted(sizes.private_records, unit)} (your estimate).")
     truth = data.public.truth if data.has_public else None
     if data.pays_for_public:

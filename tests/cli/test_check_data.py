@@ -70,6 +70,14 @@ def test_check_of_one_private_table_says_the_same_whatever_its_records_are(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["mails.csv"]
 
 
+def test_check_says_what_it_read_of_private_records(tmp_path, capsys):
+    rows = "".join(f'{{"age": {n}, "label": "{n % 2}"}}\n' for n in range(30))
+    (tmp_path / "own.jsonl").write_text(rows, encoding="utf-8")
+    lines = printed(capsys, ["--data", str(tmp_path / "own.jsonl"), "--num-classes", "2"])
+    said = "the names of its classes and the kinds of its columns and the names of its columns"
+    assert f"Private part: not loaded, except {said}; 500 records (your estimate)." in lines
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -81,7 +89,7 @@ def test_check_of_one_private_table_says_the_same_whatever_its_records_are(tmp_p
             "has no column 'persn': name the right one by --person",
         ),
         (
-            ["--data", "own.csv", "--text", "person", *ASKED],
+            ["--data", "own.csv", "--public", "public.csv", "--text", "person", *ASKED],
             "check: --text 'person': the column holds numbers",
         ),
         (["--data", "own.csv", "--encoding", "utf-99", *ASKED], "name another encoding by --encoding"),
@@ -92,7 +100,8 @@ def test_check_of_one_private_table_says_the_same_whatever_its_records_are(tmp_p
 )
 def test_check_refuses_in_one_line(words, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table(tmp_path / "own.csv", 30)
+    for name in ("own", "public"):
+        table(tmp_path / f"{name}.csv", 30)
     assert main(["check", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
