@@ -27,6 +27,7 @@ _SEPARATORS = ",;\t|"
 _PARSED_AT_ONCE = 2**31 - 1  # bytes of a CSV file, and so of its longest cell
 _END = "\x1e"  # cells of a row behind the last one, which an open quote swallows
 _FIRST_ROWS = 1024
+_WITH_NAMES = ("with_format", "__arrow_c_stream__", "columns")  # attributes of tables that name their columns
 _DAYS = (-719_161, 2_932_895)  # from 1970 to the second day of year 1 and to the last but one of 9999
 _TEXTS_AT_A_TIME = 1024
 
@@ -131,7 +132,9 @@ class Columns:
     def _opened(self, source: Any, encoding: str | None) -> Any:
         """Table of a file; of a Parquet file the schema alone."""
         if not isinstance(source, str | Path):
-            self.from_keys = isinstance(source, Sequence) and any(isinstance(row, Mapping) for row in source)
+            has_names = any(hasattr(source, name) for name in _WITH_NAMES) or isinstance(source, Mapping)
+            with reading_table(self.named):
+                self.from_keys = not has_names and len(source) > 0 and isinstance(source[0], Mapping)
             return _table_of(source, self._wanted, self._every)
         path = Path(source)
         match path.suffix.lower():

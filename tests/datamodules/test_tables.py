@@ -354,12 +354,13 @@ def test_a_moment_that_python_does_not_represent_ends_no_run(odd):
     assert [bool(word) for word in private.words("x")] == [True, False, True]
 
 
-@pytest.mark.parametrize("in_file", [False, True])
-def test_keys_of_private_records_are_a_condition(in_file, tmp_path):
+@pytest.mark.parametrize("kind", ["rows", "data set", "file"])
+def test_keys_of_private_records_are_a_condition(kind, tmp_path):
     rows = [{"x": 1, "label": 0}, {"x": 2, "label": 1}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     stated = {"classes": ["0", "1"], "numeric": {"x": None}}
-    private = tmp_path / "rows.jsonl" if in_file else rows
+    data_set = torch.utils.data.Subset(rows, [0, 1])
+    private = {"rows": rows, "data set": data_set, "file": tmp_path / "rows.jsonl"}[kind]
     assert TableDataModule(private=private, public="none", **stated).conditions == (KEYS_ARE_PUBLIC,)
     assert (
         TableDataModule(private=private, public=pa.table({"x": [1], "label": [0]}), **stated).conditions == ()
