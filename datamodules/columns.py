@@ -133,8 +133,7 @@ class Columns:
         """Table of a file; of a Parquet file the schema alone."""
         if not isinstance(source, str | Path):
             has_names = any(hasattr(source, name) for name in _WITH_NAMES) or isinstance(source, Mapping)
-            with reading_table(self.named):
-                self.from_keys = not has_names and len(source) > 0 and isinstance(source[0], Mapping)
+            self.from_keys = not has_names and len(source) > 0 and isinstance(source[0], Mapping)
             return _table_of(source, self._wanted, self._every)
         path = Path(source)
         match path.suffix.lower():
