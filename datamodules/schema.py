@@ -127,7 +127,9 @@ class ColumnSchema:
         if math.isnan(number):
             return ""
         if self.kind == "date":
-            return (EPOCH + datetime.timedelta(days=number)).strftime("%Y-%m-%d")
+            # Bounds that a run pays for may lie outside the calendar.
+            day = min(max(EPOCH.toordinal() + math.floor(number), 1), datetime.date.max.toordinal())
+            return datetime.date.fromordinal(day).isoformat()
         return ("true" if number >= 0.5 else "false") if self.kind == "flag" else f"{number:.6g}"
 
     def _category(self, word: str) -> int:

@@ -474,3 +474,11 @@ def test_kinds_that_noise_hides_follow_from_the_other_columns():
     noisy = counts + np.random.default_rng(0).normal(0, 160, counts.shape)
     assert sum(row[1:-1].argmax() + 1 != CELLS.index("decimal point") for row in noisy) == 6
     assert [kind for kind, _, _ in kinds_of_noisy_counts(noisy.tolist(), 160.0)] == ["number"] * 40
+
+
+def test_dates_beyond_the_calendar_are_shown_by_its_ends():
+    # Paid bounds, which noise may move there, are among drawn rows.
+    shown = ColumnSchema("since", "date", bounds=(-1e12, 1e12)).shown
+    assert [shown(days) for days in (-1e12, 0.9, 11017.0, 1e12)] == [
+        "0001-01-01", "1970-01-01", "2000-03-01", "9999-12-31"
+    ]  # fmt: skip
