@@ -33,8 +33,9 @@ from pl_privknn.labelers.base import (
     MakesModel,
     Release,
 )
+from pl_privknn.privacy.budget import BudgetExceeded
 from pl_privknn.privacy.files import write_durably
-from pl_privknn.privacy.mechanisms.base import Adjacency, Unit
+from pl_privknn.privacy.mechanisms.base import Adjacency, Charge, Unit
 from pl_privknn.privacy.records import check_owners, is_ours
 from pl_privknn.privacy.redaction import redacted
 from pl_privknn.privacy.verify import HEAD
@@ -436,6 +437,31 @@ def labels_in_use(
         )
     soft = shifted(soft, prior_shift(soft, class_prior))
     return torch.where(labels >= 0, soft.argmax(dim=1), labels), soft
+
+
+def beside_paid_releases(
+    error: BudgetExceeded, labeler: Labeler, before: Sequence[Charge], own: Sequence[Charge]
+) -> BudgetExceeded:
+    """Error of a plan that exceeds the budget, with its cause where noise of another kind does not fit.
+
+    Args:
+        error: as raised.
+        labeler: the teacher.
+        before: charges of public rows and names that the run pays for.
+        own: charges of the teacher.
+    """
+    budget = error.budget
+    others = [charge for charge in own if charge.mechanism.gaussian_mu(budget.adjacency) is None]
+    if not before or not others:
+        return error
+    return BudgetExceeded(
+        f"labeler: {type(labeler).__name__} with {others[0].mechanism.label} noise, after the Gaussian releases of "
+        f"public rows or names that the run pays for, would reach ε={error.epsilon:.4g}, above "
+        f"epsilon={budget.epsilon:g}; nothing was charged. Use labeler=PreconditionedGradients(), or a teacher with "
+        "noise=Gaussian(sigma), or give public rows and state classes, kinds and bounds",
+        error.epsilon,
+        budget,
+    )
 
 
 #: What a run may release as its model; ``"ensemble"`` averages the probabilities of student and head.

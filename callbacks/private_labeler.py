@@ -40,6 +40,7 @@ from pl_privknn.callbacks.labeling_round import (
     MODELS,
     LabelingRound,
     ReleasedHead,
+    beside_paid_releases,
     check_stated,
     labels_in_use,
     load_head,
@@ -456,17 +457,7 @@ class PrivateLabeler(HasInitArguments, StatesPrivacy, pl.Callback):
                 ledger_path=self.options.ledger_path,
             )
         except BudgetExceeded as error:
-            others = [charge for charge in own if charge.mechanism.gaussian_mu(self.budget.adjacency) is None]
-            if not before or not others:
-                raise
-            raise BudgetExceeded(
-                f"labeler: {type(self.labeler).__name__} with {others[0].mechanism.label} noise, after the Gaussian "
-                f"releases of public rows or names that the run pays for, would reach ε={error.epsilon:.4g}, above "
-                f"epsilon={self.budget.epsilon:g}; nothing was charged. Use labeler=PreconditionedGradients(), or a "
-                "teacher with noise=Gaussian(sigma), or give public rows and state classes, kinds and bounds",
-                error.epsilon,
-                error.budget,
-            ) from None
+            raise beside_paid_releases(error, self.labeler, before, own) from None
 
     def _conditions_of(
         self,
