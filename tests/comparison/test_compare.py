@@ -62,7 +62,7 @@ def test_whole_comparison_with_a_fault_in_one_method(tmp_path, capsys):
     made = Path("runs/compare/tiny")
     table, results = (made / "table.md").read_text(), read_results(made)
     assert table == f"partial: 3 of 4 runs\n\n{markdown_table(results)}\n"
-    assert f"| knn ‡ | {result('knn', 4)['test_accuracy']:.3f} ‡" in table
+    assert f"| knn ‡ | {result('knn', 4)['test_accuracy']:.3f} ± " in table
     assert (made / "comparison.png").read_bytes()[:4] == b"\x89PNG"
     assert results_digest(results) in (made / "comparison.svg").read_text()
     assert len((made / "results.csv").read_text().splitlines()) == 1 + 3
