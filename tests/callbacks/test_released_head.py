@@ -11,6 +11,7 @@ from pl_privknn.callbacks.labeling_round import load_head
 from pl_privknn.datamodules import ArraysDataModule
 from pl_privknn.features import Pixels, PublicPCA
 from pl_privknn.labelers import PreconditionedGradients, SufficientStatistics
+from pl_privknn.privacy.noise import SeededNoise
 from pl_privknn.report import write_report
 from pl_privknn.students import SupervisedStudent
 from tests.setup.small_fit import easy_images, quiet_trainer, small_student
@@ -57,7 +58,7 @@ def test_auto_is_the_ensemble_where_student_and_head_agree_on_public_examples_an
 ):
     own = {"network": "linear_probe", "num_classes": 2, "image_size": 8, "extractor": PublicPCA(Pixels(), 6)}
     own["optimization"] = {"optimizer": "sgd", "lr": lr}
-    teacher = SufficientStatistics(noise_multiplier=0.5, private_records=90)
+    teacher = SufficientStatistics(noise_multiplier=0.1, private_records=90, noise_source=SeededNoise(0))
     student, data, summary = run(
         tmp_path, teacher, PublicPCA(Pixels(), 6), "auto", make_data(batch_size=2), **own
     )

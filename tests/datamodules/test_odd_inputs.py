@@ -22,6 +22,7 @@ from pl_privknn.datamodules import (
 )
 from pl_privknn.datamodules.at import data_at
 from pl_privknn.datamodules.base import CLASSES_ARE_PUBLIC
+from pl_privknn.datamodules.tables import KEYS_ARE_PUBLIC
 
 SECRET = "Zwqkxjvy"
 SIDE = 8
@@ -722,7 +723,7 @@ def test_mutated_private_pictures_are_left_out_one_by_one(tmp_path, kind):
 
 
 def alone(data):
-    others = {*data.conditions} - {"vector computes a vector from one text alone"}
+    others = {*data.conditions} - {"vector computes a vector from one text alone", KEYS_ARE_PUBLIC}
     return others == {CLASSES_ARE_PUBLIC} and not data.has_public and len(data.test) == 0
 
 
@@ -740,6 +741,11 @@ def test_one_table_is_enough(tmp_path):
             make,
             lambda data: alone(data) and len(data.private) == 7 and data.class_names == ("money", "sport"),
         )
+    checked(
+        lambda: TextDataModule(private=odd, public="none", features=vector),
+        lambda data: KEYS_ARE_PUBLIC in data.conditions,
+    )
+    checked(lambda: data_at(path), lambda data: KEYS_ARE_PUBLIC not in data.conditions)
     table_folder(tmp_path / "parts")
     others = {"public": str(tmp_path / "parts/public.csv"), "test": str(tmp_path / "parts/test.csv")}
     checked(lambda: data_at(path, **others), lambda data: sizes(private=7)(data) and data.conditions == ())
