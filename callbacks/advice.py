@@ -56,7 +56,7 @@ def advice_for(trainer: Any, labeling: Any, summary: dict[str, Any]) -> str:
 
 
 def _tries(labeling: Any, num_classes: int, unlabelled: bool) -> str:
-    """What to try, each with the points of accuracy that it brought over the battery."""
+    """Suggestions for a poor result, each with the gain of accuracy that the stored benchmark measured."""
     records, epsilon = getattr(labeling.labeler, "private_records", None), labeling.budget.epsilon
     most = "more records, a larger ε or fewer classes"
     if not isinstance(labeling.labeler, MakesModel) or records is None or epsilon is None:

@@ -1,4 +1,4 @@
-"""Names that nobody states, paid for in a run's folder before a trainer continues the run."""
+"""Release of class names, column kinds and categories in a run's folder, before training continues the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pl_privknn.privacy.redaction import redacted
 def pay_for_names(
     labeling: PrivateLabeler, data: PrivatePublicDataModule, folder: str | Path
 ) -> dict[str, Any]:
-    """Open the run in a folder and pay for names that nobody states; returns arguments of the data that state them.
+    """Open a run, release the names that are not stated, and return the data module's arguments that state them.
 
     Args:
         labeling: states the whole plan of the run, which a trainer continues in that folder.

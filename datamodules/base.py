@@ -240,7 +240,7 @@ class PrivatePublicDataModule(HasInitArguments, pl.LightningDataModule):
         return [] if self.names is None or budget.epsilon is None else self.names.plan(budget)
 
     def unnamed_records(self, unit: str) -> UnnamedRecords:
-        """What names are released of. **Private**."""
+        """**Private.** Classes and cells of the private records, from which names are released."""
         raise NotImplementedError(f"{type(self).__name__} pays for no names")
 
     def arguments_of(self, released: Mapping[str, Any], budget: Budget) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class ImageFolderDataModule(OwnDataModule):
         public: a folder of public images, in the place of ``public/``; ``"none"`` for none.
         test: a folder of test images by class, in the place of ``test/``.
         cache: keep decoded images in memory, as uint8.
-        names: pay for classes that nobody states, instead of reading them from private folders; see
+        names: release class names that are not stated, at a cost in ε, instead of reading private folders; see
             :meth:`~pl_privknn.recommendation.recommend.Recommendation.with_names`.
         **kwargs: see :class:`~pl_privknn.datamodules.base.PrivatePublicDataModule`.
 

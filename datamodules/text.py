@@ -69,7 +69,7 @@ class TextDataModule(LabeledTables):
             of others is copied for each text, so that it keeps nothing of it for the next one, and that it computes a
             vector from one text alone is a condition of the guarantee.
             None: :class:`~pl_privknn.features.text.WordLlamaFeatures`.
-        names: pay for classes that nobody states, instead of reading them from private records; see
+        names: release class names that are not stated, at a cost in ε, instead of reading private records; see
             :meth:`~pl_privknn.recommendation.recommend.Recommendation.with_names`.
         longest: characters of a text that are read; what follows is cut off.
         encoding: of text files, such as ``"latin-1"`` or ``"cp1252"``. None: UTF-8, or UTF-16 where a file begins so.
